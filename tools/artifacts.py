@@ -99,12 +99,17 @@ def megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.1f} MB"
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma cache``."""
+    result = Parser("cudatma cache", __doc__, EXAMPLES)
+    result.add_argument("--clear", action="store_true", help="remove every compiled kernel")
+    result.add_argument("--json", action="store_true", help="print JSON")
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma cache`` and return the exit status."""
-    parser = Parser("cudatma cache", __doc__, EXAMPLES)
-    parser.add_argument("--clear", action="store_true", help="remove every compiled kernel")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     root = default_root()
     removed = clear(root) if options.clear else None
     result = usage(root)

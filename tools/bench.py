@@ -60,14 +60,19 @@ def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) ->
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma bench``."""
+    result = Parser("cudatma bench", __doc__, EXAMPLES)
+    result.add_argument("name", nargs="?", metavar="NAME", help="the benchmark")
+    result.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
+    result.add_argument("--list", action="store_true", help="list the benchmarks")
+    result.add_argument("--json", action="store_true", help="list the benchmarks as JSON")
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench`` and return the exit status of the benchmark."""
-    parser = Parser("cudatma bench", __doc__, EXAMPLES)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
-    parser.add_argument("--list", action="store_true", help="list the benchmarks")
-    parser.add_argument("--json", action="store_true", help="list the benchmarks as JSON")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     if options.name is not None:
         return run_benchmark(options.name, options.arguments)
     summaries = benchmarks()

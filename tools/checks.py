@@ -28,8 +28,9 @@ from cudatma.errors import (
     no_driver,
 )
 from cudatma.kernels.registry import REGISTRY
-from cudatma.review.programs import SASS_PACKAGES, find_program
+from cudatma.review.nvidia_programs import SASS_PACKAGES
 from cudatma.target import TARGETS, Target, target_for
+from cudatma.toolkit import find_program
 
 from .artifacts import megabytes, usage
 from .version import package_version

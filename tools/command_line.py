@@ -7,7 +7,6 @@ import importlib
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
-from unittest import mock
 
 from cudatma.errors import ArgumentError, similar
 
@@ -52,6 +51,24 @@ class Parser(argparse.ArgumentParser):
             self.refuse(rest)
         result: argparse.Namespace = options
         return result
+
+    def first_positional(self, words: Sequence[str]) -> int | None:
+        """Return the position of the first word that is neither an option nor the value of an option, or None."""
+        position = 0
+        while position < len(words):
+            word = words[position]
+            if word == "-" or not word.startswith("-"):
+                return position
+            action = self._option_string_actions.get(word)
+            position += 2 if action is not None and action.nargs != 0 else 1
+        return None
+
+    def require_only(self, options: argparse.Namespace, allowed: Sequence[str], purpose: str) -> None:
+        """Raise ArgumentError for an option that has no meaning for this purpose."""
+        for action in self.options:
+            if action.dest not in ("help", *allowed) and getattr(options, action.dest) != action.default:
+                known = ", ".join(each.option_strings[0] for each in self.options if each.dest in allowed)
+                raise ArgumentError(action.option_strings[0], f"together with {purpose}", known)
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
         """Raise ArgumentError for arguments that neither this parser nor the other parsers know."""
@@ -112,25 +129,10 @@ def source_arguments(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-class _Reached(Exception):  # noqa: N818
-    """Exception that carries the parser of a command whose ``main`` was about to parse."""
-
-    def __init__(self, parser: Parser) -> None:
-        self.parser = parser
-
-
 def parser_of(module: str) -> Parser:
     """Return the parser of the subcommand in a module of this package."""
-
-    def stop(self: Parser, *_: Any) -> NoReturn:
-        raise _Reached(self)
-
-    with mock.patch.object(Parser, "parse_args", stop), mock.patch.object(Parser, "parse_known_args", stop):
-        try:
-            importlib.import_module(f"{__package__}.{module}").main([])
-        except _Reached as reached:
-            return reached.parser
-    raise AssertionError(f"{module} parsed nothing")
+    parser: Parser = importlib.import_module(f"{__package__}.{module}").parser()
+    return parser
 
 
 def seconds(text: str) -> float:

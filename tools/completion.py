@@ -69,11 +69,11 @@ def words() -> dict[str, list[str]]:
     """Return the words that may follow, by the context that ``_cudatma`` looks up."""
     found = {"commands": list(available())}
     for command in found["commands"]:
-        parser = parser_of(COMMANDS[command][0])
-        chosen = (choice for action in parser.positionals for choice in action.choices or ())
+        options = parser_of(COMMANDS[command][0])
+        chosen = (choice for action in options.positionals for choice in action.choices or ())
         found[command] = [*chosen, *_ARGUMENTS.get(command, ())]
-        found[f"{command} -"] = [name for action in parser.options for name in action.option_strings]
-        for action in parser.options:
+        found[f"{command} -"] = [name for action in options.options for name in action.option_strings]
+        for action in options.options:
             choices = TARGETS if action.dest == "target" else action.choices or ()
             for name in action.option_strings:
                 found[f"{command} {name}"] = found[command] if action.nargs == 0 else list(map(str, choices))
@@ -93,9 +93,14 @@ def script(shell: str) -> str:
     return "autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh") + _SCRIPT.replace("@CASES@", cases)
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma completion``."""
+    result = Parser("cudatma completion", __doc__, EXAMPLES)
+    result.add_argument("shell", choices=("bash", "zsh"), help="bash or zsh")
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma completion`` and return the exit status."""
-    parser = Parser("cudatma completion", __doc__, EXAMPLES)
-    parser.add_argument("shell", choices=("bash", "zsh"), help="bash or zsh")
-    print(script(parser.parse_args(argv).shell), end="")
+    print(script(parser().parse_args(argv).shell), end="")
     return 0

@@ -47,7 +47,7 @@ _QUANTIZING = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma convert`` and return the exit status. Raise the errors of convert_checkpoint()."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     if not options.quantize:
         float_options = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
         if float_options:
@@ -150,9 +150,10 @@ def _bytes(count: int) -> str:
     return f"{count} B"
 
 
-def _parser() -> Parser:
-    parser = Parser("cudatma convert", __doc__, EXAMPLES)
-    add = parser.add_argument
+def parser() -> Parser:
+    """Return the parser of ``cudatma convert``."""
+    result = Parser("cudatma convert", __doc__, EXAMPLES)
+    add = result.add_argument
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model")
     add("out", metavar="OUT", type=Path, help="new folder, or folder of an interrupted conversion")
     add("--quantize", action="store_true", help="round a float model's weights to int4")
@@ -166,7 +167,7 @@ def _parser() -> Parser:
     help_dtype = "type of scales and activations, float16 or bfloat16 (default: the model's type)"
     add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=help_dtype)
     add("--json", action="store_true", help="print the report as JSON")
-    return parser
+    return result
 
 
 def _group_size(text: str) -> int:

@@ -277,15 +277,20 @@ def _print(result: dict[str, Any]) -> None:
         say(f"trace    {trace} (open it at https://ui.perfetto.dev)")
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma demo``."""
+    result = Parser("cudatma demo", __doc__, EXAMPLES)
+    choices = ("auto", "cuda", "emulator", "reference")
+    result.add_argument("--backend", choices=choices, default="auto", help="default: the GPU, otherwise the emulator")
+    result.add_argument("--group-size", type=int, default=128, metavar="G", help="rows that share a scale; -1: all")
+    result.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="output folder (default: out)")
+    result.add_argument("--json", action="store_true", help="print JSON")
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma demo`` and return the exit status, 1 if an error exceeds ERROR_LIMIT or a hazard was found."""
-    parser = Parser("cudatma demo", __doc__, EXAMPLES)
-    choices = ("auto", "cuda", "emulator", "reference")
-    parser.add_argument("--backend", choices=choices, default="auto", help="default: the GPU, otherwise the emulator")
-    parser.add_argument("--group-size", type=int, default=128, metavar="G", help="rows that share a scale; -1: all")
-    parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="output folder (default: out)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     backend, why = choose_backend(options.backend)
     result = {
         "backend": backend,

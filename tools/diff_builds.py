@@ -1,4 +1,4 @@
-"""Compare two builds of kernels: registers, spills, shared memory, instructions, loops, and the changed places.
+"""Compare two builds of kernels: registers, spills, shared memory, instructions, loops, and the changed code.
 
 A and B are files or folders as for `cudatma dump`, or names of kernels of the registry as `cudatma dump --list --json`
 lists them. If A and B have one kernel each, their names may differ. Several kernels are matched by name and target.
@@ -54,15 +54,20 @@ def reports_of(argument: str, target: Target, source: Mapping[str, Any]) -> list
     return [report for image in images_of(argument, [target], source) for report in reports(disassembled(image))]
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma diff``."""
+    result = Parser("cudatma diff", __doc__, EXAMPLES)
+    result.add_argument("before", metavar="A", help="file, folder or kernel")
+    result.add_argument("after", metavar="B", help="file, folder or kernel")
+    result.add_argument("--target", metavar="NAME", help=f"architecture of kernels and sources ({DEFAULT_TARGET})")
+    result.add_argument("--json", action="store_true", help="print JSON")
+    add_source_options(result)
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma diff`` and return the exit status."""
-    parser = Parser("cudatma diff", __doc__, EXAMPLES)
-    parser.add_argument("before", metavar="A", help="file, folder or kernel")
-    parser.add_argument("after", metavar="B", help="file, folder or kernel")
-    parser.add_argument("--target", metavar="NAME", help=f"architecture of kernels and sources ({DEFAULT_TARGET})")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_source_options(parser)
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     target = get_target(options.target) if options.target else default_target()
     before, after = (reports_of(name, target, source_arguments(options)) for name in (options.before, options.after))
     difference = compare(before, after)

@@ -88,12 +88,17 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
         say("", "Something failed: see the lines above.", "bold red")
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma doctor``."""
+    result = Parser("cudatma doctor", __doc__, EXAMPLES)
+    result.add_argument("--gpu", action="store_true", help="fail unless kernels can be launched on this machine")
+    result.add_argument("--json", action="store_true", help="print JSON")
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma doctor`` and return the exit status: 1 if a check failed."""
-    parser = Parser("cudatma doctor", __doc__, EXAMPLES)
-    parser.add_argument("--gpu", action="store_true", help="fail unless kernels can be launched on this machine")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     checks = examine(Machine())
     good = passed(checks, gpu=options.gpu)
     if options.json:

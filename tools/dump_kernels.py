@@ -47,10 +47,10 @@ from .review_files import compiled_image, images_of, is_file
 _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
 #: Configs of a kernel that --list names without --json.
 _SHOWN_CONFIGS = 3
-_OPTIONS_OF_LIST = ("help", "list", "kernel", "target", "json")
+_OPTIONS_OF_LIST = ("list", "target", "json")
 #: Options for files alone.
 _FOR_FILES = ("block", "shared_bytes", "include_dir", "define", "std", "include", "template")
-_OPTIONS_OF_FILES = (*_OPTIONS_OF_LIST, "out", "no_sass", "jobs", *_FOR_FILES)
+_OPTIONS_OF_FILES = (*_OPTIONS_OF_LIST, "out", "no_sass", *_FOR_FILES)
 EXAMPLES = """examples:
   cudatma dump --list                                       every kernel, and its configs for each target
   cudatma dump marlin --target sm_120a --out out            all representative configs of the Marlin kernels
@@ -279,14 +279,6 @@ def _file(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _check_options(parser: Parser, options: argparse.Namespace, allowed: Sequence[str], purpose: str) -> None:
-    """Raise ArgumentError for an option that has no meaning for this purpose."""
-    for action in parser.options:
-        if action.dest not in allowed and getattr(options, action.dest) != action.default:
-            known = ", ".join(each.option_strings[0] for each in parser.options if each.dest in allowed)
-            raise ArgumentError(action.option_strings[0], f"together with {purpose}", known)
-
-
 def _dump_files(options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
     """Write the files and return the reports of the kernels in a file or folder."""
     result: list[KernelReport] = []
@@ -337,11 +329,12 @@ def _print_summary(report: KernelReport, folder: Path) -> None:
         print(f"  {note}", file=sys.stderr)
 
 
-def _parser() -> Parser:
-    parser = Parser("cudatma dump", __doc__, EXAMPLES)
+def parser() -> Parser:
+    """Return the parser of ``cudatma dump``."""
+    result = Parser("cudatma dump", __doc__, EXAMPLES)
     help = f"a file or folder, or {_KERNELS}; {' and '.join(FAMILIES)} are families of kernels"
-    parser.add_argument("kernel", nargs="?", metavar="KERNEL|FILE", help=help)
-    add = parser.add_argument
+    result.add_argument("kernel", nargs="?", metavar="KERNEL|FILE", help=help)
+    add = result.add_argument
     add(
         "--target",
         action="append",
@@ -352,29 +345,29 @@ def _parser() -> Parser:
     add(
         "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs, repeatable"
     )
-    sizes = parser.add_argument_group(
+    sizes = result.add_argument_group(
         "the kernel of a problem", f"--m, --n and --k: sizes for {' or '.join(FAMILIES)} or one of its versions"
     )
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one per core)")
-    files = parser.add_argument_group("files", "the launch, for the occupancy, if the file does not state it")
-    add_source_options(parser)
+    files = result.add_argument_group("files", "the launch, for the occupancy, if the file does not state it")
+    add_source_options(result)
     files.add_argument("--block", type=int, metavar="N", help="threads per CTA")
     files.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA in bytes")
     add("--debug", action="store_true", help="bound waits and check accesses, see docs/howto/debug_a_hang.md")
     add("--no-sass", action="store_true", help="do not disassemble")
     add("--list", action="store_true", help="list the kernels and their configs (all with --json), compile nothing")
     add("--json", action="store_true", help="print the reports as JSON")
-    return parser
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma dump`` and return the exit status."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    command = parser()
+    options = command.parse_args(argv)
     if options.list:
-        _check_options(parser, options, _OPTIONS_OF_LIST, "--list")
+        command.require_only(options, _OPTIONS_OF_LIST, "--list")
         names = options.target or ["sm_90a", "sm_120a", "sm_121a"]
         listing = _listing(entries_of(options.kernel or "all"), [get_target(name) for name in names])
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
@@ -383,13 +376,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ArgumentError("kernel", "none", _KERNELS, "--list shows them with their configs")
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
     if options.kernel not in ("all", *FAMILIES, *REGISTRY) and is_file(options.kernel):
-        _check_options(parser, options, _OPTIONS_OF_FILES, "a file")
+        command.require_only(options, _OPTIONS_OF_FILES, "a file")
         _make_folder(options.out)
         done = _dump_files(options, targets)
         for report in [] if options.json else done:
             _print_summary(report, options.out)
     else:
-        done = _dump_registry(parser, options, targets)
+        done = _dump_registry(command, options, targets)
     if options.json:
         print(json.dumps([report.as_dict() for report in done], indent=2))
     elif len(done) == 1:
@@ -397,10 +390,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _dump_registry(parser: Parser, options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
+def _dump_registry(command: Parser, options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
     """Write the files and return the reports of kernels of the registry."""
-    of_kernels = [action.dest for action in parser.options if action.dest not in _FOR_FILES]
-    _check_options(parser, options, of_kernels, f"{options.kernel}, a kernel of cudatma")
+    of_kernels = [action.dest for action in command.options if action.dest not in _FOR_FILES]
+    command.require_only(options, of_kernels, f"{options.kernel}, a kernel of cudatma")
     entries = entries_of(options.kernel)
     config = parse_config(options.config)
     problem = _problem_of(options)

@@ -1,11 +1,14 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
-KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with generated operands. For the
-latter, `cudatma emulate KERNEL --help` lists the options for the sizes. If KERNEL is a .py file, the program runs, and
-its kernel launches run on the emulator. Words after the file are the program's; before it, --schedules, --seed,
---replay, --target, --json and --only NAME (check only kernels with this name) are allowed. If KERNEL is a folder that
-`cudatma record` wrote, its launches run again; `cudatma emulate FOLDER --help` lists the options. --coverage runs
-nothing. It lists which instructions of a PTX file the emulator supports.
+KERNEL is one of the following:
+
+- a .ptx or .cu file, or a launch file (.toml, .json);
+- one of cudatma's kernels, with generated operands. `cudatma emulate KERNEL --help` lists the options for the sizes;
+- a Python program (.py), whose kernel launches run on the emulator. Arguments after the file name are passed to the
+  program;
+- a folder that `cudatma record` wrote, whose launches run again.
+
+--coverage runs nothing. It lists which instructions of a PTX file the emulator supports.
 
 The exit status is 0 if there is no hazard and the result is as expected, 1 if there is a hazard, a wrong result or an
 infinite loop, and 2 if the command line is wrong.
@@ -47,6 +50,12 @@ from .inspect_descriptor import open_source
 
 #: Kernels of the registry with generated operands.
 EMULATED = [entry.name for entry in REGISTRY.values() if entry.emulated]
+#: Default number of schedules for a kernel, and for each launch of a program or a recording.
+_SCHEDULES, _SCHEDULES_OF_LAUNCHES = 10, 2
+#: Options for programs, and for recordings.
+_FOR_LAUNCHES = ("schedules", "seed", "replay", "html", "sarif", "json")
+_FOR_PROGRAMS = (*_FOR_LAUNCHES, "target", "only")
+_FOR_RECORDINGS = (*_FOR_LAUNCHES, "launch", "tolerance")
 EXAMPLES = f"""arguments of a kernel
 {(launch_grammar or "").partition("On the command line an argument is one of")[2].strip(chr(10))}
 
@@ -76,7 +85,7 @@ _SIZES = {
     "tile_n": "number of columns of a result tile",
     "stages": "number of ring stages",
     "batch": "sequences",
-    "heads": "of q",
+    "heads": "number of query heads",
     "kv_heads": "number of heads of k and v",
     "q_length": "number of queries per sequence",
     "k_length": "number of keys per sequence, or its maximum",
@@ -142,19 +151,18 @@ def extents(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _parser() -> Parser:
-    parser = Parser("cudatma emulate", __doc__, EXAMPLES)
-    parser.add_argument(
-        "kernel", nargs="?", metavar="KERNEL", help=f".py, .ptx, .cu, .j2, .toml, .json, {', '.join(EMULATED)}"
-    )
-    parser.add_argument(
-        "--coverage",
-        metavar="FILE.ptx",
-        help="PTX file to check, or - for standard input",
-    )
-    add_launch_options(parser)
-    _add_run_options(parser)
-    return parser
+def parser() -> Parser:
+    """Return the parser of ``cudatma emulate``."""
+    result = Parser("cudatma emulate", __doc__, EXAMPLES)
+    kinds = ".ptx, .cu, .j2, .toml, .json or .py file, folder"
+    result.add_argument("kernel", nargs="?", metavar="KERNEL", help=f"{kinds}, {', '.join(EMULATED)}")
+    result.add_argument("--coverage", metavar="FILE.ptx", help="PTX file to check, or - for standard input")
+    add_launch_options(result)
+    _add_run_options(result)
+    launches = result.add_argument_group("launches of a program or of a folder")
+    launches.add_argument("--only", metavar="NAME", help="program: check only kernels whose name contains NAME")
+    launches.add_argument("--launch", type=int, metavar="N", help="folder: run only this launch (default: all)")
+    return result
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +183,8 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
-    run.add_argument("--schedules", type=int, default=10, metavar="N", help="number of schedules (default: 10)")
+    default = f"{_SCHEDULES}; for each launch of a program or folder: {_SCHEDULES_OF_LAUNCHES}"
+    run.add_argument("--schedules", type=int, metavar="N", help=f"number of schedules (default: {default})")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random schedules (default: 0)")
     run.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
     run.add_argument("--step-limit", type=int, metavar="N", help=f"maximum steps per schedule (default: {STEP_LIMIT})")
@@ -188,15 +197,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
     )
     add_report_options(result)
-    result.add_argument("--json", action="store_true", help="print JSON")
+    result.add_argument("--json", action="store_true", help="print JSON; the output of a program goes to stderr")
 
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
     """Parse the sizes of a registry kernel, which are the keyword arguments of its sample."""
-    parser = sample_parser(name)
-    options, unknown = parser.parse_known_args(list(rest))
+    sizes = sample_parser(name)
+    options, unknown = sizes.parse_known_args(list(rest))
     if unknown:
-        parser.refuse(unknown, _parser())
+        sizes.refuse(unknown, parser())
     return vars(options)
 
 
@@ -254,17 +263,34 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma emulate`` and return the exit status."""
-    parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
-    program = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
-    if program is not None:
-        return run_program(words[:program], words[program], words[program + 1 :])
-    if any(os.path.isdir(word) or word.endswith(".rec") for word in words):
-        return run_recording(words)
+    command, words = parser(), list(sys.argv[1:] if argv is None else argv)
+    at = command.first_positional(words)
+    kernel = "" if at is None else words[at]
+    if at is not None and kernel.endswith(".py"):
+        options = command.parse_args(words[: at + 1])
+        command.require_only(options, _FOR_PROGRAMS, "a program")
+        _set_schedules(options, _SCHEDULES_OF_LAUNCHES)
+        return run_program(options, words[at + 1 :])
+    if kernel not in REGISTRY and (kernel.endswith(".rec") or os.path.isdir(kernel)):
+        options = command.parse_args(words)
+        command.require_only(options, _FOR_RECORDINGS, "a folder")
+        _set_schedules(options, _SCHEDULES_OF_LAUNCHES)
+        return run_recording(options)
+    return _run_kernel(command, words)
+
+
+def _set_schedules(options: argparse.Namespace, default: int) -> None:
+    if options.schedules is None:
+        options.schedules = default
+
+
+def _run_kernel(command: Parser, words: Sequence[str]) -> int:
+    """Run a kernel of a file or of the registry, or list the coverage of a PTX file. Return the exit status."""
     without_help = [word for word in words if word not in ("-h", "--help")]
-    options, rest = parser.parse_known_args(without_help)
-    if without_help != words:
+    options, rest = command.parse_known_args(without_help)
+    if len(without_help) < len(words):
         if options.kernel not in REGISTRY:
-            parser.parse_args(["--help"])
+            command.parse_args(["--help"])
         sample_parser(options.kernel).print_help()
         return 0
     if (options.kernel is None) == (options.coverage is None):
@@ -273,10 +299,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
     if options.kernel not in REGISTRY and not is_file:
         raise ArgumentError(
-            "KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .py, .ptx, .cu, .j2, .toml or .json file"
+            "KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .py, .ptx, .cu, .j2, .toml or .json file, or a folder"
         )
     if rest and options.kernel not in REGISTRY:
-        parser.refuse(rest)
+        command.refuse(rest)
+    not_here = ("only", "launch")
+    command.require_only(options, [each.dest for each in command.options if each.dest not in not_here], "a kernel")
+    _set_schedules(options, _SCHEDULES)
     if options.coverage is not None:
         result = coverage(read_ptx(options.coverage))
         print(json.dumps(describe_coverage(result), indent=2) if options.json else result)

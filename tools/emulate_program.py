@@ -1,10 +1,11 @@
 """Run a Python program's kernel launches on the emulator: `cudatma emulate program.py`.
 
-Options before the program's name are for the emulator, and all words after it are the program's.
+Options before the program's name are for the emulator. Arguments after it are passed to the program.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import runpy
@@ -18,13 +19,12 @@ from typing import Any
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.programs import LaunchEntry, LaunchLog, emulate_launches
 
-from .command_line import DEFAULT_TARGET, Parser
-from .emulate_run import add_report_options, hazard_data, write_reports
+from .emulate_run import launch_data, write_reports
 
 
-def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) -> int:
+def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run a program under `emulate_launches`, print its launches, and return the exit status."""
-    options = _parser().parse_args(words)
+    program = options.kernel
     if not os.path.isfile(program):
         raise ArgumentError("program", program, "a Python file")
     reported: set[tuple[Any, ...]] = set()
@@ -45,8 +45,8 @@ def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) ->
         )
         status = run_script(program, arguments)
     if not any(entry.is_checked for entry in log):
-        which = f"a kernel whose name contains {options.only!r}" if options.only else "a kernel"
-        print(f"cudatma: {program} did not launch {which} through a library that cudatma knows", file=sys.stderr)
+        which = f" whose name contains {options.only!r}" if options.only else ""
+        print(f"cudatma: {program} launched no kernel{which} through a supported library", file=sys.stderr)
         status = status or 1
     written = write_reports([entry.report for entry in log], options)
     if options.json:
@@ -56,18 +56,6 @@ def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) ->
             print(f"  more: cudatma explain {' '.join(sorted({hazard.kind for hazard in log.hazards}))}")
         print(f"launches: {len(log)}, hazards: {len(log.hazards)}", *(f"wrote {path}" for path in written), sep="\n")
     return status or int(not log.is_clean)
-
-
-def _parser() -> Parser:
-    parser = Parser("cudatma emulate", __doc__)
-    parser.add_argument("--schedules", type=int, default=2, metavar="N", help="number of schedules (default: 2)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random schedules (default: 0)")
-    parser.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
-    parser.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
-    parser.add_argument("--only", metavar="NAME", help="check only kernels whose name contains NAME")
-    add_report_options(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON; the program's output goes to stderr")
-    return parser
 
 
 def run_script(program: str, arguments: Sequence[str]) -> int:
@@ -113,19 +101,8 @@ def _print(entry: LaunchEntry, reported: set[tuple[Any, ...]]) -> None:
 
 def _data(log: LaunchLog) -> list[dict[str, Any]]:
     return [
-        {
-            "place": entry.launch.place,
-            "library": entry.launch.library,
-            "kernel": entry.launch.entry,
-            "grid": entry.launch.grid,
-            "block": entry.launch.block,
-            "cluster": entry.launch.cluster,
-            "shared_bytes": entry.launch.shared_bytes,
-            "checked": entry.is_checked,
-            "schedules": entry.report.schedules,
-            "seconds": round(entry.seconds, 3),
-            "hazards": [hazard_data(hazard) for hazard in entry.report.hazards],
-            "warnings": [hazard_data(warning) for warning in entry.report.warnings],
-        }
+        entry.report.as_dict()
+        | launch_data(entry.launch)
+        | {"checked": entry.is_checked, "seconds": round(entry.seconds, 3)}
         for entry in log
     ]

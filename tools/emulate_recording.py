@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,12 @@ from cudatma.emulator import Comparison, Report, Trace
 from cudatma.errors import ArgumentError, CudaTmaError, duration
 from cudatma.programs import RecordedLaunch, Recording, Replay, read_recording
 
-from .command_line import Parser
-from .emulate_run import add_report_options, hazard_data, write_reports
+from .emulate_run import launch_data, write_reports
 
 
-def run_recording(words: Sequence[str]) -> int:
+def run_recording(options: argparse.Namespace) -> int:
     """Run launches of a recording, print a line for each, and return the exit status."""
-    options = _parser().parse_args(words)
-    recording = read_recording(options.folder)
+    recording = read_recording(Path(options.kernel))
     launches = _selected(recording, options.launch)
     settings = {"schedules": options.schedules, "seed": options.seed, "replay": options.replay}
     results, reports, failures = [], list[Report](), len(launches) == 0
@@ -37,9 +35,15 @@ def run_recording(words: Sequence[str]) -> int:
             _say(options.json, f"{number}: {launch.entry} ({launch.library}): {error}")
             continue
         seconds, passed = time.perf_counter() - started, replay.passes(options.tolerance)
-        reports.append(_report(launch, replay, options.tolerance))
+        report = _report(launch, replay, options.tolerance)
+        reports.append(report)
         failures |= not passed
-        results.append(_describe(number, launch) | _result(replay, passed, seconds))
+        compared = [
+            result | asdict(memory)
+            for result, memory in zip(report.as_dict()["compared"], replay.comparisons, strict=True)
+        ]
+        result = {"passed": passed, "seconds": round(seconds, 3), "compared": compared}
+        results.append(report.as_dict() | _describe(number, launch) | result)
         verdict = "ok" if passed else "FAILED"
         lines = [f"{number}: {launch.entry} ({launch.library}), {launch.place}: {verdict}, {duration(seconds)}"]
         lines += [f"  {line}" for hazard in replay.report.hazards for line in str(hazard).splitlines()]
@@ -54,20 +58,6 @@ def run_recording(words: Sequence[str]) -> int:
         for line in (*recording.not_recorded(), *(f"wrote {path}" for path in written)):
             print(line)
     return int(failures)
-
-
-def _parser() -> Parser:
-    parser = Parser("cudatma emulate", __doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that `cudatma record` wrote")
-    parser.add_argument("--launch", type=int, metavar="N", help="run only the launch with this number (default: all)")
-    parser.add_argument("--schedules", type=int, default=2, metavar="N", help="number of schedules (default: 2)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random schedules (default: 0)")
-    parser.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
-    tolerance = "maximum ||difference|| / ||expected|| of floating-point results (default: 0)"
-    parser.add_argument("--tolerance", type=float, default=0.0, metavar="E", help=tolerance)
-    add_report_options(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def _report(launch: RecordedLaunch, replay: Replay, tolerance: float) -> Report:
@@ -90,17 +80,7 @@ def _selected(recording: Recording, number: int | None) -> list[tuple[int, Recor
 
 
 def _describe(number: int, launch: RecordedLaunch) -> dict[str, Any]:
-    fields = ("library", "entry", "place", "grid", "block", "cluster", "shared_bytes")
-    return {"number": number} | {name: getattr(launch, name) for name in fields}
-
-
-def _result(replay: Replay, passed: bool, seconds: float) -> dict[str, Any]:
-    return {
-        "passed": passed,
-        "seconds": round(seconds, 3),
-        "hazards": [hazard_data(hazard) for hazard in replay.report.hazards],
-        "comparisons": [asdict(comparison) for comparison in replay.comparisons],
-    }
+    return {"number": number, "kernel": launch.entry} | launch_data(launch)
 
 
 def _say(is_json: bool, *lines: str) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ import numpy as np
 
 from cudatma.build.kernel import TEMPLATE_SUFFIX
 from cudatma.build.ptx_source import PtxSource, ptx_source
-from cudatma.emulator import Comparison, Hazard, Report, Trace, load, report_page, report_sarif
+from cudatma.emulator import Comparison, Report, Trace, load, report_page, report_sarif
 from cudatma.emulator.progress import of_next
 from cudatma.emulator.ptx.names import find_name
 from cudatma.errors import ArgumentError, counted, duration
 from cudatma.kernels.sample import Sample
 from cudatma.mutants.mutant import Call
+from cudatma.programs import ProgramLaunch, RecordedLaunch
 from cudatma.runtime.launch_args import Parameter, entries
 from cudatma.target import Target
 
@@ -47,29 +48,12 @@ class Outcome:
 
     def as_data(self) -> dict[str, Any]:
         """Return plain data, for --json."""
-        report = self.report
-        return {
-            "title": report.title,
-            "kernel": report.kernel,
-            "passed": self.passed,
-            "schedules": report.schedules,
-            "steps": report.steps,
-            "seconds": round(report.seconds, 3),
-            "hazards": [hazard_data(hazard) for hazard in report.hazards],
-            "warnings": [hazard_data(warning) for warning in report.warnings],
-            "unchecked": report.unchecked,
-            "printed": report.printed,
-            "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in report.compared],
-            "written": [str(path) for path in self.written],
-        }
+        return self.report.as_dict() | {"written": [str(path) for path in self.written]}
 
 
-def hazard_data(hazard: Hazard) -> dict[str, Any]:
-    data = asdict(hazard) | {"cause": hazard.cause}
-    data |= {name: [hazard_data(other) for other in getattr(hazard, name)] for name in ("consequences", "also")}
-    for name in ("known_cause", "address", "places"):
-        del data[name]
-    return data
+def launch_data(launch: ProgramLaunch | RecordedLaunch) -> dict[str, Any]:
+    """Return the description of a program's launch, for --json."""
+    return {name: getattr(launch, name) for name in ("place", "library", "grid", "block", "cluster", "shared_bytes")}
 
 
 @contextmanager

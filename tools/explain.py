@@ -25,7 +25,6 @@ from cudatma.emulator.hazards.report import CAUSES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.choose import marlin_explain
 from cudatma.kernels.registry import FAMILIES, family
 
 from .command_line import DEFAULT_TARGET, Parser
@@ -48,8 +47,6 @@ def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
         raise ArgumentError("--m", "none", "a size", f"{name} needs --m, --n and --k")
     problem = family(name).read_problem(sizes | problem_options(name, options))
     gpu = imagined_gpu(default_target() if options.target is None else options.target, options.sm_count)
-    if name == "marlin":
-        return marlin_explain(problem.layer, problem.m, target=gpu.target, sm_count=gpu.sm_count)
     return explained(family(name), problem, gpu)
 
 
@@ -63,22 +60,23 @@ def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
     return [explain(kind) for kind in options.names]
 
 
-def _parser() -> Parser:
-    parser = Parser("cudatma explain", __doc__, EXAMPLES)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or one of {', '.join(FAMILIES)}")
+def parser() -> Parser:
+    """Return the parser of ``cudatma explain``."""
+    result = Parser("cudatma explain", __doc__, EXAMPLES)
+    result.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or one of {', '.join(FAMILIES)}")
     help_out = "folder for the broken and the fixed kernel of each kind"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    sizes = parser.add_argument_group("the problem", f"for {', '.join(FAMILIES)}")
+    result.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    result.add_argument("--json", action="store_true", help="print JSON")
+    sizes = result.add_argument_group("the problem", f"for {', '.join(FAMILIES)}")
     add_size_options(sizes.add_argument)
     sizes.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     add_problem_options(sizes.add_argument)
-    return parser
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma explain`` and return the exit status."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     if len(options.names) == 1 and options.names[0] in FAMILIES:
         choice = explain_problem(options.names[0], options)
         print(json.dumps(choice.as_dict(), indent=2) if options.json else choice)

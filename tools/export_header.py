@@ -52,12 +52,17 @@ def export_header(target: str | Target) -> str:
     return opening + body.split("\n", 1)[1]  # replaces render's own first line
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma header``."""
+    result = Parser("cudatma header", __doc__, EXAMPLES)
+    result.add_argument("--target", metavar="NAME", help=f"one of {', '.join(TARGETS)} ({DEFAULT_TARGET})")
+    result.add_argument("--out", metavar="FILE", help="output file (default: standard output)")
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma header`` and return the exit status."""
-    parser = Parser("cudatma header", __doc__, EXAMPLES)
-    parser.add_argument("--target", metavar="NAME", help=f"one of {', '.join(TARGETS)} ({DEFAULT_TARGET})")
-    parser.add_argument("--out", metavar="FILE", help="output file (default: standard output)")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     text = export_header(options.target or default_target())
     if options.out is None:
         print(text, end="")

@@ -213,9 +213,10 @@ def _explain(inspection: Inspection, options: argparse.Namespace) -> int:
     return 1 if (lint and lint.worst == "error") or (report and not report.is_clean) else 0
 
 
-def _parser() -> Parser:
-    parser = Parser("cudatma inspect", __doc__, EXAMPLES)
-    add = parser.add_argument
+def parser() -> Parser:
+    """Return the parser of ``cudatma inspect``."""
+    result = Parser("cudatma inspect", __doc__, EXAMPLES)
+    add = result.add_argument
     add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: -, unless a terminal)")
     add("--object", metavar="MODULE:NAME", help="inspect a Python object; this imports and runs the module")
     add("--json", action="store_true", help="print JSON")
@@ -239,7 +240,7 @@ def _parser() -> Parser:
     add("--table", action="store_true", help="the swizzle modes: span, alignment, address bits")
     add("--batch", action="store_true",
         help=f"SOURCE is a file or -, with {HEX_DIGITS} hex digits a line; print one JSON object a line")  # fmt: skip
-    return parser
+    return result
 
 
 def _source(source: str | None) -> str:
@@ -263,7 +264,7 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma inspect`` and return the exit status that the help describes."""
-    options = _parser().parse_args(_joined(sys.argv[1:] if argv is None else argv))
+    options = parser().parse_args(_joined(sys.argv[1:] if argv is None else argv))
     if options.table:
         return _print_table(options.json)
     if options.batch:

@@ -123,19 +123,20 @@ def run(launch: FileLaunch, schedules: int, *, show: bool) -> Result:
     return Result(f"{launch.kernel.name}, {report.kernel}", report, outcomes)
 
 
-def _parser() -> Parser:
-    parser = Parser("cudatma mutants", __doc__, EXAMPLES)
-    parser.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
-    add_launch_options(parser)
-    parser.add_argument("--list", action="store_true", help="list the mutants and run none")
-    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="schedules per mutant (default: up to 6)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+def parser() -> Parser:
+    """Return the parser of ``cudatma mutants``."""
+    result = Parser("cudatma mutants", __doc__, EXAMPLES)
+    result.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
+    add_launch_options(result)
+    result.add_argument("--list", action="store_true", help="list the mutants and run none")
+    result.add_argument("--schedules", type=int, default=6, metavar="N", help="schedules per mutant (default: up to 6)")
+    result.add_argument("--json", action="store_true", help="print JSON")
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma mutants`` and return the exit status."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     if options.schedules < 1:
         raise ArgumentError("--schedules", options.schedules, "at least 1")
     if not options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):

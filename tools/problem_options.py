@@ -10,9 +10,9 @@ from cudatma.kernels.family import Option
 from cudatma.kernels.registry import FAMILIES, family
 
 _SIZES = {
-    ("--m", "--q-length"): "rows of the result; for attention the queries",
-    ("--n", "--head-dim"): "columns of the result; for attention the head dim",
-    ("--k", "--k-length"): "elements that are added up; for attention the keys",
+    ("--m", "--q-length"): "rows of the result; for attention, the number of queries",
+    ("--n", "--head-dim"): "columns of the result; for attention, the head dimension",
+    ("--k", "--k-length"): "inner dimension; for attention, the number of keys",
 }
 
 

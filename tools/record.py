@@ -1,7 +1,7 @@
 """Record a Python program's kernel launches on a machine with a GPU: `cudatma record program.py [ARGS]`.
 
 `cudatma emulate FOLDER` runs the launches on the emulator, on any machine. Options before the program's name are for
-the recording, and all words after it are the program's. The command returns the program's exit status.
+the recording. Arguments after it are passed to the program. The command returns the program's exit status.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ EXAMPLES = """examples:
 """
 
 
-def _parser() -> Parser:
-    parser = Parser("cudatma record", __doc__, EXAMPLES)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder to write (default: PROGRAM.rec)")
-    parser.add_argument("--only", metavar="NAME", help="record only kernels whose name contains NAME")
+def parser() -> Parser:
+    """Return the parser of ``cudatma record``."""
+    result = Parser("cudatma record", __doc__, EXAMPLES)
+    result.add_argument("--out", type=Path, metavar="FOLDER", help="folder to write (default: PROGRAM.rec)")
+    result.add_argument("--only", metavar="NAME", help="record only kernels whose name contains NAME")
     limit = f"maximum memory that a launch may reach; larger launches are only listed (default: {DEFAULT_LIMIT_MIB})"
-    parser.add_argument("--limit-mib", type=int, default=DEFAULT_LIMIT_MIB, metavar="N", help=limit)
-    parser.add_argument("program", metavar="PROGRAM.py", nargs="?", help="program, followed by its own arguments")
-    return parser
+    result.add_argument("--limit-mib", type=int, default=DEFAULT_LIMIT_MIB, metavar="N", help=limit)
+    result.add_argument("program", metavar="PROGRAM.py", nargs="?", help="program, followed by its own arguments")
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma record`` and return the exit status of the program."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    at = next((position for position, word in enumerate(words) if word.endswith(".py")), len(words))
-    options = _parser().parse_args(words[: at + 1])
+    command, words = parser(), list(sys.argv[1:] if argv is None else argv)
+    at = command.first_positional(words)
+    end = len(words) if at is None else at + 1
+    options = command.parse_args(words[:end])
     if options.program is None or not os.path.isfile(options.program):
         raise ArgumentError("program", options.program, "a Python file, such as program.py")
     folder = options.out or Path(f"{Path(options.program).stem}.rec")
     with record(folder, limit_mib=options.limit_mib, only=options.only) as recorder:
-        status = run_script(options.program, words[at + 1 :])
+        status = run_script(options.program, words[end:])
     print(f"{recorder}\nwrote {folder}; run it with: cudatma emulate {folder}", file=sys.stderr)
     return status

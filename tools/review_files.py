@@ -8,7 +8,7 @@ from typing import Any
 
 from cudatma.build.kernel import CUDA_SUFFIXES, TEMPLATE_SUFFIX, hinting, source_order
 from cudatma.build.nvrtc import Compiled, compile_source, source_options
-from cudatma.review import Image, assembled, read
+from cudatma.review import Image, assembled, read_images
 from cudatma.target import Target
 
 
@@ -37,7 +37,7 @@ def images_of(path: str, targets: Sequence[Target], source: Mapping[str, Any]) -
     Sources are compiled for each target with the options that source_arguments() returns, and PTX is assembled.
     """
     if not path.endswith((*CUDA_SUFFIXES, TEMPLATE_SUFFIX)):
-        return [assembled(image) for image in read(path)]
+        return [assembled(image) for image in read_images(path)]
     options = source_options(source["options"], source["include_dirs"], source["defines"])
     images = []
     for target in targets:

@@ -65,12 +65,17 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             print()
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma targets``."""
+    result = Parser("cudatma targets", __doc__, EXAMPLES)
+    result.add_argument("names", nargs="*", metavar="NAME", help="targets to show (default: all)")
+    result.add_argument("--json", action="store_true", help="print JSON")
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma targets`` and return the exit status."""
-    parser = Parser("cudatma targets", __doc__, EXAMPLES)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="targets to show (default: all)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     rows = [describe_target(name) for name in options.names or TARGETS]
     if options.json:
         print(json.dumps(rows, indent=2))

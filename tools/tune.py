@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     Tests pass ``bench`` to replace the installed GPU, and ``gpu`` to describe the replaced GPU. Raise ArgumentError for
     invalid options, GpuLostError if a candidate traps, and the errors of a missing GPU or compiler.
     """
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     measured = family(options.family)
     if measured.sizes:  # layers of models have no such sizes
         if options.model or not options.shape:
@@ -237,9 +237,10 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
-def _parser() -> Parser:
-    parser = Parser("cudatma tune", __doc__, EXAMPLES)
-    add = parser.add_argument
+def parser() -> Parser:
+    """Return the parser of ``cudatma tune``."""
+    result = Parser("cudatma tune", __doc__, EXAMPLES)
+    add = result.add_argument
     add("family", nargs="?", choices=FAMILIES, default="marlin", help=f"{' or '.join(FAMILIES)} (default: marlin)")
     add(
         "--shape",
@@ -270,9 +271,9 @@ def _parser() -> Parser:
         "processes that compile before measuring; 1: compile each kernel just before it runs (default: one per core)"
     )
     add("--jobs", type=_at_least_one, default=cores, metavar="N", help=help_jobs)
-    instead = parser.add_mutually_exclusive_group().add_argument
+    instead = result.add_mutually_exclusive_group().add_argument
     instead("--dry-run", action="store_true", help="print the plan (without a GPU, the plan for an H200)")
     instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
     add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of the GPU, such as sm_90a")
     add("--sm-count", type=_at_least_one, metavar="N", help="number of SMs of that GPU (default: 132; 170 for sm_120a)")
-    return parser
+    return result

@@ -61,11 +61,16 @@ def versions() -> dict[str, str | None]:
     }
 
 
+def parser() -> Parser:
+    """Return the parser of ``cudatma version``."""
+    result = Parser("cudatma version", __doc__, EXAMPLES)
+    result.add_argument("--json", action="store_true", help="print JSON")
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma version`` and return the exit status."""
-    parser = Parser("cudatma version", __doc__, EXAMPLES)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     installed = versions()
     if options.json:
         print(json.dumps(installed, indent=2))

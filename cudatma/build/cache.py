@@ -215,6 +215,7 @@ class Cache:
         if self.folder is None:
             return None
         try:
+            self._discard(path)  # the same key may fail with another header
             self._store(path, files)
             for old in _oldest_first(self.root / "failed")[:-_FAILURES_KEPT]:
                 self._discard(old)

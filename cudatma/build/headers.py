@@ -11,11 +11,18 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from cudatma.toolkit import toolkit_homes
+
 #: One header from each part of CUDA: the runtime, libcu++, CUB, Thrust and the compiler.
 _PARTS = ("cuda_runtime_api.h", "cuda/std/version", "cub/version.cuh", "thrust/version.h", "crt/mma.h")
 #: Include folders of NVIDIA's wheels of CUDA 12, below site-packages.
 _WHEELS_OF_12 = ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include", "nvidia/cuda_cccl/include")
 _CUPY_FOLDERS = ("libcudacxx", "cub", "thrust")
+#: Extra of pyproject.toml -> its pip packages, which contain the headers.
+HEADER_PACKAGES = {
+    "headers": "nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-crt",
+    "headers12": "nvidia-cuda-runtime-cu12 nvidia-cuda-cccl-cu12 nvidia-cuda-nvcc-cu12",
+}
 #: Number of characters at the start of a header in which the version is searched.
 _HEAD_CHARACTERS = 1 << 16
 _VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
@@ -47,8 +54,7 @@ def cuda_headers(major: int) -> tuple[str, ...]:
 
 def _candidates(major: int) -> Iterator[Path]:
     """Yield include folders, the preferred ones first."""
-    homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
-    yield from (Path(home) / "include" for home in homes if home)
+    yield from (home / "include" for home in toolkit_homes())
     for wheel in _WHEELS_OF_12 if major == 12 else (f"nvidia/cu{major}/include",):
         yield from (Path(place) / wheel for place in sys.path if place)
     with suppress(ImportError):
@@ -78,6 +84,5 @@ def missing_header_remedy(name: str, major: int) -> str:
     folders = cuda_headers(major)
     has_all = all(any(os.path.isfile(f"{folder}/{part}") for folder in folders) for part in _PARTS)
     if _CUDA_NAME.match(name) and not has_all:
-        extra = "headers12" if major == 12 else "headers"
-        return f"pip install 'cudatma[{extra}]' installs CUDA's headers"
+        return f"install CUDA's headers: pip install {HEADER_PACKAGES['headers12' if major == 12 else 'headers']}"
     return "pass its folder with -I (include_dirs= in Python)"

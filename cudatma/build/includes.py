@@ -33,6 +33,7 @@ _HAS_INCLUDE = re.compile(rb"has_include\w*\s*\(" + _GAP + _FILE + rb")", re.IGN
 #: Matches the text that may precede a directive on its line.
 _BEFORE = re.compile(rb"(?:.*\*/)?" + _GAP)
 _MACRO = re.compile(r"(?P<name>\w+)\s*(?:\((?P<argument>[^()]*)\))?\s*(?://.*|/\*.*)?", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _BODY = re.compile(r"""<(?P<angle>[^>]+)>|"(?P<quoted>[^"]+)\"""")
 #: C headers -> their C++ names.
 _C_HEADERS = {f"{name}.h": f"c{name}" for name in (
@@ -121,13 +122,17 @@ class _Scan:
         self.files: dict[str, str] = {}
         self.standard: dict[str, str] = {}
         self._folder, self._search, self._cuda = folder, search, cuda
+        self._cuda_folders = tuple(f"{os.path.realpath(root)}/" for root in cuda)
         self._macros: set[str] = set()
+        #: Macros in files outside of CUDA's folders.
+        self._own_macros: set[str] = set()
         self._real: dict[str, str] = {}
         self._followed: set[tuple[str, str, bool]] = set()
 
     def follow(self, directives: _Directives, folder: str) -> None:
         """Add the files that a text in a folder includes, and the files that these include."""
         self._macros |= directives.macros
+        self._own_macros |= directives.macros
         self.follow_names(directives.names, folder)
 
     def follow_names(self, names: Iterable[tuple[str, bool]], folder: str) -> None:
@@ -145,6 +150,8 @@ class _Scan:
                     directives = _directives(path, *file_state(path))
                     self.files[path] = directives.digest
                     self._macros |= directives.macros
+                    if not path.startswith(self._cuda_folders):
+                        self._own_macros |= directives.macros
                     waiting += [(*other, os.path.dirname(path), self._is_cccl(path)) for other in directives.names]
             if not paths and not is_cccl and (text := self._standard(name)) is not None:
                 self.standard[name] = text
@@ -175,6 +182,7 @@ class _Scan:
     def follow_macros(self, text: bytes, defines: Sequence[str]) -> bool:
         """Add the files that macros name, and return whether the values of all these macros are known.
 
+        Macros in CUDA's headers do not count, because a new release of CUDA changes other files too.
         ``defines`` holds NAME=VALUE from the compiler's options.
         """
         given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines).encode()
@@ -182,13 +190,19 @@ class _Scan:
         is_complete = True
         while macros := self._macros - done:
             done |= macros
-            definitions = _definitions({_name(macro) for macro in macros}, [text, given, *map(_read, self.files)])
+            texts = [text, given, *map(_read, self.files)]
+            definitions = _definitions({_name(macro) for macro in macros}, texts)
+            words: set[str] = set()
             for macro in macros:
                 names = _macro_names(macro, definitions)
-                is_complete = is_complete and bool(names)
+                if macro in self._own_macros:
+                    is_complete = is_complete and bool(names)
+                    words.update(word for name, is_quoted in names if not is_quoted for word in _WORD.findall(name))
                 # The macro may be used in a file in any folder.
                 for folder in {os.path.dirname(path) for path in self.files} | {self._folder}:
                     self.follow_names(names, folder)
+            # The preprocessor expands macros between angle brackets.
+            is_complete = is_complete and not _is_any_defined(words, texts)
         return is_complete
 
 
@@ -217,15 +231,25 @@ def _definitions(names: Iterable[str], texts: Iterable[bytes]) -> dict[str, list
     return definitions
 
 
+def _is_any_defined(names: Iterable[str], texts: Iterable[bytes]) -> bool:
+    """Return whether a text defines a macro with one of these names."""
+    choice = "|".join(sorted(names)).encode()
+    pattern = re.compile(_HASH + rb"define" + _GAP + rb"(?:" + choice + rb")\b")
+    return bool(choice) and any(map(pattern.search, texts))
+
+
 def _macro_names(macro: str, definitions: Mapping[str, list[tuple[str, str]]]) -> list[tuple[str, bool]]:
-    """Return (name, is quoted) for each value of a macro in an #include, or [] if a value is not a file name."""
+    """Return (name, is quoted) for each value of a macro in an #include, or [] if a value is not a file name.
+
+    The value of a macro whose body contains ``#`` or ``##`` is unknown.
+    """
     match = _MACRO.fullmatch(macro)
     names: list[tuple[str, bool]] = []
     argument = (match["argument"] or "").strip() if match else ""
     for parameter, body in definitions[_name(macro)] if match else ():
         if parameter:
             body = re.sub(rf"\b{parameter}\b", lambda _: argument, body)
-        value = _BODY.match(body)
+        value = None if "#" in body else _BODY.match(body)
         if value is None:
             return []
         names.append((value["angle"] or value["quoted"], value["angle"] is None))

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import threading
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -223,7 +222,7 @@ def compile(
         Further options for NVRTC, such as ``"--std=c++20"``.
     include_dirs : sequence of path, optional
         Folders of included files. CUDA's headers are found without them: in $CUDA_HOME or $CUDA_PATH, NVIDIA's wheels
-        (``pip install cudatma[headers]``), an installed toolkit, or CuPy.
+        (the extra ``headers``), an installed toolkit, or CuPy.
     defines : mapping or sequence of str, optional
         Macros, as ``{"NAME": value}`` or ``["NAME=value"]``.
     debug : bool, optional
@@ -425,23 +424,24 @@ def _identity(order: Order) -> tuple[str, dict[str, Any]]:
     version = _nvrtc_version(default_root())
     facts = order.facts | {"schema": _SCHEMA, "target": order.target, "flags": flags, "nvrtc": version}
     if "source" in facts:
-        facts |= _include_facts(facts["source"], order, version[0])
+        # NVRTC decides which sources have host code, and nvcc compiles those.
+        facts |= {"nvcc": nvcc_fingerprint()}
+        if includes := includes_of(facts["source"], order.options, order.folder, version[0]):
+            facts |= {"includes": includes}
     return digest(facts), facts
 
 
-def _include_facts(source: str, order: Order, major: int) -> dict[str, Any]:
-    """Return facts about the files that a source includes, and about nvcc if it may compile the source."""
-    nvcc = {"nvcc": nvcc_fingerprint()} if "<<<" in source else {}
-    includes = includes_of(source, order.options, order.folder, major)
-    if includes is None:
-        return nvcc
-    # A source whose includes are not all known is always compiled again.
-    return {"includes": includes} | nvcc | ({} if includes.is_complete else {"once": uuid.uuid4().hex})
+def _is_storable(facts: dict[str, Any]) -> bool:
+    """Return whether the key digests every file that the source can include. Otherwise, each call compiles."""
+    includes = facts.get("includes")
+    return includes is None or includes.is_complete
 
 
 def _have(order: Order) -> Kernel:
     """Return the kernel for an order from memory, from disk, or newly compiled."""
     key, facts = _identity(order)
+    if not _is_storable(facts):
+        return _kernel(_load(key, facts, order), order)
     name, store = (key, order.entry), _store()
     known = store.known.get(name)
     if known is not None:
@@ -487,6 +487,8 @@ def load_ptx(order: Order) -> tuple[str, str]:
 
 def _load(key: str, facts: dict[str, Any], order: Order) -> Artifact:
     cache = _cache(default_root())
+    if not _is_storable(facts):
+        return Artifact(key, None, _compile(cache, key, facts, order))
     artifact = cache.get(key)
     if artifact is None:
         with _locked(cache, key):

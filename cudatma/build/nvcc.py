@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from cudatma.build.includes import STANDARD_FLAG, option_values
 from cudatma.errors import CompileError
 from cudatma.target import Target
+from cudatma.toolkit import find_program
 
 #: A launch or main(), outside of comments and strings.
 _HOST = re.compile(
@@ -41,22 +39,10 @@ def is_host_header(name: str) -> bool:
     return _HOST_HEADER.fullmatch(name) is not None
 
 
-def find_nvcc() -> str | None:
-    """Return the path of nvcc on PATH, in NVIDIA's wheels or in an installed toolkit, or None if nvcc is missing."""
-    if path := shutil.which("nvcc"):
-        return path
-    with suppress(ImportError):
-        from cuda.pathfinder import find_nvidia_binary_utility
-
-        located: str | None = find_nvidia_binary_utility("nvcc")
-        return located
-    return None
-
-
 def nvcc_fingerprint() -> tuple[str, int, int] | None:
     """Return nvcc's path, its size in bytes and its modification time in ns, or None if nvcc is missing."""
-    path = find_nvcc()
-    state = os.stat(path) if path else None
+    path = find_program("nvcc")
+    state = path.stat() if path else None
     return (str(path), state.st_size, state.st_mtime_ns) if state else None
 
 
@@ -67,7 +53,7 @@ def compile_with_nvcc(
 
     ``place`` is the "file:line" of the host code. Raise CompileError if nvcc is missing.
     """
-    nvcc = find_nvcc()
+    nvcc = find_program("nvcc")
     if nvcc is None:
         file, _, number = place.rpartition(":")
         line = source.splitlines()[int(number) - 1].strip()[:_SHOWN_CHARACTERS] if file == name else ""
@@ -85,7 +71,7 @@ def compile_with_nvcc(
             flags.append(STANDARD_FLAG)
         if folder != "/":
             flags.append(f"-Xcompiler=-iquote{folder}")
-        command_line = [nvcc, "-cubin", *flags, "--keep", "--keep-dir", scratch, "-o", str(cubin), str(path)]
+        command_line = [str(nvcc), "-cubin", *flags, "--keep", "--keep-dir", scratch, "-o", str(cubin), str(path)]
         done = subprocess.run(command_line, capture_output=True, text=True, errors="replace")
         log = (done.stderr + done.stdout).replace(str(path), name).replace(f"/{name}:", f"{name}:").strip()
         ptx = path.with_suffix(".ptx")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cudatma.emulator.hazards.report import Hazard
 from cudatma.emulator.hazards.sources import Sources
@@ -132,6 +133,30 @@ class Report:
     def passed(self) -> bool:
         """True if there are no hazards and all compared arrays are as expected."""
         return self.is_clean and all(comparison.passed for comparison in self.compared)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content as JSON-serializable data.
+
+        Returns
+        -------
+        dict
+            The attributes except ``trace``, ``sources`` and ``variables``, and ``passed``. Seconds are rounded to
+            milliseconds.
+        """
+        return {
+            "title": self.title,
+            "place": self.place,
+            "kernel": self.kernel,
+            "passed": self.passed,
+            "schedules": self.schedules,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            "hazards": [hazard.as_dict() for hazard in self.hazards],
+            "warnings": [warning.as_dict() for warning in self.warnings],
+            "unchecked": self.unchecked,
+            "printed": self.printed,
+            "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
+        }
 
     def to_html(self) -> str:
         """Return the report as an HTML page that needs no other file.

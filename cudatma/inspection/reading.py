@@ -95,7 +95,12 @@ def _parse_array(inside: str) -> bytes:
     for part in inside.split(","):
         entry = _ENTRY.fullmatch(part.strip())
         if entry is None:
-            raise DescriptorError("dump", ascii(part.strip()[:20]), "hexadecimal words, each optionally followed by <repeats N times>", _PRINT_IT)
+            raise DescriptorError(
+                "dump",
+                ascii(part.strip()[:20]),
+                "hexadecimal words, each optionally followed by <repeats N times>",
+                _PRINT_IT,
+            )
         times = int(entry["times"] or 1) if len(entry["times"] or "") < 4 else DESCRIPTOR_BYTES + 1
         # int() rejects thousands of digits, and no word is that long.
         if len(entry["word"]) > 20 or len(words) + times > DESCRIPTOR_BYTES:

@@ -5,7 +5,7 @@ shows.
 """
 
 from cudatma.review.difference import Difference, compare
-from cudatma.review.images import Image, assembled, disassembled, read
+from cudatma.review.images import Image, assembled, disassembled, read_images
 from cudatma.review.report import KernelReport, reports
 
-__all__ = ["Difference", "Image", "KernelReport", "assembled", "compare", "disassembled", "read", "reports"]
+__all__ = ["Difference", "Image", "KernelReport", "assembled", "compare", "disassembled", "read_images", "reports"]

@@ -12,9 +12,9 @@ from itertools import zip_longest
 from typing import Any
 
 from cudatma.review.cubin import Resources
-from cudatma.review.places import Loop, shown_places
 from cudatma.review.report import KernelReport
 from cudatma.review.sass import CLASSES, Place, Step, class_of
+from cudatma.review.tables import Loop, shown_places
 
 #: Changed places that a text shows; ``--json`` has all.
 _SHOWN_CHANGES = 40
@@ -106,7 +106,7 @@ class Difference:
         return not (self.only_before or self.only_after) and all(kernel.equal for kernel in self.kernels)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content as objects that JSON has.
+        """Return the content as JSON-serializable data.
 
         Returns
         -------
@@ -299,7 +299,7 @@ def _shown(kernel: KernelDifference) -> list[str]:
         for old, new in kernel.loops:
             lines += [f"    {sign} {_loop(loop)}" for sign, loop in (("-", old), ("+", new)) if loop]
     if kernel.changes:
-        lines.append("  changed places")
+        lines.append("  changed code")
     for change in kernel.changes[:_SHOWN_CHANGES]:
         addresses = " -> ".join("end" if at is None else f"{at:#06x}" for at in (change.before, change.after))
         places = dict.fromkeys(shown_places(places) for places in (change.places_before, change.places_after) if places)

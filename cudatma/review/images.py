@@ -14,7 +14,7 @@ from typing import Any
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.review.cubin import AMD_MACHINE, CUDA_MACHINE, ELF_MAGIC, machine_of, read_cubin
-from cudatma.review.programs import SASS_PACKAGES, assemble, disassemble, extract
+from cudatma.review.nvidia_programs import SASS_PACKAGES, assemble, disassemble, extract
 
 #: Maximum size of a file in bytes.
 MAX_BYTES = 1 << 30
@@ -69,7 +69,7 @@ class Image:
     notes: tuple[str, ...] = ()
 
 
-def read(path: str | Path) -> tuple[Image, ...]:
+def read_images(path: str | Path) -> tuple[Image, ...]:
     """Return the modules in a file or folder.
 
     Parameters

@@ -13,9 +13,9 @@ from cudatma.errors import ArgumentError, duration
 from cudatma.review.cubin import Resources, read_cubin
 from cudatma.review.images import Image
 from cudatma.review.occupancy import Occupancy, occupancy, target_of
-from cudatma.review.places import Loop, Row, loops_of, ptx_function, ptx_rows, sass_rows, shown_places
 from cudatma.review.release_hazards import release_hazards
 from cudatma.review.sass import CLASSES, Code, by_class, count_mnemonics, parse_sass, uses_cluster
+from cudatma.review.tables import Loop, Row, loops_of, ptx_function, ptx_rows, sass_rows, shown_places
 from cudatma.review.wgmma_hazards import wgmma_hazards
 
 #: Name, offset in bytes and size in bytes of a part of shared memory.
@@ -114,7 +114,7 @@ class KernelReport:
         return self.resources.static_smem_bytes + self.dynamic_smem_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content as objects that JSON has.
+        """Return the content as JSON-serializable data.
 
         Returns
         -------
@@ -262,27 +262,27 @@ def _heading(report: KernelReport) -> list[str]:
 def _resources(report: KernelReport) -> list[str]:
     lines = []
     if (use := report.resources) is not None:
-        lines.append(f"  registers              {use.registers:>8} a thread")
+        lines.append(f"  registers per thread   {use.registers:>8}")
         if use.spill_store_bytes is not None:
             stored, loaded = use.spill_store_bytes, use.spill_load_bytes
-            lines.append(f"  spilled                {stored:>8} bytes stored, {loaded} loaded a thread")
+            lines.append(f"  spills per thread      {stored:>8} bytes stored, {loaded} bytes loaded")
         lines += [
-            f"  stack                  {use.stack_bytes:>8} bytes a thread",
+            f"  stack per thread       {use.stack_bytes:>8} bytes",
             f"  named barriers         {use.named_barriers:>8}",
-            f"  static shared memory   {use.static_smem_bytes:>8} bytes a block",
+            f"  static shared memory   {use.static_smem_bytes:>8} bytes per CTA",
         ]
     if report.dynamic_smem_bytes is not None:
-        lines.append(f"  dynamic shared memory  {report.dynamic_smem_bytes:>8} bytes a block")
+        lines.append(f"  dynamic shared memory  {report.dynamic_smem_bytes:>8} bytes per CTA")
     if (total := report.smem_total_bytes) is not None and report.smem_limit_bytes is not None:
         fits = "fits" if total <= report.smem_limit_bytes else "DOES NOT FIT"
-        lines.append(f"  together               {total:>8} bytes of {report.smem_limit_bytes}: {fits}")
+        lines.append(f"  total shared memory    {total:>8} of {report.smem_limit_bytes} bytes: {fits}")
     if report.threads is not None:
-        lines.append(f"  threads                {report.threads:>8} a block")
+        lines.append(f"  threads per CTA        {report.threads:>8}")
     for each in report.occupancy:
-        label = "blocks an SM" if report.threads is not None else f"with {each.threads} threads"
+        label = "CTAs per SM" if report.threads is not None else f"with {each.threads} threads"
         dynamic = ", without dynamic shared memory" if report.dynamic_smem_bytes is None else ""
         limit = f"({each.warps} warps), limited by {' and '.join(each.limited_by)}{dynamic}"
-        lines.append(f"  {label:<22} {each.ctas:>8} {'' if report.threads is not None else 'blocks an SM '}{limit}")
+        lines.append(f"  {label:<22} {each.ctas:>8} {'' if report.threads is not None else 'CTAs per SM '}{limit}")
     return ["resources", *lines] if lines else []
 
 
@@ -301,7 +301,7 @@ def _layout(report: KernelReport) -> list[str]:
 def _instructions(report: KernelReport) -> list[str]:
     if report.sass is None:
         return []
-    lines = [f"instructions in the code ({sum(report.sass.values())}; counted once, no matter how often they run)"]
+    lines = [f"static instruction count: {sum(report.sass.values())}"]
     for name, counts in by_class(report.sass).items():
         present = {mnemonic: count for mnemonic, count in counts.items() if count}
         absent = [mnemonic for mnemonic, count in counts.items() if not count]

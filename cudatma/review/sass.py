@@ -63,7 +63,7 @@ CLASSES: dict[str, dict[str, str]] = {
     "barrier": {
         "SYNCS": "mbarrier",
         "ARRIVES": "mbarrier arrive by cp.async",
-        "BAR": "block barrier",
+        "BAR": "CTA barrier",
         "DEPBAR": "wait for bulk or cp.async groups",
         "UTMADEPBAR": "wait for bulk groups",
         "FENCE": "proxy fence",

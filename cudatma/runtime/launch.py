@@ -460,7 +460,7 @@ class Kernel:
 
         The report has registers, spills, shared memory, occupancy, tables of the TMA, mbarrier and tensor-core
         instructions with their source lines, and what each loop waits for. SASS needs nvdisasm or cuobjdump
-        (``pip install cudatma[sass]``); a note says what is missing without them.
+        (the extra ``sass``); a note says what is missing without them.
 
         Parameters
         ----------

@@ -9,8 +9,9 @@ import pytest
 from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 from cudatma.kernels.attention.sample import small_config
-from cudatma.review.programs import disassemble, find_program
+from cudatma.review.nvidia_programs import disassemble
 from cudatma.target import get_target
+from cudatma.toolkit import find_program
 
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9][^;]*)", re.MULTILINE)
 

@@ -13,10 +13,10 @@ from cudatma.build.render import render
 from cudatma.errors import TargetError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.review.flow import successors
-from cudatma.review.programs import find_program
 from cudatma.review.sass import Code
 from cudatma.runtime.launch_args import entries
 from cudatma.target import get_target
+from cudatma.toolkit import find_program
 from tools.dump_kernels import Job, dump, jobs_for
 
 TARGETS = ("sm_90a", "sm_120a", "sm_121a")

@@ -168,8 +168,20 @@ EDITS: dict[str, tuple[dict[str, str], list[str], str]] = {
     "named by a macro": ({"k.cu": "#define NAME(x) <inc/x>\n#include NAME(v.h)\n", "inc/v.h": ""}, ["-I."], "inc/v.h"),
     "named by an option": ({"k.cu": "#include NAME\n", "v.h": ""}, ['-DNAME="v.h"'], "v.h"),
     "named by several macros": ({"k.cu": '#define A B\n#define B "v.h"\n#include A\n', "v.h": ""}, [], "v.h"),
+    "named by a joined token": (
+        {"k.cu": "#define NAME(x) <v##x>\n#include NAME(1.h)\n", "inc/v1.h": ""},
+        ["-Iinc"],
+        "inc/v1.h",
+    ),
+    "in a folder that a macro names": (
+        {"k.cu": "#define PART inc\n#define NAME <PART/v.h>\n#include NAME\n", "inc/v.h": ""},
+        ["-I."],
+        "inc/v.h",
+    ),
     "included by an option": ({"k.cu": "", "v.h": ""}, ["--pre-include=v.h"], "v.h"),
 }
+#: Cases whose files are unknown. Every call compiles, and nothing is stored.
+UNKNOWN = {"named by several macros", "named by a joined token", "in a folder that a macro names"}
 
 
 @pytest.mark.parametrize("case", EDITS)
@@ -185,7 +197,9 @@ def test_an_edited_header_is_compiled_again(case: str, monkeypatch: pytest.Monke
 
     first = ptx()
     assert "11111" in first
-    if case != "named by several macros":  # whose files are unknown, so that every call compiles
+    assert bool(list(Path("cache/entries").iterdir())) == (case not in UNKNOWN)
+    assert bool(runtime().parts[Kernels].known) == (case not in UNKNOWN)
+    if case not in UNKNOWN:
         with monkeypatch.context() as patch:
             patch.setattr("cudatma.build.kernel.compile_source", lambda *_, **__: pytest.fail("compiled again"))
             assert ptx() == first
@@ -216,7 +230,8 @@ def test_a_kernel_is_named_by_a_part_of_its_mangled_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("cuda_fp16.h", r"pip install 'cudatma\[headers"), ("mine.h", "pass its folder with -I")]
+    ("name", "remedy"),
+    [("cuda_fp16.h", "install CUDA's headers: pip install nvidia-cuda-runtime"), ("mine.h", "pass its folder with -I")],
 )
 def test_a_missing_header_is_named_with_folders_and_remedy(
     name: str, remedy: str, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +263,7 @@ def test_host_code_without_nvcc_is_refused_with_its_line_and_the_command(
 ) -> None:
     text, line = HOST[case]
     Path("program.cu").write_text(text)
-    monkeypatch.setattr(nvcc, "find_nvcc", lambda: None)
+    monkeypatch.setattr(nvcc, "find_program", lambda name: None)
     monkeypatch.setattr("cudatma.build.includes.cuda_headers", lambda major: ())
     expected = rf"^program\.cu:{line}: `.+` is host code, .* run `nvcc -ptx -lineinfo -arch=sm_90a -DN=1 program\.cu`"
     with pytest.raises(CompileError, match=expected):
@@ -262,7 +277,7 @@ from pathlib import Path
 given = sys.argv[1:]
 keep, out, source = given[given.index("--keep-dir") + 1], given[given.index("-o") + 1], Path(given[-1])
 assert "-arch=sm_90a" in given and "--define-macro=N=1" in given and "-Xcompiler=-iquote{folder}" in given, given
-assert "k<<<1, 1>>>" in source.read_text()
+assert "int main()" in source.read_text()
 Path(keep, source.stem + ".ptx").write_text(Path("{ptx}").read_text())
 Path(out).write_bytes(b"cubin")
 print("ptxas info: fine", file=sys.stderr)
@@ -274,13 +289,17 @@ def test_nvcc_compiles_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("k.ptx").write_text(cudatma.compile(device, target="sm_90a").ptx)
     write({"bin/nvcc": NVCC.format(python=sys.executable, folder=tmp_path, ptx=tmp_path / "k.ptx")})
     Path("bin/nvcc").chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}")
-    Path("program.cu").write_text(f"{device}int main() {{ k<<<1, 1>>>(nullptr); }}\n")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    Path("program.cu").write_text(f"{device}int main() {{}}\n")
     kernel = cudatma.compile("program.cu", target="sm_90a", defines={"N": 1})
     assert (kernel.entry, kernel.cubin, kernel.log) == ("_Z1kPi", b"cubin", "ptxas info: fine")
     x = np.zeros(1, np.int32)
     assert kernel.emulate(1, 1, (x,)).is_clean
     assert x[0] == 3
+    Path("k.ptx").write_text(cudatma.compile(device.replace("3", "444"), target="sm_90a").ptx)
+    with Path("bin/nvcc").open("a") as file:
+        file.write("# another version\n")
+    assert "444" in cudatma.compile("program.cu", target="sm_90a", defines={"N": 1}).ptx
 
 
 def test_where_headers_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

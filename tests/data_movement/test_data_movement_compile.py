@@ -15,10 +15,11 @@ from cudatma.kernels.data_movement.configs import RUN, RUN_KINDS, RunConfig, Win
 from cudatma.kernels.data_movement.transpose import TEMPLATE, TransposeConfig, choose_transpose
 from cudatma.kernels.registry import REGISTRY
 from cudatma.review.cubin import read_cubin
-from cudatma.review.programs import disassemble, find_program
+from cudatma.review.nvidia_programs import disassemble
 from cudatma.review.sass import count_mnemonics, parse_sass
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
+from cudatma.toolkit import find_program
 
 #: Kernels whose data passes through TMA alone, and what else they may read: a table, or the ends of a run.
 BY_TMA = {

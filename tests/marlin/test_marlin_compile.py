@@ -23,10 +23,11 @@ from cudatma.kernels.marlin.candidates import WGMMA_TILES, choose_mma_sync, dump
 from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.review.cubin import read_cubin
-from cudatma.review.programs import disassemble, find_program
+from cudatma.review.nvidia_programs import disassemble
 from cudatma.review.sass import Step, parse_sass, uses_cluster
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
+from cudatma.toolkit import find_program
 
 TARGETS = ("sm_90a", "sm_120a")
 TENSOR_MAP_BYTES = 128

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cudatma import cli
+from cudatma.emulator import Report
 
 pytest.importorskip("triton")
 
@@ -82,6 +83,7 @@ def test_json_and_a_name_that_no_kernel_has(program: str, capsys: pytest.Capture
     data = json.loads(capsys.readouterr().out)
     assert [launch["kernel"] for launch in data["launches"]] == ["add_up", "add_up"]
     assert not data["passed"]
+    assert data["launches"][0].keys() >= Report("add_up", 1).as_dict().keys()
     assert {hazard["kind"] for hazard in data["launches"][0]["hazards"]} >= {"global_race"}
     assert cli.main(["emulate", "--only", "missing", program]) == 1
     assert "'missing'" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from test_driver import VALUES, as_tuples, driver, ok, scale_function
 import cudatma
 from cudatma import Kernel
 from cudatma.cli import main
+from cudatma.emulator import Report
 from cudatma.errors import ArgumentError, DriverError, RecordingError
 from cudatma.programs import Recording
 from cudatma.programs.recording import FILE, write_memory
@@ -260,5 +261,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert main(["emulate", "program.rec", "--html", "program.html"]) == 0
     assert capsys.readouterr().out.count("args[0]: 40 float32s, equal to the recording") == 2
     assert main(["emulate", "program.rec", "--launch", "1", "--json"]) == 0
-    assert [launch["number"] for launch in json.loads(capsys.readouterr().out)["launches"]] == [1]
+    (launch,) = json.loads(capsys.readouterr().out)["launches"]
+    assert (launch["number"], launch["compared"][0]["passed"]) == (1, True)
+    assert launch.keys() >= Report("k", 1).as_dict().keys()
     assert main(["emulate", "program.rec", "--launch", "2"]) == 2

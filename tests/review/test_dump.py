@@ -86,13 +86,14 @@ def test_every_file_is_written_and_the_report_is_true(tmp_path: Path, capsys: py
     for ending in ("cu", "ptx", "cubin", "report.txt"):
         assert (tmp_path / f"tiny_64_sm_120a.{ending}").stat().st_size > 0
     assert (tmp_path / "tiny_64_sm_120a.cubin").read_bytes()[:4] == b"\x7fELF"
-    if first["sass"] is not None:
-        assert (first["sass"]["BAR"], first["sass"]["STG"], first["sass"]["STS"]) == (1, 1, 2)
-        assert first["cluster_opcodes"] == []
     text = (tmp_path / "tiny_64_sm_120a.report.txt").read_text()
-    assert "384 bytes of 101376: fits" in text
+    assert "384 of 101376 bytes: fits" in text
     assert "neighbours" in text
     assert len(text.splitlines()) < 80
+    if first["sass"] is None:
+        pytest.skip("no disassembler is installed here")
+    assert (first["sass"]["BAR"], first["sass"]["STG"], first["sass"]["STS"]) == (1, 1, 2)
+    assert first["cluster_opcodes"] == []
 
 
 def test_config_changes_the_configs_and_equal_ones_are_dumped_once(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_source_that_does_not_compile_is_left_to_be_read(tmp_path: Path, monke
 def test_a_missing_disassembler_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cudatma.review.programs.find_programs", lambda name: iter(()))
+    monkeypatch.setattr("cudatma.review.nvidia_programs.find_programs", lambda name: iter(()))
     assert dump_kernels.main(["tiny", "--target", "sm_90a", "--config", "threads=32", "--out", str(tmp_path)]) == 0
     assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().err
     assert "no SASS" in (tmp_path / "tiny_32_sm_90a.report.txt").read_text()

@@ -11,9 +11,9 @@ from sass_program import Line, assemble, assembled
 
 from cudatma.errors import ArgumentError
 from cudatma.review.flow import natural_loops, successors
-from cudatma.review.places import loops_of
 from cudatma.review.release_hazards import release_hazards
 from cudatma.review.sass import parse_sass, without_encodings
+from cudatma.review.tables import loops_of
 
 #: As nvdisasm prints it: a kernel for sm_90a in which the arrival does not wait for the load before it.
 NVDISASM = """

@@ -11,11 +11,12 @@ from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.registry import REGISTRY
-from cudatma.review.programs import disassemble, find_program
+from cudatma.review.nvidia_programs import disassemble
 from cudatma.review.release_hazards import ReleaseHazard, release_hazards
 from cudatma.review.sass import Code, parse_sass
 from cudatma.review.wgmma_hazards import wgmma_hazards
 from cudatma.target import get_target
+from cudatma.toolkit import find_program
 from tools.dump_kernels import dump, jobs_for
 
 TARGETS = ("sm_90a", "sm_120a")

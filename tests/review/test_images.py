@@ -14,8 +14,8 @@ import pytest
 
 import cudatma
 from cudatma.errors import ArgumentError, CompileError, TargetError
-from cudatma.review import KernelReport, compare, disassembled, read, reports
-from cudatma.review.programs import find_program
+from cudatma.review import KernelReport, compare, disassembled, read_images, reports
+from cudatma.toolkit import find_program
 from tools import diff_builds, dump_kernels
 
 SOURCE = """
@@ -93,7 +93,7 @@ def test_a_cubin_and_ptx_of_one_module_are_equal(tmp_path: Path, capsys: pytest.
     if find_program("ptxas") is None:
         (ptx,) = dumped(entry / "scale.ptx", tmp_path / "out", capsys)
         assert "no ptxas was found" in ptx["notes"][0]
-        return
+        pytest.skip("ptxas is not installed here")
     (ptx,) = dumped(entry / "scale.ptx", tmp_path / "out", capsys)
     assert ptx["compiler"] == "ptxas"
     assert ptx["resources"]["static_smem_bytes"] == cubin["resources"]["static_smem_bytes"] == 512
@@ -115,11 +115,11 @@ def test_a_fatbin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     subprocess.run([str(fatbinary), *arguments], cwd=tmp_path, check=True)
     found = dumped(tmp_path / "k.fatbin", tmp_path / "out", capsys)
     assert sorted(each["target"] for each in found) == ["sm_120a", "sm_90a"]
-    assert sorted(bool(image.ptx) for image in read(tmp_path / "k.fatbin")) == [False, True]
+    assert sorted(bool(image.ptx) for image in read_images(tmp_path / "k.fatbin")) == [False, True]
     content = (tmp_path / "k.fatbin").read_bytes()
     (tmp_path / "cut.fatbin").write_bytes(content[:-100])
     with pytest.raises(ArgumentError, match=f"{len(content) - 100} bytes; allowed: the {len(content)} bytes"):
-        read(tmp_path / "cut.fatbin")
+        read_images(tmp_path / "cut.fatbin")
 
 
 def amd(cubin: bytes) -> bytes:
@@ -149,23 +149,24 @@ def test_other_files_are_refused(name: str, change: Callable[[bytes], bytes] | N
 def test_files_that_are_too_old_or_too_large_and_folders_without_kernels(tmp_path: Path) -> None:
     (tmp_path / "old.ptx").write_text(".version 3.2\n.target sm_20\n.entry k() { ret; }\n")
     with pytest.raises(TargetError, match=r"target: got sm_20 in old\.ptx; allowed: sm_75 and later"):
-        read(tmp_path / "old.ptx")
+        read_images(tmp_path / "old.ptx")
     with (tmp_path / "large.cubin").open("wb") as file:
         file.truncate(4 << 30)
     with pytest.raises(ArgumentError, match="4294967296 bytes; allowed: at most"):
-        read(tmp_path / "large.cubin")
+        read_images(tmp_path / "large.cubin")
     (tmp_path / "folder").mkdir()
     with pytest.raises(ArgumentError, match=r"a folder without \.ptx and \.cubin files"):
-        read(tmp_path / "folder")
+        read_images(tmp_path / "folder")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ArgumentError, match="a regular file"):
-        read(tmp_path / "pipe")
+        read_images(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["x.cubin", "--config", "stages=3"], "--config: got together with a file"),
+        (["x.cubin", "--jobs", "99"], "--jobs: got together with a file"),
         (["tile_copy", "-D", "X"], "-D: got together with tile_copy, a kernel of cudatma"),
         (["tile_copy", "--block", "64"], "--block: got together with tile_copy, a kernel of cudatma"),
     ],
@@ -181,7 +182,7 @@ def difference(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[
 
 
 def kernels(path: Path) -> list[KernelReport]:
-    return [report for image in read(path) for report in reports(disassembled(image))]
+    return [report for image in read_images(path) for report in reports(disassembled(image))]
 
 
 def test_what_changed_between_two_builds(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_what_changed_between_two_builds(tmp_path: Path) -> None:
 def test_builds_without_sass_are_compared_by_their_bytes(tmp_path: Path) -> None:
     before, after = (triton_entry(tmp_path / name, SOURCE.replace("x ^ 1", f"x ^ {name}")) for name in "12")
     for image, other, is_equal in ((before, before, True), (before, after, False)):
-        assert compare(reports(read(image)[0]), reports(read(other)[0])).equal == is_equal
+        assert compare(reports(read_images(image)[0]), reports(read_images(other)[0])).equal == is_equal
 
 
 def test_kernels_are_matched_by_name_and_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

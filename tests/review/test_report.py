@@ -15,9 +15,9 @@ from cudatma.errors import ArgumentError
 from cudatma.review import Image, reports
 from cudatma.review.cubin import Resources, read_cubin
 from cudatma.review.occupancy import occupancy, target_of
-from cudatma.review.programs import find_program
-from cudatma.review.report import KernelReport, config_fields
+from cudatma.review.report import KernelReport
 from cudatma.runtime.launch import Kernel
+from cudatma.toolkit import find_program
 
 TARGETS = ("sm_90a", "sm_120a")
 #: A kernel that spills and has a stack, one that calls a function and uses barriers, and one with a TMA pipeline.
@@ -145,7 +145,7 @@ def test_instructions_have_their_source_lines_and_loops_their_waits(target: str)
         pytest.skip("nvdisasm is not installed here")
     report = compiled("piped", target).report(threads=128, shared_bytes=1024)
     assert {row.kind for row in report.rows} == {"TMA", "mbarrier"}
-    assert lines_of(report, "UBLKCP") <= {LINES["cp.async"], LINES["cp.async"] + 1}
+    assert lines_of(report, "UBLKCP") in ({LINES["cp.async"]}, {LINES["cp.async"] + 1})
     assert lines_of(report, "SYNCS.PHASECHK") & {LINES["try_wait"], LINES["try_wait"] + 1}
     loop = report.loops[0]
     assert {"mbarrier", "LDS"} <= loop.waits.keys()
@@ -160,13 +160,13 @@ def test_instructions_have_their_source_lines_and_loops_their_waits(target: str)
 
 
 def test_without_a_disassembler_the_table_is_that_of_the_ptx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cudatma.review.programs.find_programs", lambda name: iter(()))
+    monkeypatch.setattr("cudatma.review.nvidia_programs.find_programs", lambda name: iter(()))
     report = compiled("piped", "sm_90a").report()
     assert report.sass is None
     assert report.notes[-1].startswith("no SASS: neither nvdisasm nor cuobjdump was found")
     assert report.resources is not None
-    assert lines_of(report, "cp.async.bulk") <= {LINES["cp.async"], LINES["cp.async"] + 1}
-    assert lines_of(report, "mbarrier.try_wait") <= {LINES["try_wait"], LINES["try_wait"] + 1}
+    assert lines_of(report, "cp.async.bulk") in ({LINES["cp.async"]}, {LINES["cp.async"] + 1})
+    assert lines_of(report, "mbarrier.try_wait") in ({LINES["try_wait"]}, {LINES["try_wait"] + 1})
     assert [each.threads for each in report.occupancy] == [128, 256, 512, 1024]
     assert "mbarrier.try_wait" in str(report)
 
@@ -183,7 +183,3 @@ def test_ptx_alone() -> None:
     ]
     with pytest.raises(ArgumentError, match="entry: got no; allowed: other, k"):
         reports(Image("k", "sm_90a", ptx), entry="no")
-
-
-def test_fields_of_something_that_is_no_config() -> None:
-    assert config_fields(object()) == {}

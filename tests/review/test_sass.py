@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sass_program import Line, assembled
 
-from cudatma.review import programs, sass
+from cudatma import toolkit
+from cudatma.review import nvidia_programs, sass
 from cudatma.review.wgmma_hazards import registers_written, wgmma_hazards
 
 CUOBJDUMP = """
@@ -105,29 +106,31 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(toolkit, "_SYSTEM_TOOLKIT", str(tmp_path / "system"))
     return tmp_path
 
 
 def test_programs_are_searched_in_order(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert programs.find_program("nvdisasm") is None
-    expected = [_program(bare / "bin" / "nvdisasm", "exit 0")]
+    assert toolkit.find_program("nvdisasm") is None
     monkeypatch.setenv("CUDA_HOME", str(bare / "cuda"))
-    for folder in ("cuda/bin", "s/triton/backends/nvidia/bin", "s/nvidia/cu13/bin"):
+    expected: list[Path] = []
+    for folder in ("s/triton/backends/nvidia/bin", "system/bin", "bin", "s/nvidia/cu13/bin", "cuda/bin"):
         expected = [_program(bare / folder / "nvdisasm", "exit 0"), *expected]
-        assert list(programs.find_programs("nvdisasm")) == expected
+        toolkit._wheel_folders.cache_clear()
+        assert list(toolkit.find_programs("nvdisasm")) == expected
 
 
 def test_a_missing_disassembler_says_what_to_install(bare: Path) -> None:
-    result = programs.disassemble(b"")
+    result = nvidia_programs.disassemble(b"")
     assert result.text is None
     assert "pip install nvidia-cuda-nvdisasm" in result.note
 
 
 def test_a_disassembler_that_refuses_is_quoted_and_the_next_one_asked(bare: Path) -> None:
     old = _program(bare / "bin" / "nvdisasm", "echo 'unknown architecture' >&2; exit 1")
-    assert f"{old}: unknown architecture" in programs.disassemble(b"").note
+    assert f"{old}: unknown architecture" in nvidia_programs.disassemble(b"").note
     _program(bare / "bin" / "cuobjdump", "echo 'Function : k'")
-    assert programs.disassemble(b"").text == "Function : k\n"
+    assert nvidia_programs.disassemble(b"").text == "Function : k\n"
 
 
 EXIT = Line("EXIT")

@@ -257,6 +257,18 @@ def test_wrong_options_of_the_parser(
     assert said in capsys.readouterr().err
 
 
+def test_folders_that_are_not_the_kernel_do_not_change_the_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("include", "tile_copy"):
+        (folder / name).mkdir()
+    assert emulate("-I", "include", "reverse.cu", *CALL) == 0
+    assert emulate("tile_copy", "--schedules", "1") == 0
+    capsys.readouterr()
+    assert emulate("--launch", "1", "tile_copy") == 2
+    assert "--launch: got together with a kernel; allowed: " in capsys.readouterr().err
+
+
 def test_the_help_of_a_kernel_lists_its_sizes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

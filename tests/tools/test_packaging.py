@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cudatma
+from cudatma.build.headers import HEADER_PACKAGES
 from cudatma.cli import COMMANDS
 from cudatma.errors import CUDA_PACKAGES
 from tools.dev import readme_tables, release
@@ -60,6 +61,12 @@ def test_every_package_is_listed() -> None:
 @pytest.mark.parametrize("cuda", [12, 13])
 def test_the_packages_that_errors_name_are_those_of_the_project(cuda: int) -> None:
     assert shlex.split(CUDA_PACKAGES[cuda]) == PROJECT["project"]["optional-dependencies"][f"cuda{cuda}"]
+
+
+@pytest.mark.parametrize(("extra", "packages"), HEADER_PACKAGES.items())
+def test_the_packages_of_headers_are_those_of_the_project(extra: str, packages: str) -> None:
+    listed = PROJECT["project"]["optional-dependencies"][extra]
+    assert packages.split() == [package.partition(">=")[0] for package in listed]
 
 
 @pytest.mark.parametrize("cuda", CONSTRAINTS)

@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("tools", "one file for each command"),
 )
 FACTS = (
-    *("errors", "dtypes", "target", "context", "layout", "pipeline"),
+    *("errors", "dtypes", "target", "toolkit", "context", "layout", "pipeline"),
     *("mbarrier_bits", "library_streams", "arrays", "backend"),
 )
 TOP = ("cli", "__main__", "pytest_plugin")

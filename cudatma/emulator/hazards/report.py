@@ -8,7 +8,8 @@ first, and list the consequences in the same bytes or at the same mbarrier under
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from cudatma.errors import counted
 
@@ -178,6 +179,20 @@ class Hazard:
     def cause(self) -> str:
         """The cause in this case, or the usual cause of this kind of hazard."""
         return self.known_cause or CAUSES[self.kind]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content as JSON-serializable data.
+
+        Returns
+        -------
+        dict
+            The attributes except ``known_cause``, ``address`` and ``places``, and ``cause``.
+        """
+        data = asdict(self) | {"cause": self.cause}
+        data |= {name: [other.as_dict() for other in getattr(self, name)] for name in ("consequences", "also")}
+        for name in ("known_cause", "address", "places"):
+            del data[name]
+        return data
 
     def __str__(self) -> str:
         lines = [

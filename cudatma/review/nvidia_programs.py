@@ -1,41 +1,20 @@
-"""NVIDIA's command-line programs: where they are, and what they make of a cubin, a fatbin or PTX."""
+"""Calls of NVIDIA's command-line programs, which disassemble cubins, assemble PTX, and extract code from files."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudatma.toolkit import find_program, find_programs
+
 #: pip packages of the disassemblers; the extra ``sass`` of pyproject.toml lists them too.
 SASS_PACKAGES = "nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
-#: Folders below site-packages that contain the programs: NVIDIA's wheels, and Triton's.
-_WHEEL_FOLDERS = ("nvidia/*/bin", "triton/backends/nvidia/bin")
-#: Other names of a program. Triton's wheel has a newer ptxas for Blackwell.
-_OTHER_NAMES = {"ptxas": ("ptxas-blackwell",)}
 _TIMEOUT_S = 300
 _CAUSE = re.compile(r"\b(?:error|fatal)\b")
-
-
-def find_programs(name: str) -> Iterator[Path]:
-    """Yield the paths of a program in the pip packages, in CUDA_HOME/bin and on PATH, in this order."""
-    sites = dict.fromkeys(Path(place) for place in sys.path if place)
-    folders = [folder for site in sites for pattern in _WHEEL_FOLDERS for folder in sorted(site.glob(pattern))]
-    folders += [Path(home) / "bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
-    for each in (name, *_OTHER_NAMES.get(name, ())):
-        yield from (folder / each for folder in folders if os.access(folder / each, os.X_OK))
-        if on_path := shutil.which(each):
-            yield Path(on_path)
-
-
-def find_program(name: str) -> Path | None:
-    """Return the first path that find_programs() yields, or None."""
-    return next(find_programs(name), None)
 
 
 @dataclass(frozen=True, slots=True)
