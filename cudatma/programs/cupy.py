@@ -112,7 +112,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
 
 def _explain(kind: Any, error: Any, traceback: Any) -> None:
     """Complete an error that CuPy raises without a device."""
-    if getattr(kind, "__name__", "") == "CUDARuntimeError":
+    if getattr(kind, "__name__", "") == "CUDARuntimeError" and _NEEDS_DEVICE not in str(error):
         error.args = (f"{error}. {_NEEDS_DEVICE}",)
 
 

@@ -278,6 +278,7 @@ class Recorder:
         self._launches.append(
             RecordedLaunch(
                 folder=self.folder,
+                modules={},
                 library=launch.library,
                 entry=launch.entry,
                 place=launch.place,
