@@ -206,4 +206,5 @@ def mapped(addresses: Array) -> Array:
         return addresses[:0]
     starts, ends = np.array(spans, np.uint64).T
     at = np.searchsorted(starts, addresses, side="right")
-    return addresses[(at > 0) & (addresses < ends[at - 1])]
+    inside: Array = addresses[(at > 0) & (addresses < ends[at - 1])]
+    return inside
