@@ -23,7 +23,7 @@ def argument_of(value: Any, parameter: Variable, field: str) -> Any:
     if array is not None:
         return array
     if isinstance(value, float) and not isinstance(value, np.generic) and parameter.kind == "f32":
-        remedy = "a Python float is passed as a double, of which the kernel reads one half: pass numpy.float32"
+        remedy = "a Python float is passed as a double, but the parameter is a float: pass numpy.float32"
         raise ArgumentError(field, value, "a float of 4 bytes", remedy)
     if isinstance(value, np.generic) and value.nbytes < parameter.size_bytes:
         remedy = "the kernel would read past the value: convert the scalar"
@@ -41,5 +41,5 @@ def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -
         reached = memory.reached([*numbers, *words_of(value for value in launch.args if isinstance(value, bytes))])
     args = (f"args[{index}]" for index in range(len(launch.args)))
     blocks = (f"an allocation of {counted(block.size, 'byte')}" for block in memory.blocks)
-    arrays = (*memory.blocks, *reached.values())
-    log.run(replace(launch, arrays=arrays, names=(*args, *blocks, *reached)))
+    arrays = (*memory.blocks, *(array for _, array in reached))
+    log.run(replace(launch, arrays=arrays, names=(*args, *blocks, *(name for name, _ in reached))))

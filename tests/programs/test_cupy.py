@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,7 +59,10 @@ def test_a_torch_tensor_is_an_array() -> None:
     x = torch.ones(32)
     with cudatma.emulate_launches():
         EARLY((1,), (32,), (x, np.float32(2), 32), shared_mem=128)
+        holder = SimpleNamespace(x=torch.ones(32))
+        EARLY((1,), (32,), (holder.x.data_ptr(), np.float32(3), 32), shared_mem=128)
     assert (x == -2).all()
+    assert (holder.x == -3).all()
 
 
 def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
@@ -90,3 +96,15 @@ def test_an_error_of_cupy_says_what_works() -> None:
         cudatma.emulate_launches(),
     ):
         cupy.cuda.runtime.getDevice()
+
+
+def test_a_module_that_is_imported_in_the_block_gets_the_original_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_module.py").write_text("from cupy import RawKernel, asarray as as_array\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with cudatma.emulate_launches():
+        late: Any = importlib.import_module("late_module")
+        assert late.RawKernel is cupy.RawKernel
+    monkeypatch.delitem(sys.modules, "late_module")
+    assert (late.RawKernel, late.as_array) == (cupy.RawKernel, cupy.asarray)

@@ -106,6 +106,12 @@ def test_programs_for_a_gpu_run_on_the_cpu() -> None:
         assert x.device == triton.runtime.driver.active.get_active_torch_device()
         y = torch.empty_like(x).cuda()
         torch.cuda.synchronize()
+        start, stream = torch.cuda.Event(enable_timing=True), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            start.record()
+        assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+        assert start.elapsed_time(stream.record_event()) >= 0
+        assert torch.cuda.get_device_properties(0).total_memory > 0
         launch = functools.partial(kernels.scale_kernel[1,], x, y, 2, 64, BLOCK=64)
         assert triton.testing.do_bench(launch, quantiles=[0.5, 0.9]) == [1.0, 1.0]
         product = torch.zeros(8, 8, device="cuda", dtype=torch.float16)
