@@ -29,7 +29,9 @@ _FILE = rb'(?:<(?P<angle>[^>\n]+)>|"(?P<quoted>[^"\n]+)"'
 _INCLUDE = re.compile(
     _HASH + rb"(?:include(?:_next)?|import)\b" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_][^\n]*))",
 )
-_HAS_INCLUDE = re.compile(rb"has_include\w*\s*\(" + _GAP + _FILE + rb")", re.IGNORECASE)
+_HAS_INCLUDE = re.compile(
+    rb"has_include\w*\s*\(" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_]\w*(?:" + _GAP + rb"\([^()\n]*\))?))", re.IGNORECASE
+)
 #: Matches the text that may precede a directive on its line.
 _BEFORE = re.compile(rb"(?:.*\*/)?" + _GAP)
 _MACRO = re.compile(r"(?P<name>\w+)\s*(?:\((?P<argument>[^()]*)\))?\s*(?://.*|/\*.*)?", re.DOTALL)
@@ -101,9 +103,10 @@ class _Directives:
         self.names: set[tuple[str, bool]] = set()
         self.macros: set[str] = set()
         for match in itertools.chain(_INCLUDE.finditer(text), _HAS_INCLUDE.finditer(text)):
+            is_question = match.re is _HAS_INCLUDE
             if name := match["angle"] or match["quoted"]:
                 self.names.add((os.fsdecode(name.strip()), match["angle"] is None))
-            elif _BEFORE.fullmatch(text, text.rfind(b"\n", 0, match.start()) + 1, match.start()):
+            elif is_question or _BEFORE.fullmatch(text, text.rfind(b"\n", 0, match.start()) + 1, match.start()):
                 self.macros.add(os.fsdecode(match["macro"].strip()))
 
 

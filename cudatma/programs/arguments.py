@@ -17,17 +17,27 @@ from cudatma.programs.log import LaunchLog, naming
 def argument_of(value: Any, parameter: Variable, field: str) -> Any:
     """Return an argument for the emulator. Raise ArgumentError if the kernel would read other bytes than it declares.
 
-    CuPy and cuda.core pass a Python float as a double and the bytes of a NumPy scalar as they are.
+    CuPy and cuda.core do not convert a number to the type of its parameter. They pass a Python float as a double, a
+    Python integer as an integer, and the bytes of a NumPy scalar as they are.
     """
     array = host_array(value)
     if array is not None:
         return array
-    if isinstance(value, float) and not isinstance(value, np.generic) and parameter.kind == "f32":
-        remedy = "a Python float is passed as a double, but the parameter is a float: pass numpy.float32"
-        raise ArgumentError(field, value, "a float of 4 bytes", remedy)
-    if isinstance(value, np.generic) and value.nbytes < parameter.size_bytes:
-        remedy = "the kernel would read past the value: convert the scalar"
-        raise ArgumentError(field, f"{value!r}", f"a value of {parameter.size_bytes} bytes", remedy)
+    size, kind = parameter.size_bytes, parameter.kind
+    if isinstance(value, np.generic):
+        value_bytes = value.nbytes
+    elif isinstance(value, bool):
+        value_bytes = 1
+    else:  # the libraries pass an int in a size that contains the parameter
+        value_bytes = 8 if isinstance(value, float) else size
+    is_float = isinstance(value, float | np.floating)
+    is_number = is_float or isinstance(value, int | np.integer | np.bool_)
+    if is_number and kind in ("f16", "f32", "f64") and not (is_float and value_bytes == size):
+        remedy = f"pass numpy.float{8 * size}, because the library does not convert the value"
+        raise ArgumentError(field, f"{value!r}, a {type(value).__name__}", f"a {size}-byte float", remedy)
+    if is_number and not is_float and value_bytes != size:
+        remedy = "convert it, because the library passes the bytes of the value"
+        raise ArgumentError(field, f"{value!r}, {counted(value_bytes, 'byte')}", f"{size} bytes", remedy)
     return value
 
 

@@ -38,7 +38,7 @@ _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Make Triton compile for the log's target and send its launches to the log. Benchmarks call their function once."""
+    """Make Triton compile for the log's target and send its launches to the log. Benchmarks run once."""
     import triton.testing
     from triton._C.libtriton import nvidia
     from triton.runtime import driver
