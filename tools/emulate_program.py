@@ -15,6 +15,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from cudatma.emulator.api import STEP_LIMIT
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.programs import LaunchEntry, LaunchLog, emulate_launches
 
@@ -41,6 +42,7 @@ def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) ->
                 only=options.only,
                 on_launch=None if options.json else lambda entry: _print(entry, reported),
                 trace=options.html is not None,
+                step_limit=options.step_limit,
             )
         )
         status = run_script(program, arguments)
@@ -63,6 +65,13 @@ def _parser() -> Parser:
     parser.add_argument("--schedules", type=int, default=2, metavar="N", help="number of schedules (default: 2)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random schedules (default: 0)")
     parser.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
+    parser.add_argument(
+        "--step-limit",
+        type=int,
+        default=STEP_LIMIT,
+        metavar="N",
+        help=f"maximum steps per schedule (default: {STEP_LIMIT})",
+    )
     parser.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     parser.add_argument("--only", metavar="NAME", help="check only kernels whose name contains NAME")
     add_report_options(parser)

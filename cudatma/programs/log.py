@@ -15,6 +15,7 @@ from typing import Any, Protocol, overload
 
 from cudatma.build.kernel import default_target
 from cudatma.emulator import Hazard, Report, Trace
+from cudatma.emulator.api import STEP_LIMIT
 from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
 from cudatma.programs.launch import ProgramLaunch
 from cudatma.target import Target, get_target
@@ -195,6 +196,7 @@ def emulate_launches(
     only: str | None = None,
     on_launch: Callable[[LaunchEntry], None] | None = None,
     trace: bool = False,
+    step_limit: int = STEP_LIMIT,
 ) -> Iterator[LaunchLog]:
     """Run kernel launches of Triton, Gluon, CuPy, cuda.core and cuda-python on the emulator, without a GPU.
 
@@ -218,6 +220,8 @@ def emulate_launches(
         Function that is called with the LaunchEntry of each launch.
     trace : bool, default False
         Whether the report of a launch with hazards holds a trace, which its page shows. Launches then take longer.
+    step_limit : int, default 5000000
+        Maximum number of segments in each schedule. A launch that exceeds it raises StepLimitError.
 
     Yields
     ------
@@ -236,7 +240,7 @@ def emulate_launches(
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
     chosen = default_target() if target is None else get_target(target)
-    options = {"schedules": schedules, "seed": seed, "replay": replay}
+    options = {"schedules": schedules, "seed": seed, "replay": replay, "step_limit": step_limit}
     log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
     with intercepting(INTERCEPTORS, log):
         _active.append(log)

@@ -593,7 +593,9 @@ def _read_file(folder: Path, name: str, digest: str) -> bytes:
     except OSError as error:
         raise RecordingError(name, error.strerror, "a file of the recording", "copy the whole folder") from None
     if digest_of(data) != digest:
-        raise RecordingError(name, "contents that differ from the recording", "the recorded file", "copy the folder again")
+        raise RecordingError(
+            name, "contents that differ from the recording", "the recorded file", "copy the folder again"
+        )
     return data
 
 
