@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -130,6 +131,18 @@ class EmulatedModule:
     def globals(self) -> Variables:
         """The ``__device__`` and ``__constant__`` variables by name; ``module.globals["x"] = array`` sets one."""
         return Variables(self.image.variables)
+
+    def twin(self) -> EmulatedModule:
+        """Load the module again.
+
+        Returns
+        -------
+        EmulatedModule
+            The same module with its own variables, which have their initial values. Nothing is parsed again.
+        """
+        twin = copy.copy(self)
+        twin.image = self.image.twin()
+        return twin
 
     def variable(self, name: str) -> Array:
         """Return the memory of a global or constant variable.

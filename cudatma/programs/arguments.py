@@ -23,7 +23,7 @@ def argument_of(value: Any, parameter: Variable, field: str) -> Any:
     if array is not None:
         return array
     if isinstance(value, float) and not isinstance(value, np.generic) and parameter.kind == "f32":
-        remedy = "a Python float is passed as a double, of which the kernel reads one half: pass numpy.float32"
+        remedy = "a Python float is passed as a double, but the parameter is a float: pass numpy.float32"
         raise ArgumentError(field, value, "a float of 4 bytes", remedy)
     if isinstance(value, np.generic) and value.nbytes < parameter.size_bytes:
         remedy = "the kernel would read past the value: convert the scalar"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Any
 
@@ -60,12 +59,12 @@ def entry_of(ptx_entries: tuple[str, ...], name: str, lowered: dict[str, str]) -
     """Return the name in the PTX of a kernel that a program names in C++, or raise ArgumentError."""
     entry = lowered.get(name, name)
     if entry not in ptx_entries:
-        remedy = 'declare it extern "C", or use name_expressions'
+        remedy = 'declare the kernel extern "C", or list its name in name_expressions'
         raise ArgumentError("name", name, ", ".join(ptx_entries) or "none: the module has no kernel", remedy)
     return entry
 
 
 def _text(size_of: Any, get: Any, program: Any) -> str:
-    buffer = bytearray(int(check(size_of(program), "nvrtcGetProgramLogSize")))
-    check(get(program, buffer), "nvrtcGetPTX")
-    return re.sub(r"\0+$", "", buffer.decode("utf-8", "replace"))
+    buffer = bytearray(int(check(size_of(program), size_of.__name__)))
+    check(get(program, buffer), get.__name__)
+    return buffer.decode("utf-8", "replace").rstrip("\0")

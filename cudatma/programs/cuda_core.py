@@ -6,66 +6,65 @@ every call ends before it returns.
 
 from __future__ import annotations
 
+import ctypes
 import time
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cudatma.emulator import EmulatedModule
 from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, counted
 from cudatma.programs.arguments import argument_of, run_with_memory
 from cudatma.programs.compiling import compile_to_ptx, entry_of
 from cudatma.programs.driver import device_attributes, ptx_of
 from cudatma.programs.host_memory import HostMemory, bytes_at
-from cudatma.programs.launch import ProgramLaunch, calling_place, module_of
+from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
 from cudatma.programs.log import LaunchLog
 from cudatma.programs.patches import Patches
+from cudatma.programs.recorder import NO_PTX, Recorder
 from cudatma.runtime.launch_config import dim3
 
 
-class State:
-    """What the objects of one emulated device share."""
+class EmulatedDevice:
+    """State shared by the objects of an emulated device."""
 
     def __init__(self, log: LaunchLog) -> None:
         self.log, self.memory = log, HostMemory()
-
-
-class CoreInterceptor:
-    """Replaces the public classes of cuda.core and its function ``launch``, and sends launches to the log."""
-
-    def __init__(self) -> None:
-        self._patches = Patches()
-
-    def install(self, log: LaunchLog) -> None:
-        """Replace the names in cuda.core and in the program's modules."""
-        import cuda.core as core
-
-        state = State(log)
-        bound = {
-            kind.__name__: type(kind.__name__, (kind,), {"state": state}) for kind in (Device, Program, ObjectCode)
+        #: The classes of the program's block by their names in cuda.core, each with this device.
+        self.classes: dict[str, Any] = {
+            kind.__name__: type(kind.__name__, (kind,), {"emulated": self})
+            for kind in (Device, Program, MemoryResource)
         }
-        resource = type("MemoryResource", (MemoryResource,), {"state": state})
-        options = type("ProgramOptions", (core.ProgramOptions,), {"__post_init__": lambda self: None})
-        names = [name for name in dir(core) if name.endswith("MemoryResource") and name != "MemoryResource"]
-        self._patches.set_everywhere(
-            core,
-            {
-                **bound,
-                **dict.fromkeys(names, resource),
-                "ProgramOptions": options,
-                "LaunchConfig": LaunchConfig,
-                "Buffer": Buffer,
-                "Stream": Stream,
-                "Event": Event,
-                "launch": lambda stream, config, kernel, *args: _launch(state, config, kernel, args),
-            },
-        )
 
-    def remove(self) -> None:
-        """Put cuda.core's own names back."""
-        self._patches.undo()
+
+def intercept(patches: Patches, log: LaunchLog) -> None:
+    """Replace the public classes of cuda.core and its function ``launch``, and send launches to the log."""
+    import cuda.core as core
+
+    emulated = EmulatedDevice(log)
+    resource = emulated.classes["MemoryResource"]
+    options = type("ProgramOptions", (core.ProgramOptions,), {"__post_init__": lambda self: None})
+    names = [name for name in dir(core) if name.endswith("MemoryResource") and name != "MemoryResource"]
+    patches.set_everywhere(
+        core,
+        {
+            **emulated.classes,
+            **{name: type(name, (resource,), {}) for name in names},
+            "ProgramOptions": options,
+            "LaunchConfig": LaunchConfig,
+            "ObjectCode": ObjectCode,
+            "Buffer": Buffer,
+            "Stream": Stream,
+            "Event": Event,
+            "launch": lambda stream, config, kernel, *args: _launch(emulated, config, kernel, args),
+        },
+    )
 
 
 class ComputeCapability(NamedTuple):
@@ -78,15 +77,15 @@ class ComputeCapability(NamedTuple):
 class Device:
     """The emulated device."""
 
-    state: State
+    emulated: EmulatedDevice
 
     def __init__(self, device_id: Any = None) -> None:
         if device_id not in (None, 0) and not isinstance(device_id, Device):
             raise ArgumentError("device_id", device_id, "0: the emulator has one device")
         self.device_id = 0
         self.default_stream = Stream()
-        self.memory_resource = type("MemoryResource", (MemoryResource,), {"state": self.state})()
-        target = self.state.log.target
+        self.memory_resource = self.emulated.classes["MemoryResource"]()
+        target = self.emulated.log.target
         self.name = f"cudatma emulator ({target.name})"
         self.compute_capability = ComputeCapability(*target.compute_capability)
         self.arch = "".join(map(str, target.compute_capability))
@@ -172,6 +171,7 @@ class Buffer:
 
     def __init__(self, address: int, size: int, resource: MemoryResource | None = None) -> None:
         self.handle, self.size, self.memory_resource = address, size, resource
+        self._free: Any = None
 
     @classmethod
     def from_handle(cls, ptr: Any, size: int, mr: Any = None, owner: Any = None) -> Buffer:
@@ -180,7 +180,9 @@ class Buffer:
 
     def __dlpack__(self, **options: Any) -> Any:
         options.pop("stream", None)
-        return bytes_at(self.handle, self.size).view().__dlpack__(**options)
+        memory: Any = (ctypes.c_uint8 * self.size).from_address(self.handle)
+        memory.owner = self  # arrays of this memory keep the buffer alive
+        return np.frombuffer(memory, np.uint8).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0
@@ -202,20 +204,25 @@ class Buffer:
 
     def fill(self, value: int | Any, *, stream: Any = None) -> None:
         """Fill with a byte, or with the bytes of a scalar or buffer."""
+        if isinstance(value, int) and not 0 <= value < 256:
+            raise ArgumentError("value", value, "0 to 255")
         pattern = np.frombuffer(bytes([value]) if isinstance(value, int) else bytes(value), np.uint8)
+        if pattern.size not in (1, 2, 4) or self.size % pattern.size:
+            allowed = f"1, 2 or 4 bytes that divide the {self.size} bytes of the buffer"
+            raise ArgumentError("value", counted(pattern.size, "byte"), allowed)
         bytes_at(self.handle, self.size).reshape(-1, pattern.size)[:] = pattern
 
     def close(self, stream: Any = None) -> None:
         """Free the memory."""
-        if self.memory_resource is not None and self.size:
-            self.memory_resource.state.memory.free(self.handle, "Buffer.close")
+        if self._free is not None:
+            self._free()
             self.size = 0
 
 
 class MemoryResource:
     """Allocates host memory in the place of device, pinned or managed memory."""
 
-    state: State
+    emulated: EmulatedDevice
     is_device_accessible = is_host_accessible = True
     device_id = 0
 
@@ -223,17 +230,19 @@ class MemoryResource:
 
     def allocate(self, size: int, stream: Any = None, **_: Any) -> Buffer:
         """Return new memory."""
-        return Buffer(self.state.memory.allocate(size), size, self)
+        buffer = Buffer(self.emulated.memory.allocate(size), size, self)
+        buffer._free = weakref.finalize(buffer, self.emulated.memory.discard, buffer.handle)
+        return buffer
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None, **_: Any) -> None:
         """Free memory."""
-        self.state.memory.free(int(ptr), "MemoryResource.deallocate")
+        self.emulated.memory.free(int(ptr), "MemoryResource.deallocate")
 
 
 class Program:
     """A program that compiles to PTX only."""
 
-    state: State
+    emulated: EmulatedDevice
     backend = "NVRTC"
 
     def __init__(self, code: Any, code_type: str, options: Any = None) -> None:
@@ -245,20 +254,15 @@ class Program:
     def compile(self, target_type: str, name_expressions: Sequence[str] = (), logs: Any = None, **_: Any) -> ObjectCode:
         """Compile to PTX, whatever the requested type is: the emulator needs no other code."""
         if self._type == "ptx":
-            return self._object(self._code, {})
+            return ObjectCode(ptx_of(self._code))
         options = self._options
         flags = () if options is None else tuple(flag.decode() for flag in options.as_bytes("nvrtc"))
         name = getattr(options, "name", None) or "default_program"
         file_name = name if "." in name else f"{name}.cu"
-        ptx, lowered = compile_to_ptx(self._code, self.state.log.target.name, flags, tuple(name_expressions), file_name)
-        return self._object(ptx, lowered, ((file_name, self._code),))
-
-    def _object(
-        self, ptx: str, lowered: dict[str, str], sources: tuple[tuple[str, str], ...] | None = None
-    ) -> ObjectCode:
-        kind = type("ObjectCode", (ObjectCode,), {"state": self.state})
-        code: ObjectCode = kind(ptx, lowered, sources)
-        return code
+        ptx, lowered = compile_to_ptx(
+            self._code, self.emulated.log.target.name, flags, tuple(name_expressions), file_name
+        )
+        return ObjectCode(ptx, lowered, ((file_name, self._code),))
 
     def close(self) -> None:
         """Mark the program as closed."""
@@ -268,7 +272,6 @@ class Program:
 class ObjectCode:
     """PTX and the names of its kernels."""
 
-    state: State
     code_type = "ptx"
 
     def __init__(
@@ -276,6 +279,10 @@ class ObjectCode:
     ) -> None:
         self._ptx, self.symbol_mapping, self._sources = ptx, symbol_mapping or {}, sources
         self.name = ""
+
+    @cached_property
+    def _module(self) -> EmulatedModule:
+        return load_module(self._ptx, self._sources)
 
     @property
     def code(self) -> bytes:
@@ -298,21 +305,23 @@ class ObjectCode:
     def get_kernel(self, name: str | bytes) -> Kernel:
         """Return a kernel by its name in C++ or in the PTX."""
         text = name.decode() if isinstance(name, bytes) else name
-        module = module_of(self._ptx, self._sources)
-        return Kernel(self._ptx, entry_of(module.entries, text, self.symbol_mapping), self._sources)
+        entry = entry_of(self._module.entries, text, self.symbol_mapping)
+        return Kernel(self._ptx, entry, self._sources, self._module)
 
 
 class Kernel:
     """A kernel of an ObjectCode."""
 
-    def __init__(self, ptx: str, entry: str, sources: tuple[tuple[str, str], ...] | None) -> None:
-        self.ptx, self.entry, self.sources = ptx, entry, sources
+    def __init__(
+        self, ptx: str, entry: str, sources: tuple[tuple[str, str], ...] | None, module: EmulatedModule
+    ) -> None:
+        self.ptx, self.entry, self.sources, self.module = ptx, entry, sources, module
         self.attributes = SimpleNamespace(max_threads_per_block=1024, max_dynamic_shared_size_bytes=0)
 
     @property
     def parameters(self) -> Sequence[Any]:
         """Parameters of the kernel."""
-        return module_of(self.ptx, self.sources).image.entry(self.entry).function.params
+        return self.module.image.entry(self.entry).function.params
 
     @property
     def num_arguments(self) -> int:
@@ -339,7 +348,7 @@ class LaunchConfig:
         self.programmatic_stream_serialization = programmatic_stream_serialization
 
 
-def _launch(state: State, config: LaunchConfig, kernel: Any, args: Sequence[Any]) -> None:
+def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[Any]) -> None:
     if not isinstance(kernel, Kernel):
         remedy = "compile and load it inside emulate_launches()"
         raise LaunchError(
@@ -348,21 +357,86 @@ def _launch(state: State, config: LaunchConfig, kernel: Any, args: Sequence[Any]
     parameters = kernel.parameters
     if len(args) != len(parameters):
         raise LaunchError("kernel_args", counted(len(args), "argument"), f"{len(parameters)} for {kernel.entry}")
+    launch = describe_launch(kernel.ptx, kernel.entry, config, args, kernel.sources)
     fields = [f"kernel_args[{index}] of {kernel.entry}" for index in range(len(args))]
-    handles = [arg.handle if isinstance(arg, Buffer) else arg for arg in args]
-    values = list(map(argument_of, handles, parameters, fields))
-    grid = tuple(g * c for g, c in zip(config.grid, config.cluster or (1, 1, 1), strict=True))
-    launch = ProgramLaunch(
-        ptx=kernel.ptx,
-        entry=kernel.entry,
-        grid=dim3(grid, "grid"),
-        block=config.block,
-        cluster=config.cluster,
-        shared_bytes=config.shmem_size,
-        programmatic=config.programmatic_stream_serialization,
-        args=tuple(values),
-        library="cuda.core",
-        place=calling_place("cuda"),
-        sources=kernel.sources,
+    values = map(argument_of, launch.args, parameters, fields)
+    run_with_memory(emulated.log, replace(launch, args=tuple(values), loaded=kernel.module), emulated.memory)
+
+
+def describe_launch(
+    ptx: str, entry: str, config: Any, args: Sequence[Any], sources: tuple[tuple[str, str], ...] | None = None
+) -> ProgramLaunch:
+    """Return a launch of a kernel with the arguments of the program. Buffers become addresses."""
+    cluster = None if config.cluster is None else dim3(config.cluster, "cluster")
+    grid = tuple(
+        extent * factor for extent, factor in zip(dim3(config.grid, "grid"), cluster or (1, 1, 1), strict=True)
     )
-    run_with_memory(state.log, launch, state.memory)
+    return ProgramLaunch(
+        ptx=ptx,
+        entry=entry,
+        grid=dim3(grid, "grid"),
+        block=dim3(config.block, "block"),
+        cluster=cluster,
+        shared_bytes=config.shmem_size,
+        programmatic=bool(getattr(config, "programmatic_stream_serialization", False)),
+        args=tuple(int(arg.handle) if hasattr(arg, "memory_resource") else arg for arg in args),
+        library="cuda.core",
+        place=calling_place(),
+        sources=sources,
+    )
+
+
+def record(patches: Patches, recorder: Recorder) -> None:
+    """Record the launches of kernels whose programs are compiled during the recording."""
+    import cuda.core as core
+
+    original_launch, original_program = core.launch, core.Program
+    modules: list[tuple[Any, str]] = []
+
+    class Program(original_program):  # type: ignore[misc, valid-type]
+        def __init__(self, code: Any, code_type: Any, options: Any = None) -> None:
+            super().__init__(code, code_type, options)
+            self._recorded = code, code_type, options
+
+        def compile(self, target_type: Any, *args: Any, **options: Any) -> Any:
+            compiled = super().compile(target_type, *args, **options)
+            is_ptx = str(target_type).lower() == "ptx"
+            twin = compiled if is_ptx else original_program(*self._recorded).compile("ptx", *args, **options)
+            modules.append((compiled, ptx_of(twin.code)))
+            return compiled
+
+    def launch(stream: Any, config: Any, kernel: Any, *args: Any) -> Any:
+        def describe() -> ProgramLaunch:
+            ptx, sources = _code_of(kernel, modules)
+            if not ptx:
+                allowed = "a kernel of a Program that was compiled during the recording"
+                raise ArgumentError("kernel", NO_PTX, allowed)
+            return describe_launch(ptx, _entry_of(kernel), config, args, sources)
+
+        return recorder.around(
+            describe,
+            lambda: original_launch(stream, config, kernel, *args),
+            entry=_entry_of(kernel),
+            library="cuda.core",
+            stream=int(getattr(stream, "handle", 0) or 0),
+        )
+
+    patches.set_everywhere(core, {"launch": launch, "Program": Program})
+
+
+def _entry_of(kernel: Any) -> str:
+    if isinstance(kernel, Kernel):
+        return kernel.entry
+    from cuda.bindings import driver
+
+    return bytes(driver.cuKernelGetName(kernel.handle)[1]).decode()
+
+
+def _code_of(kernel: Any, modules: list[tuple[Any, str]]) -> tuple[str, tuple[tuple[str, str], ...] | None]:
+    """Return PTX and sources of a kernel. The PTX is empty if it is not known."""
+    if isinstance(kernel, Kernel):
+        return kernel.ptx, kernel.sources
+    from cuda.bindings import driver
+
+    library = int(driver.cuKernelGetLibrary(kernel.handle)[1])
+    return next((ptx for code, ptx in modules if int(code.handle) == library), ""), None

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from cudatma.programs.launch import ProgramLaunch, calling_place
+from cudatma.emulator import EmulatedModule
+from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
 from cudatma.programs.log import SM_COUNT, LaunchLog, naming
 from cudatma.programs.patches import Patches
 
@@ -68,17 +68,21 @@ _GET_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ct
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
 
 
-class CuteDslInterceptor:
-    """Sends the launches of host functions that the CuTe DSL compiles to the log.
+def intercept(patches: Patches, log: LaunchLog) -> None:
+    """Send the launches of host functions that the CuTe DSL compiles to the log.
 
     Functions that were compiled before are not redirected.
     """
+    _Interceptor().install(patches, log)
+
+
+class _Interceptor:
+    """The runtime library of the DSL."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
-        #: Kernels by handle: name and PTX.
-        self._kernels: dict[int, tuple[str, str]] = {}
-        self._ptx = ""
+        #: Kernels by handle: name and module.
+        self._kernels: dict[int, tuple[str, EmulatedModule]] = {}
+        self._module: EmulatedModule | None = None
         #: Launches of the running host function, and the error of the last one.
         self._launches: list[ProgramLaunch] = []
         self._error: Exception | None = None
@@ -89,7 +93,7 @@ class CuteDslInterceptor:
         self._symbols["_cudaLibraryGetKernel"] = _GET_KERNEL(self._get_kernel)
         self._symbols["_cudaLaunchKernelEx"] = _LAUNCH(self._launch)
 
-    def install(self, log: LaunchLog) -> None:
+    def install(self, patches: Patches, log: LaunchLog) -> None:
         """Make the DSL keep its PTX, and replace the symbols of its runtime library."""
         from cutlass._mlir.execution_engine import ExecutionEngine
         from cutlass.base_dsl.jit_executor import JitExecutor
@@ -98,13 +102,11 @@ class CuteDslInterceptor:
         from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
         from cutlass.utils.hardware_info import HardwareInfo
 
-        patches = Patches()
-        self._stack.callback(patches.undo)
         settings = {
             "keep_ptx": True,
             "no_cache": True,  # a cached function has no PTX
             "lineinfo": True,
-            "dump_dir": self._stack.enter_context(tempfile.TemporaryDirectory()),
+            "dump_dir": patches.enter_context(tempfile.TemporaryDirectory()),
             "_arch": log.target.name,
         }
         for name, value in settings.items():
@@ -116,7 +118,7 @@ class CuteDslInterceptor:
                 engine.raw_register_runtime(name, ctypes.cast(function, ctypes.c_void_p))
 
         def load(compiled: Any) -> list[Any]:
-            self._ptx = compiled.artifacts.PTX
+            self._module = load_module(compiled.artifacts.PTX)
             load_library(compiled)
             return []  # the DSL would unload these libraries with the CUDA runtime
 
@@ -148,17 +150,15 @@ class CuteDslInterceptor:
         run_host = patches.set(JitExecutor, "run_compiled_program", run)
         c_pointers = patches.set(runtime._Tensor, "__c_pointers__", pointers)
 
-    def remove(self) -> None:
-        """Restore the DSL."""
-        self._stack.close()
-
     def _load(self, handle: Any) -> int:
         handle[0] = 1
         return 0
 
     def _get_kernel(self, handle: Any, library: int, name: bytes) -> int:
+        if self._module is None:
+            return 1
         handle[0] = len(self._kernels) + 1
-        self._kernels[handle[0]] = name.decode(), self._ptx
+        self._kernels[handle[0]] = name.decode(), self._module
         return 0
 
     def _launch(self, config: Any, kernel: int, args: Any) -> int:
@@ -170,10 +170,10 @@ class CuteDslInterceptor:
             return 1
         return 0
 
-    def _recorded(self, shape: Any, name: str, ptx: str, args: Any) -> ProgramLaunch:
+    def _recorded(self, shape: Any, name: str, module: EmulatedModule, args: Any) -> ProgramLaunch:
         attributes = {shape.attributes[i].id: shape.attributes[i].value for i in range(shape.attribute_count)}
         launch = ProgramLaunch(
-            ptx=ptx,
+            ptx=module.sources.ptx,
             entry=name,
             grid=shape.grid.extents,
             block=shape.block.extents,
@@ -182,10 +182,11 @@ class CuteDslInterceptor:
             shared_bytes=shape.shared_bytes,
             programmatic=_PROGRAMMATIC in attributes and bool(attributes[_PROGRAMMATIC].flag),
             arrays=tuple(self._memory.values()),
-            place=calling_place("cutlass"),
+            place=calling_place(),
+            loaded=module,
         )
         with naming(_LIBRARY, name, launch.place):
-            parameters = launch.module.image.entry(name).function.params
+            parameters = module.image.entry(name).function.params
         values = [ctypes.string_at(args[i], parameter.size_bytes) for i, parameter in enumerate(parameters)]
         return replace(launch, args=tuple(values))
 

@@ -26,13 +26,14 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, Drive
 from cudatma.layout import Interleave, Swizzle
 from cudatma.programs.arguments import run_with_memory
 from cudatma.programs.host_memory import HostMemory, bytes_at
-from cudatma.programs.launch import Dim, ProgramLaunch, calling_place, module_of
+from cudatma.programs.launch import Dim, ProgramLaunch, calling_place, load_module
 from cudatma.programs.log import SM_COUNT, LaunchLog
 from cudatma.programs.patches import Patches
+from cudatma.programs.recorder import NO_PTX, Recorder
 from cudatma.runtime.launch_config import dim3
 
 #: Functions that have nothing to do, because every call ends before it returns.
-_NOTHING = frozenset(
+_NO_OPS = frozenset(
     (
         "cuCtxDestroy",
         "cuCtxPushCurrent",
@@ -43,7 +44,6 @@ _NOTHING = frozenset(
         "cuCtxSynchronize",
         "cuDevicePrimaryCtxRelease",
         "cuDevicePrimaryCtxSetFlags",
-        "cuEventDestroy",
         "cuEventQuery",
         "cuEventSynchronize",
         "cuFuncSetAttribute",
@@ -51,8 +51,6 @@ _NOTHING = frozenset(
         "cuInit",
         "cuKernelSetAttribute",
         "cuMemPrefetchAsync",
-        "cuModuleUnload",
-        "cuLibraryUnload",
         "cuProfilerStart",
         "cuProfilerStop",
         "cuStreamDestroy",
@@ -71,26 +69,23 @@ class _Entry:
 
     module: int
     name: str
-    ptx: str
 
 
-class DriverInterceptor:
-    """Replaces the functions of cuda.bindings.driver, and sends its launches to the log."""
+def intercept(patches: Patches, log: LaunchLog) -> None:
+    """Replace the functions of cuda.bindings.driver, and send its launches to the log."""
+    from cuda.bindings import driver
 
-    def install(self, log: LaunchLog) -> None:
-        from cuda.bindings import driver
+    # The process keeps both results, so that cudatma's own functions do not take the emulated device for a GPU.
+    selected_backend("auto")
+    has_driver()
+    emulated = EmulatedDriver(driver, log)
+    names = [name for name in dir(driver) if name.startswith("cu") and callable(getattr(driver, name))]
+    functions = [name for name in names if not isinstance(getattr(driver, name), type)]
+    patches.set_everywhere(driver, {name: emulated.function(name) for name in functions})
 
-        # Both results are kept, so that cudatma's own functions do not take the emulated device for a GPU.
-        selected_backend("auto")
-        has_driver()
-        emulated = EmulatedDriver(driver, log)
-        names = [name for name in dir(driver) if name.startswith("cu") and callable(getattr(driver, name))]
-        functions = [name for name in names if not isinstance(getattr(driver, name), type)]
-        self._patches = Patches()
-        self._patches.set_everywhere(driver, {name: emulated.function(name) for name in functions})
 
-    def remove(self) -> None:
-        self._patches.undo()
+class _UnknownHandleError(Exception):
+    """A call got a handle that the emulated device did not return."""
 
 
 class EmulatedDriver:
@@ -99,21 +94,29 @@ class EmulatedDriver:
     def __init__(self, driver: Any, log: LaunchLog) -> None:
         self._driver, self._log = driver, log
         self._handles = itertools.count(0x1000)
-        self._modules: dict[int, str] = {}
+        self._modules: dict[int, EmulatedModule] = {}
         self._entries: dict[int, _Entry] = {}
-        self._events: dict[int, float] = {}
+        #: Events by handle: the time of their record, or None.
+        self._events: dict[int, float | None] = {}
         self._context = 0
         self.memory = HostMemory()
         self._ok = driver.CUresult.CUDA_SUCCESS
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return the emulated function with this name, or one that raises DriverError."""
-        if name in _NOTHING:
+        if name in _NO_OPS:
             return lambda *_: (self._ok,)
         plain = name.removesuffix("_v2").removesuffix("_v3").removesuffix("Async")
         emulated = getattr(self, plain, None)
         if emulated is not None:
-            return emulated  # type: ignore[no-any-return]
+
+            def call(*args: Any) -> tuple[Any, ...]:
+                try:
+                    return emulated(*args)  # type: ignore[no-any-return]
+                except _UnknownHandleError:
+                    return self._driver.CUresult.CUDA_ERROR_INVALID_HANDLE, *[None] * _results(plain)
+
+            return call
 
         def missing(*_: object) -> Any:
             raise DriverError(name, None, "the emulator has no such function", "run this part of the program on a GPU")
@@ -189,28 +192,36 @@ class EmulatedDriver:
         return self._ok, self._driver.CUmodule(int(library))
 
     def cuModuleGetFunction(self, module: Any, name: bytes) -> tuple[Any, ...]:
-        return self._entry(int(module), name, self._driver.CUfunction)
+        return self._new_entry(module, name, self._driver.CUfunction)
 
     def cuLibraryGetKernel(self, library: Any, name: bytes) -> tuple[Any, ...]:
-        return self._entry(int(library), name, self._driver.CUkernel)
+        return self._new_entry(library, name, self._driver.CUkernel)
 
     def cuKernelGetFunction(self, kernel: Any) -> tuple[Any, ...]:
         return self._ok, self._driver.CUfunction(int(kernel))
 
+    def cuModuleUnload(self, module: Any) -> tuple[Any, ...]:
+        for variable in self._module(module).image.variables.values():
+            self.memory.remove(variable)
+        del self._modules[int(module)]
+        return (self._ok,)
+
+    cuLibraryUnload = cuModuleUnload
+
     def cuKernelGetLibrary(self, kernel: Any) -> tuple[Any, ...]:
-        return self._ok, self._driver.CUlibrary(self._entries[int(kernel)].module)
+        return self._ok, self._driver.CUlibrary(self._entry(kernel).module)
 
     def cuFuncGetModule(self, function: Any) -> tuple[Any, ...]:
-        return self._ok, self._driver.CUmodule(self._entries[int(function)].module)
+        return self._ok, self._driver.CUmodule(self._entry(function).module)
 
     def cuFuncGetName(self, function: Any) -> tuple[Any, ...]:
-        return self._ok, self._entries[int(function)].name.encode()
+        return self._ok, self._entry(function).name.encode()
 
     cuKernelGetName = cuFuncGetName
 
     def cuFuncGetParamInfo(self, function: Any, index: int) -> tuple[Any, ...]:
-        entry = self._entries[int(function)]
-        program = self._parsed(entry.module).image.entry(entry.name)
+        entry = self._entry(function)
+        program = self._module(entry.module).image.entry(entry.name)
         if index >= len(program.function.params):
             return self._driver.CUresult.CUDA_ERROR_INVALID_VALUE, None, None
         parameter = program.function.params[index]
@@ -219,8 +230,8 @@ class EmulatedDriver:
     cuKernelGetParamInfo = cuFuncGetParamInfo
 
     def cuFuncGetAttribute(self, attribute: Any, function: Any, *_: Any) -> tuple[Any, ...]:
-        name, entry = attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_"), self._entries[int(function)]
-        image = self._parsed(entry.module).image
+        name, entry = attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_"), self._entry(function)
+        image = self._module(entry.module).image
         values = {
             "MAX_THREADS_PER_BLOCK": 1024,
             "MAX_DYNAMIC_SHARED_SIZE_BYTES": self._log.target.smem_per_block_bytes,
@@ -236,25 +247,37 @@ class EmulatedDriver:
     cuKernelGetAttribute = cuFuncGetAttribute
 
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, ...]:
-        variable = self._parsed(int(module)).globals[name.decode()]
+        variable = self._module(module).image.variables.get(name.decode())
+        if variable is None:
+            return self._driver.CUresult.CUDA_ERROR_NOT_FOUND, None, None
+        self.memory.add(variable)
         return self._ok, self._driver.CUdeviceptr(variable.ctypes.data), variable.nbytes
 
     cuLibraryGetGlobal = cuModuleGetGlobal
 
     def _load(self, image: Any) -> int:
         handle = next(self._handles)
-        self._modules[handle] = ptx_of(image)
+        self._modules[handle] = load_module(ptx_of(image))
         return handle
 
-    def _parsed(self, module: int) -> EmulatedModule:
-        return module_of(self._modules[module], None)
+    def _module(self, handle: Any) -> EmulatedModule:
+        module = self._modules.get(int(handle))
+        if module is None:
+            raise _UnknownHandleError
+        return module
 
-    def _entry(self, module: int, name: bytes, handle_type: Any) -> tuple[Any, ...]:
+    def _entry(self, handle: Any) -> _Entry:
+        entry = self._entries.get(int(handle))
+        if entry is None:
+            raise _UnknownHandleError
+        return entry
+
+    def _new_entry(self, module: Any, name: bytes, handle_type: Any) -> tuple[Any, ...]:
         text = name.decode() if isinstance(name, bytes) else name
-        if text not in self._parsed(module).entries:
+        if text not in self._module(module).entries:
             return self._driver.CUresult.CUDA_ERROR_NOT_FOUND, handle_type(0)
         handle = next(self._handles)
-        self._entries[handle] = _Entry(module, text, self._modules[module])
+        self._entries[handle] = _Entry(int(module), text)
         return self._ok, handle_type(handle)
 
     # Memory
@@ -334,14 +357,29 @@ class EmulatedDriver:
 
     def cuEventCreate(self, *_: Any) -> tuple[Any, ...]:
         handle = next(self._handles)
+        self._events[handle] = None
         return self._ok, self._driver.CUevent(handle)
 
+    def cuEventDestroy(self, event: Any) -> tuple[Any, ...]:
+        self._seconds(event)
+        del self._events[int(event)]
+        return (self._ok,)
+
     def cuEventRecord(self, event: Any, *_: Any) -> tuple[Any, ...]:
+        self._seconds(event)
         self._events[int(event)] = time.perf_counter()
         return (self._ok,)
 
     def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[Any, ...]:
-        return self._ok, 1e3 * (self._events[int(end)] - self._events[int(start)])
+        first, last = self._seconds(start), self._seconds(end)
+        if first is None or last is None:
+            raise _UnknownHandleError  # as the driver does for an event that was not recorded
+        return self._ok, 1e3 * (last - first)
+
+    def _seconds(self, event: Any) -> float | None:
+        if int(event) not in self._events:
+            raise _UnknownHandleError
+        return self._events[int(event)]
 
     # Tensor maps
 
@@ -396,11 +434,7 @@ class EmulatedDriver:
 
     # Launches
 
-    def cuLaunchKernel(
-        self,
-        function: Any,
-        *shape_stream_arguments: Any,
-    ) -> tuple[Any, ...]:
+    def cuLaunchKernel(self, function: Any, *shape_stream_arguments: Any) -> tuple[Any, ...]:
         shape, (shared_bytes, _, kernel_params, extra) = shape_stream_arguments[:6], shape_stream_arguments[6:]
         return self._launch("cuLaunchKernel", function, shape, int(shared_bytes), kernel_params, extra)
 
@@ -427,24 +461,9 @@ class EmulatedDriver:
     ) -> tuple[Any, ...]:
         if extra:
             raise DriverError(call, None, "the emulator does not read arguments from extra", "use kernelParams")
-        entry = self._entries.get(int(function))
-        if entry is None:
-            return (self._driver.CUresult.CUDA_ERROR_INVALID_HANDLE,)
-        program = self._parsed(entry.module).image.entry(entry.name)
-        raw = parameter_bytes(kernel_params, [parameter.size_bytes for parameter in program.function.params])
-        grid, block = map(int, shape[:3]), map(int, shape[3:])
-        launch = ProgramLaunch(
-            ptx=entry.ptx,
-            entry=entry.name,
-            grid=dim3(tuple(grid), "grid"),
-            block=dim3(tuple(block), "block"),
-            cluster=cluster,
-            shared_bytes=shared_bytes,
-            programmatic=programmatic,
-            args=tuple(raw),
-            library="cuda-python",
-            place=calling_place("cuda"),
-        )
+        entry = self._entry(function)
+        module = self._module(entry.module)
+        launch = describe_launch(module, entry.name, shape, shared_bytes, kernel_params, cluster, programmatic)
         run_with_memory(self._log, launch, self.memory)
         return (self._ok,)
 
@@ -454,6 +473,39 @@ class EmulatedDriver:
         return self._ok, error.name.encode()
 
     cuGetErrorString = cuGetErrorName
+
+
+def describe_launch(
+    module: EmulatedModule,
+    entry: str,
+    shape: Sequence[int],
+    shared_bytes: int,
+    kernel_params: Any,
+    cluster: Dim | None,
+    programmatic: bool,
+) -> ProgramLaunch:
+    """Return a launch of a kernel. ``shape`` is the grid and the block."""
+    sizes = [parameter.size_bytes for parameter in module.image.entry(entry).function.params]
+    return ProgramLaunch(
+        ptx=module.sources.ptx,
+        entry=entry,
+        grid=dim3(tuple(map(int, shape[:3])), "grid"),
+        block=dim3(tuple(map(int, shape[3:])), "block"),
+        cluster=cluster,
+        shared_bytes=shared_bytes,
+        programmatic=programmatic,
+        args=tuple(parameter_bytes(kernel_params, sizes)),
+        library="cuda-python",
+        place=calling_place(),
+        loaded=module,
+    )
+
+
+def _results(name: str) -> int:
+    """Return the number of values that a function with a handle returns after the error code."""
+    if name.endswith(("GetGlobal", "GetParamInfo")):
+        return 2
+    return int("Get" in name or name == "cuEventElapsedTime")
 
 
 def config_shape(driver: Any, config: Any) -> tuple[tuple[int, ...], Dim | None, bool]:
@@ -481,7 +533,7 @@ def device_attributes(target: Any) -> dict[str, int]:
         "MULTIPROCESSOR_COUNT": SM_COUNT,
         "WARP_SIZE": 32,
         "MAX_THREADS_PER_BLOCK": 1024,
-        "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
+        "MAX_THREADS_PER_MULTIPROCESSOR": target.max_threads_per_sm,
         **dict(zip(("MAX_BLOCK_DIM_X", "MAX_BLOCK_DIM_Y", "MAX_BLOCK_DIM_Z"), (1024, 1024, 64), strict=True)),
         **dict(zip(("MAX_GRID_DIM_X", "MAX_GRID_DIM_Y", "MAX_GRID_DIM_Z"), (2**31 - 1, 65535, 65535), strict=True)),
         "MAX_REGISTERS_PER_BLOCK": 65536,
@@ -492,7 +544,7 @@ def device_attributes(target: Any) -> dict[str, int]:
         "UNIFIED_ADDRESSING": 1,
         "MANAGED_MEMORY": 1,
         "CONCURRENT_MANAGED_ACCESS": 1,
-        "MEMORY_POOLS_SUPPORTED": 1,
+        "MEMORY_POOLS_SUPPORTED": 0,
         "COOPERATIVE_LAUNCH": 1,
         "CLUSTER_LAUNCH": int(target.has("cluster")),
         "TENSOR_MAP_ACCESS_SUPPORTED": int(target.has("tma")),
@@ -590,4 +642,72 @@ def _map_fields(
     }
 
 
-__all__ = ["CudaTmaError", "DriverInterceptor", "EmulatedDriver"]
+def record(patches: Patches, recorder: Recorder) -> None:
+    """Record the launches of functions whose modules are loaded from PTX during the recording."""
+    from cuda.bindings import driver
+
+    #: Handles of modules and libraries -> PTX, and of functions and kernels -> (PTX, entry).
+    modules: dict[int, str] = {}
+    entries: dict[int, tuple[str, str]] = {}
+
+    def remember(call: Callable[..., Any], note: Callable[[int, tuple[Any, ...]], None]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            result = call(*args)
+            if int(result[0]) == 0:
+                note(int(result[1]), args)
+            return result
+
+        return wrapped
+
+    def note_module(handle: int, args: tuple[Any, ...]) -> None:
+        try:
+            modules[handle] = ptx_of(args[0])
+        except CudaTmaError:
+            modules.pop(handle, None)
+
+    def note_entry(handle: int, args: tuple[Any, ...]) -> None:
+        entries[handle] = modules.get(int(args[0]), ""), bytes(args[1]).decode()
+
+    def note_function(handle: int, args: tuple[Any, ...]) -> None:
+        entries[handle] = entries.get(int(args[0]), ("", ""))
+
+    def around(call: str, function: Any, stream: Any, describe: Any, execute: Callable[[], Any]) -> Any:
+        ptx, entry = entries.get(int(function), ("", f"a function of {call}"))
+
+        def launch() -> ProgramLaunch:
+            if not ptx:
+                raise ArgumentError("module", NO_PTX, "a module that is loaded from PTX during the recording")
+            return describe(ptx, entry)  # type: ignore[no-any-return]
+
+        return recorder.around(launch, execute, entry=entry, library="cuda-python", stream=int(stream))
+
+    def launch_kernel(function: Any, *rest: Any) -> Any:
+        def describe(ptx: str, entry: str) -> ProgramLaunch:
+            return describe_launch(load_module(ptx), entry, rest[:6], int(rest[6]), rest[8], None, False)
+
+        return around(
+            "cuLaunchKernel", function, rest[7], describe, lambda: original["cuLaunchKernel"](function, *rest)
+        )
+
+    def launch_kernel_ex(config: Any, function: Any, params: Any, extra: Any) -> Any:
+        def describe(ptx: str, entry: str) -> ProgramLaunch:
+            shape, cluster, programmatic = config_shape(driver, config)
+            return describe_launch(load_module(ptx), entry, shape, config.sharedMemBytes, params, cluster, programmatic)
+
+        return around(
+            "cuLaunchKernelEx",
+            function,
+            config.hStream,
+            describe,
+            lambda: original["cuLaunchKernelEx"](config, function, params, extra),
+        )
+
+    notes = {
+        **dict.fromkeys(("cuModuleLoadData", "cuModuleLoadDataEx", "cuLibraryLoadData"), note_module),
+        **dict.fromkeys(("cuModuleGetFunction", "cuLibraryGetKernel"), note_entry),
+        "cuKernelGetFunction": note_function,
+    }
+    launches = {"cuLaunchKernel": launch_kernel, "cuLaunchKernelEx": launch_kernel_ex}
+    original = {name: getattr(driver, name) for name in (*notes, *launches)}
+    wrapped = {name: remember(original[name], note) for name, note in notes.items()}
+    patches.set_everywhere(driver, wrapped | launches)

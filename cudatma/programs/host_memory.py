@@ -86,11 +86,12 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._blocks: dict[int, Array] = {}
+        self._variables: dict[int, Array] = {}
 
     @property
     def blocks(self) -> tuple[Array, ...]:
-        """The live allocations."""
-        return tuple(self._blocks.values())
+        """The live allocations, and variables of modules."""
+        return *self._blocks.values(), *self._variables.values()
 
     def allocate(self, size: int) -> int:
         """Return the address of new memory."""
@@ -100,6 +101,14 @@ class HostMemory:
         self._blocks[block.ctypes.data] = block
         return int(block.ctypes.data)
 
+    def add(self, variable: Array) -> None:
+        """Make a variable of a module accessible by its address."""
+        self._variables[variable.ctypes.data] = variable
+
+    def remove(self, variable: Array) -> None:
+        """Remove a variable of a module that is unloaded."""
+        self._variables.pop(variable.ctypes.data, None)
+
     def free(self, address: int, call: str) -> None:
         """Free an allocation."""
         if address and self._blocks.pop(address, None) is None:
@@ -107,9 +116,13 @@ class HostMemory:
                 f"{call}: pointer", hex(address), "the address of a live allocation, as cuMemAlloc returned it"
             )
 
+    def discard(self, address: int) -> None:
+        """Free an allocation, unless it was freed before."""
+        self._blocks.pop(address, None)
+
     def find(self, address: int) -> tuple[int, int] | None:
         """Return base and size of the allocation that contains an address."""
-        for base, block in self._blocks.items():
+        for base, block in (*self._blocks.items(), *self._variables.items()):
             if base <= address < base + max(1, block.size):
                 return base, block.size
         return None
@@ -154,7 +167,7 @@ class HostMemory:
                         "args",
                         hex(word),
                         "an address from cuMemAlloc, or of a NumPy array in a variable of the program",
-                        "nothing tells how much memory this address has",
+                        "the size of the allocation is unknown",
                     )
         return arrays
 

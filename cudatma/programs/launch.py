@@ -16,6 +16,7 @@ import numpy as np
 from cudatma.emulator import EmulatedModule, Hazard, Report, load
 from cudatma.errors import HazardError
 from cudatma.mutants import Call, Trial
+from cudatma.programs.patches import LIBRARIES
 
 Dim = tuple[int, int, int]
 
@@ -60,6 +61,8 @@ class ProgramLaunch:
     from_compiler : tuple of (str, str)
         Kinds of hazards, each with an opcode, that the library's compiler causes. The program cannot avoid them, so
         they are warnings.
+    loaded : EmulatedModule, optional
+        The loaded module, whose variables keep their values between launches. Default: each launch has new variables.
     """
 
     ptx: str = field(repr=False)
@@ -77,11 +80,12 @@ class ProgramLaunch:
     sources: tuple[tuple[str, str], ...] | None = field(default=None, repr=False)
     registers: int | None = None
     from_compiler: tuple[tuple[str, str], ...] = ()
+    loaded: EmulatedModule | None = field(default=None, repr=False)
 
     @property
     def module(self) -> EmulatedModule:
-        """The parsed module. Launches of the same PTX share it, and its variables keep their values between them."""
-        return module_of(self.ptx, self.sources)
+        """The module of the kernel: `loaded`, or a module with new variables."""
+        return self.loaded or load_module(self.ptx, self.sources)
 
     def run(self, **options: Any) -> Report:
         """Run the launch on the emulator.
@@ -118,7 +122,7 @@ class ProgramLaunch:
         report.warnings += [hazard for hazard in report.hazards if self._is_from_compiler(hazard)]
         report.hazards = [hazard for hazard in report.hazards if not self._is_from_compiler(hazard)]
         if is_raising and report.hazards:
-            raise HazardError(str(report), report.hazards)
+            raise HazardError(str(report), report.hazards, report)
         return report
 
     def trial(self) -> Trial:
@@ -150,8 +154,13 @@ class ProgramLaunch:
         )
 
 
+def load_module(ptx: str, sources: tuple[tuple[str, str], ...] | None = None) -> EmulatedModule:
+    """Return a module with its own variables. PTX that was loaded before is not parsed again."""
+    return _parsed(ptx, sources).twin()
+
+
 @lru_cache(maxsize=_MAX_MODULES)
-def module_of(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedModule:
+def _parsed(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedModule:
     texts = files_of(ptx) if sources is None else sources
     lines = {name: dict(enumerate(text.splitlines(), 1)) for name, text in texts}
     return load(ptx, lines=lines)
@@ -171,12 +180,12 @@ def read_sources(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def calling_place(*packages: str) -> str:
-    """Return "file:line" of the innermost caller outside this package and the named packages."""
+def calling_place() -> str:
+    """Return "file:line" of the innermost caller outside the libraries."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("cudatma", *packages) and frame.f_code.co_filename != "<string>":  # generated code
+        if package not in LIBRARIES and frame.f_code.co_filename != "<string>":  # generated code
             break
         frame = frame.f_back
     path = frame.f_code.co_filename

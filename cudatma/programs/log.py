@@ -4,45 +4,36 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 from cudatma.build.kernel import default_target
+from cudatma.context import Runtime, using_runtime
 from cudatma.emulator import Hazard, Report, Trace
 from cudatma.emulator.api import STEP_LIMIT
 from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
 from cudatma.programs.launch import ProgramLaunch
+from cudatma.programs.patches import Patches
 from cudatma.target import Target, get_target
-
-
-class Interceptor(Protocol):
-    """Sends the launches of one library to a log."""
-
-    def install(self, log: LaunchLog) -> None:
-        """Redirect the library's launches to ``log.run``. The library has been imported."""
-
-    def remove(self) -> None:
-        """Undo ``install``."""
-
 
 #: Number of SMs that programs see. With few SMs, the CTAs of persistent kernels process several tiles each.
 SM_COUNT = 4
 
-#: Module of a library -> the Interceptor class for its launches, as "module:class". An interceptor is installed when
-#: the program imports the library's module, so that a program pays only for libraries that it uses.
+#: Module of a library -> the function that sends the library's launches to a log, as "module:function". It is called
+#: with Patches and the log when the program imports the library's module, so that a program pays only for libraries
+#: that it uses.
 INTERCEPTORS: dict[str, str] = {
-    "torch": "cudatma.programs.torch:TorchInterceptor",
-    "triton": "cudatma.programs.triton:TritonInterceptor",
-    "cutlass.utils.hardware_info": "cudatma.programs.cute_dsl:CuteDslInterceptor",
-    "cupy": "cudatma.programs.cupy:CupyInterceptor",
-    "cuda.core": "cudatma.programs.cuda_core:CoreInterceptor",
-    "cuda.bindings.driver": "cudatma.programs.driver:DriverInterceptor",
+    "torch": "cudatma.programs.torch:intercept",
+    "triton": "cudatma.programs.triton:intercept",
+    "cutlass.utils.hardware_info": "cudatma.programs.cute_dsl:intercept",
+    "cupy": "cudatma.programs.cupy:intercept",
+    "cuda.core": "cudatma.programs.cuda_core:intercept",
+    "cuda.bindings.driver": "cudatma.programs.driver:intercept",
 }
 
 
@@ -173,7 +164,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         report.title, report.place = f"{launch.entry} ({launch.library})", launch.place
         if report.is_clean:
             report.trace = None
-        entry = LaunchEntry(replace(launch, args=(), arrays=()), report, seconds, is_checked)
+        entry = LaunchEntry(replace(launch, args=(), arrays=(), loaded=None), report, seconds, is_checked)
         for log in logs:
             log._add(entry)
         if self._hazards == "raise" and report.hazards:
@@ -239,10 +230,11 @@ def emulate_launches(
     """
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
-    chosen = default_target() if target is None else get_target(target)
+    architecture = default_target() if target is None else get_target(target)
     options = {"schedules": schedules, "seed": seed, "replay": replay, "step_limit": step_limit}
-    log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
-    with intercepting(INTERCEPTORS, log):
+    log = LaunchLog(target=architecture, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
+    # A new Runtime has no plans that call the real driver, and its plans that call the emulated one end with the block.
+    with using_runtime(Runtime()), intercepting(INTERCEPTORS, log):
         _active.append(log)
         try:
             yield log
@@ -251,20 +243,20 @@ def emulate_launches(
 
 
 @contextmanager
-def intercepting(interceptors: Mapping[str, str], sink: Any) -> Iterator[None]:
-    """Install the interceptor of each library that the program has imported, and of others when it imports them."""
-    with ExitStack() as stack:
+def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
+    """Install the patches for each library that the program has imported, and for others when it imports them."""
+    with Patches() as patches:
 
         def install(name: str) -> None:
-            module, _, kind = interceptors[name].partition(":")
-            interceptor: Interceptor = getattr(importlib.import_module(module), kind)()
-            interceptor.install(sink)
-            stack.callback(interceptor.remove)
+            module, _, function = installers[name].partition(":")
+            getattr(importlib.import_module(module), function)(patches, sink)
 
-        imported = [name for name in interceptors if name in sys.modules]
-        hook = _ImportHook(set(interceptors) - set(imported), install)
+        imported = [name for name in installers if name in sys.modules]
+        pending = set(installers) - set(imported)
+        hook = _ImportHook(pending, install)
         sys.meta_path.insert(0, hook)
-        stack.callback(sys.meta_path.remove, hook)
+        patches.callback(pending.clear)
+        patches.callback(sys.meta_path.remove, hook)
         for name in imported:
             install(name)
         yield
@@ -273,21 +265,23 @@ def intercepting(interceptors: Mapping[str, str], sink: Any) -> Iterator[None]:
 class _ImportHook(importlib.abc.MetaPathFinder):
     """Calls a function after the first import of each of some modules."""
 
-    def __init__(self, names: set[str], then: Callable[[str], None]) -> None:
-        self._names, self._then = names, then
+    def __init__(self, pending: set[str], then: Callable[[str], None]) -> None:
+        self._pending, self._then = pending, then
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        if name not in self._names:
+        if name not in self._pending:
             return None
-        self._names.remove(name)
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is None or spec.loader is None:
             return None
-        execute, then = spec.loader.exec_module, self._then
+        execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            then(name)
+            if name in self._pending:
+                self._pending.remove(name)
+                self._then(name)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

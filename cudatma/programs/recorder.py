@@ -29,6 +29,7 @@ from cudatma.errors import ArgumentError, CudaTmaError, DriverError, check
 from cudatma.programs.host_memory import array_info, bytes_at, callers_arrays
 from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.log import intercepting
+from cudatma.programs.patches import Patches
 from cudatma.programs.recording import (
     FILE,
     TYPES,
@@ -45,17 +46,18 @@ from cudatma.target import Target, target_for
 
 _Result = TypeVar("_Result")
 
-#: Module of a library -> the class that records its launches, as "module:class".
+#: Module of a library -> the function that records its launches, as "module:function".
 RECORDERS: dict[str, str] = {
-    "torch": "cudatma.programs.recorders:TorchRecorder",
-    "torch._inductor.config": "cudatma.programs.recorders:InductorConfigRecorder",
-    "torch._inductor.runtime.triton_heuristics": "cudatma.programs.recorders:InductorRecorder",
-    "triton": "cudatma.programs.recorders:TritonRecorder",
-    "cupy": "cudatma.programs.recorders:CupyRecorder",
-    "cuda.core": "cudatma.programs.recorders:CoreRecorder",
-    "cuda.bindings.driver": "cudatma.programs.recorders:DriverRecorder",
-    "cudatma.runtime.launch": "cudatma.programs.recorders:CudatmaRecorder",
+    "torch": "cudatma.programs.torch:record",
+    "torch._inductor.config": "cudatma.programs.torch:record_inductor",
+    "torch._inductor.runtime.triton_heuristics": "cudatma.programs.torch:pause_for_inductor",
+    "triton": "cudatma.programs.triton:record",
+    "cupy": "cudatma.programs.cupy:record",
+    "cuda.core": "cudatma.programs.cuda_core:record",
+    "cuda.bindings.driver": "cudatma.programs.driver:record",
+    "cudatma.runtime.launch": "cudatma.programs.own_kernels:record",
 }
+NO_PTX = "the module has no PTX"
 DEFAULT_LIMIT_MIB = 256
 #: Smaller numbers cannot be addresses.
 _LOWEST_ADDRESS = 1 << 16
@@ -66,7 +68,7 @@ _MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Allocation:
     """An allocation on a device or on the host."""
 
     base: int
@@ -76,12 +78,12 @@ class _Place:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Reached:
     """What a launch reaches, before it runs."""
 
     launch: ProgramLaunch
     parameters: tuple[RecordedParameter, ...]
-    places: list[_Place]
+    allocations: list[_Allocation]
     names: list[str]
 
 
@@ -135,6 +137,15 @@ class Recorder:
         finally:
             self._is_paused = before
 
+    def pause_during(self, patches: Patches, owner: Any, name: str) -> None:
+        """Record nothing during calls of a method."""
+
+        def without_recording(*args: Any, **options: Any) -> Any:
+            with self.paused():
+                return original(*args, **options)
+
+        original = patches.set(owner, name, without_recording)
+
     def around(
         self,
         describe: Callable[[], ProgramLaunch],
@@ -151,17 +162,17 @@ class Recorder:
         """
         if self._is_paused or (self._only is not None and self._only not in entry):
             return execute()
-        what = f"{entry} ({library}) at {calling_place('triton', 'torch', 'cupy', 'cuda')}"
+        what = f"{entry} ({library}) at {calling_place()}"
         with self.paused():
             try:
-                found = self._find(describe(), stream)
-                before = self._read(found.places)
+                reached = self._find(describe(), stream)
+                before = self._read(reached.allocations)
             except Exception as error:  # of any library
                 self.refuse(what, error)
                 return execute()
             result = execute()
             try:
-                self._write(found, before, self._read(found.places))
+                self._write(reached, before, self._read(reached.allocations))
             except Exception as error:
                 self.refuse(what, error)
             return result
@@ -185,7 +196,7 @@ class Recorder:
         text = describe_recording(self._launches, _device_name(), refused, others)
         (self.folder / FILE).write_text(text, encoding="utf-8")
 
-    def _find(self, launch: ProgramLaunch, stream: int) -> _Found:
+    def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
         """Return the parameters of a launch with the allocations that they point to."""
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
@@ -201,20 +212,20 @@ class Recorder:
         ]
         names = launch.names[: len(args)] or [f"args[{index}]" for index in range(len(args))]
         buffer = pack_arguments(program, args if len(args) == len(launch.args) else launch.args, GlobalMemory(), names)
-        found = _Found(launch, (), [], [])
+        reached = _Reached(launch, (), [], [])
         parameters = []
         for name, parameter in zip(names, declared, strict=True):
             at = program.param_offsets[parameter.name]
             raw = buffer[at : at + parameter.size_bytes]
-            parameters.append(RecordedParameter(name, raw, tuple(self._pointers(found, name, raw, known))))
-        found.parameters = tuple(parameters)
-        size = sum(place.size for place in found.places)
+            parameters.append(RecordedParameter(name, raw, tuple(self._pointers(reached, name, raw, known))))
+        reached.parameters = tuple(parameters)
+        size = sum(allocation.size for allocation in reached.allocations)
         if size > self._limit:
             remedy = f"raise --limit-mib (limit_mib) from {self._limit >> 20}"
             raise ArgumentError("memory", f"{size / 2**20:.1f} MiB", f"at most {self._limit >> 20} MiB", remedy)
-        return found
+        return reached
 
-    def _pointers(self, found: _Found, name: str, raw: bytes, known: Sequence[ArrayInfo]) -> Iterator[Pointer]:
+    def _pointers(self, reached: _Reached, name: str, raw: bytes, known: Sequence[ArrayInfo]) -> Iterator[Pointer]:
         offsets: Sequence[int] = range(0, len(raw) - _POINTER_BYTES + 1, _POINTER_BYTES)
         map_type = _tensor_map_type(raw)
         if map_type is not None:
@@ -223,38 +234,41 @@ class Recorder:
             address = int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
             if address < _LOWEST_ADDRESS:
                 continue
-            place = next((p for p in found.places if p.base <= address < p.base + p.size), None)
-            if place is None:
-                place = _place_of(address, known, map_type)
-                if place is None:
+            allocation = next((p for p in reached.allocations if p.base <= address < p.base + p.size), None)
+            if allocation is None:
+                allocation = _allocation_of(address, known, map_type)
+                if allocation is None:
                     continue
-                found.places.append(place)
-                found.names.append(name)
-            yield Pointer(at, found.places.index(place), address - place.base)
+                reached.allocations.append(allocation)
+                reached.names.append(name)
+            yield Pointer(at, reached.allocations.index(allocation), address - allocation.base)
 
-    def _read(self, places: Sequence[_Place]) -> list[Array]:
+    def _read(self, allocations: Sequence[_Allocation]) -> list[Array]:
         """Wait for the GPU, and return the contents of allocations."""
         driver = _driver()
         check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
         contents = []
-        for place in places:
-            if place.on_host:
-                contents.append(bytes_at(place.base, place.size).copy())
+        for allocation in allocations:
+            if allocation.on_host:
+                contents.append(bytes_at(allocation.base, allocation.size).copy())
                 continue
-            data = np.empty(place.size, np.uint8)
-            check(driver.cuMemcpyDtoH(data.ctypes.data, driver.CUdeviceptr(place.base), place.size), "cuMemcpyDtoH")
+            data = np.empty(allocation.size, np.uint8)
+            check(
+                driver.cuMemcpyDtoH(data.ctypes.data, driver.CUdeviceptr(allocation.base), allocation.size),
+                "cuMemcpyDtoH",
+            )
             contents.append(data)
         return contents
 
-    def _write(self, found: _Found, before: Sequence[Array], after: Sequence[Array]) -> None:
-        launch = found.launch
+    def _write(self, reached: _Reached, before: Sequence[Array], after: Sequence[Array]) -> None:
+        launch = reached.launch
         memory = [
             RecordedMemory(
-                name, place.size, place.dtype, write_memory(self.folder, old), write_memory(self.folder, new)
+                name, allocation.size, allocation.dtype, write_memory(self.folder, old), write_memory(self.folder, new)
             )
-            for name, place, old, new in zip(found.names, found.places, before, after, strict=True)
+            for name, allocation, old, new in zip(reached.names, reached.allocations, before, after, strict=True)
         ]
-        parameters = list(found.parameters)
+        parameters = list(reached.parameters)
         for index, (parameter, value) in enumerate(zip(parameters, launch.args, strict=True)):
             if isinstance(value, Scratch):
                 memory.append(RecordedMemory(parameter.name, value.size, None, None, None))
@@ -264,6 +278,7 @@ class Recorder:
         self._launches.append(
             RecordedLaunch(
                 folder=self.folder,
+                modules={},
                 library=launch.library,
                 entry=launch.entry,
                 place=launch.place,
@@ -289,9 +304,9 @@ class Scratch(bytes):
 
     def __new__(cls, size: int) -> Scratch:
         """Return a null pointer for memory of ``size`` bytes."""
-        made = super().__new__(cls, _POINTER_BYTES)
-        made.size = size
-        return made
+        pointer = super().__new__(cls, _POINTER_BYTES)
+        pointer.size = size
+        return pointer
 
 
 @contextmanager
@@ -361,7 +376,7 @@ def _tensor_map_type(raw: bytes) -> str | None:
     return None if decoded.unknown else str(decoded.spec.dtype.numpy or "uint8")
 
 
-def _place_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) -> _Place | None:
+def _allocation_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) -> _Allocation | None:
     """Return the allocation that contains an address, or None if it is not an address."""
     arrays = [info for info in known if info.extent[0] <= address < info.extent[1]]
     names = [str(info.dtype) for info in sorted(arrays, key=lambda info: info.dtype.itemsize == 1)]
@@ -369,15 +384,15 @@ def _place_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) -> _P
     spans = [span for span in map(_storage, arrays) if span[0] <= address < span[0] + span[1]]
     if spans:
         base, size = max(spans, key=lambda span: span[1])
-        return _Place(base, size, dtype, arrays[0].device is None)
+        return _Allocation(base, size, dtype, arrays[0].device is None)
     block = _torch_block(address)
     if block is not None:
-        return _Place(*block, dtype, False)
+        return _Allocation(*block, dtype, False)
     driver = _driver()
     result = driver.cuMemGetAddressRange(address)
     if int(result[0]) != 0:
         return None
-    return _Place(int(result[1]), int(result[2]), dtype, False)
+    return _Allocation(int(result[1]), int(result[2]), dtype, False)
 
 
 def _storage(info: ArrayInfo) -> tuple[int, int]:

@@ -16,18 +16,18 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
 import ml_dtypes
 import numpy as np
 
-from cudatma.emulator import Report
+from cudatma.emulator import EmulatedModule, Report
 from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import RecordingError
-from cudatma.programs.launch import Dim, ProgramLaunch
+from cudatma.programs.launch import Dim, ProgramLaunch, load_module
 
 FILE = "launches.json"
 _FORMAT, _VERSION = "cudatma-recording", 1
@@ -133,13 +133,13 @@ class MemoryComparison:
         return not self.is_exact and self.relative is not None and self.relative <= tolerance
 
     def __str__(self) -> str:
-        kind = f"{self.dtype}s" if self.dtype else "bytes of unknown type"
+        kind = f"{self.dtype} elements" if self.dtype else "bytes of unknown type"
         if not self.different:
             return f"{self.name}: {self.elements} {kind}, equal to the recording"
-        text = f"{self.name}: {self.different} of {self.elements} {kind} differ from the recording"
+        text = f"{self.name}: {self.different} of {self.elements} {kind} differ"
         if self.max_difference is None or self.relative is None:
             return text
-        return f"{text}, by at most {self.max_difference:.3g} (relative to the norm {self.relative:.2e})"
+        return f"{text} (max. {self.max_difference:.3g}, relative error {self.relative:.2e})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,8 @@ class RecordedLaunch:
     ----------
     folder : Path
         The recording.
+    modules : dict
+        Loaded modules of the recording. Variables of a module keep their values between its launches.
     library, entry, place : str
         Library that launched the kernel, name of the kernel, and where the program launched it.
     module : str
@@ -209,6 +211,7 @@ class RecordedLaunch:
     """
 
     folder: Path
+    modules: dict[Any, EmulatedModule] = field(repr=False, compare=False)
     library: str
     entry: str
     place: str
@@ -245,8 +248,13 @@ class RecordedLaunch:
                 address = address_of(arrays[pointer.memory]) + pointer.offset
                 raw[pointer.at : pointer.at + _POINTER_BYTES] = address.to_bytes(_POINTER_BYTES, "little")
             args.append(bytes(raw))
+        ptx = _read_text(self.folder, self.module)
+        sources = tuple((name, _read_text(self.folder, digest)) for name, digest in self.sources)
+        key = self.module, self.sources
+        if key not in self.modules:
+            self.modules[key] = load_module(ptx, sources)
         return ProgramLaunch(
-            ptx=_read_text(self.folder, self.module),
+            ptx=ptx,
             entry=self.entry,
             grid=self.grid,
             block=self.block,
@@ -258,9 +266,10 @@ class RecordedLaunch:
             names=(*(parameter.name for parameter in self.parameters), *(memory.name for memory in self.memory)),
             library=self.library,
             place=self.place,
-            sources=tuple((name, _read_text(self.folder, digest)) for name, digest in self.sources),
+            sources=sources,
             from_compiler=self.from_compiler,
             registers=self.registers,
+            loaded=self.modules[key],
         )
 
     def run(self, **options: Any) -> Replay:
@@ -374,7 +383,7 @@ class Recording(Sequence[RecordedLaunch]):
         lines = [f"not recorded: {what}: {reason}" for what, reason in self.refused]
         lines += [f"not recorded: {name}, {count} times" for name, count in self.other_kernels.items()]
         more = len(lines) - _MAX_LINES
-        last = [f"not recorded: {more} more, which --json lists"] if more > 0 else []
+        last = [f"not recorded: {more} more"] if more > 0 else []
         return [*lines[:_MAX_LINES], *last]
 
 
@@ -430,7 +439,7 @@ def describe_recording(
 
 
 def _describe_launch(launch: RecordedLaunch) -> dict[str, Any]:
-    nested = ("folder", "parameters", "memory")
+    nested = ("folder", "modules", "parameters", "memory")
     return {name: getattr(launch, name) for name in RecordedLaunch.__slots__ if name not in nested} | {
         "parameters": [
             {"name": p.name, "data": p.data.hex(), "pointers": [[q.at, q.memory, q.offset] for q in p.pointers]}
@@ -474,7 +483,8 @@ def read_recording(folder: str | Path) -> Recording:
     if top.get("format", str) != _FORMAT or top.get("version", int) != _VERSION:
         got = f"{content.get('format')!r} version {content.get('version')!r}"
         raise RecordingError(FILE, got, f"{_FORMAT!r} version {_VERSION}", "read it with the cudatma that wrote it")
-    launches = [_read_launch(path, reader) for reader in top.readers("launches")]
+    modules: dict[Any, EmulatedModule] = {}
+    launches = [_read_launch(path, modules, reader) for reader in top.readers("launches")]
     others = top.get("other_kernels", dict)
     if not all(type(count) is int for count in others.values()):
         raise top.error("other_kernels", others, "a number of launches for each name")
@@ -539,10 +549,11 @@ class _Reader:
         return value
 
 
-def _read_launch(folder: Path, reader: _Reader) -> RecordedLaunch:
+def _read_launch(folder: Path, modules: dict[Any, EmulatedModule], reader: _Reader) -> RecordedLaunch:
     memory = tuple(map(_read_memory_entry, reader.readers("memory")))
     return RecordedLaunch(
         folder=folder,
+        modules=modules,
         library=reader.get("library", str),
         entry=reader.get("entry", str),
         place=reader.get("place", str),

@@ -25,6 +25,7 @@ from cudatma.errors import ArgumentTypeError
 from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources
 from cudatma.programs.log import SM_COUNT, LaunchLog, naming
 from cudatma.programs.patches import Patches
+from cudatma.programs.recorder import Recorder, Scratch
 from cudatma.review.cubin import read_cubin
 
 _LIBRARY = "triton"
@@ -37,58 +38,51 @@ _FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
 
-class TritonInterceptor:
-    """Makes Triton compile for the log's target, and sends its launches to the log."""
+def intercept(patches: Patches, log: LaunchLog) -> None:
+    """Make Triton compile for the log's target and send its launches to the log. Nothing is measured."""
+    import triton.testing
+    from triton.runtime import driver
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
 
-    def __init__(self) -> None:
-        self._patches = Patches()
-        self._tuners: list[Any] = []
+    tuners: list[Any] = []
 
-    def install(self, log: LaunchLog) -> None:
-        """Activate the driver, and make benchmarks return without running anything."""
-        import triton.testing
-        from triton.runtime import driver
-        from triton.runtime.autotuner import Autotuner
-        from triton.runtime.jit import JITFunction
-
-        run, prune = JITFunction.run, Autotuner.prune_configs
-
-        def run_wrapped(jit: Any, *args: Any, **kwargs: Any) -> Any:
-            return run(jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()})
-
-        def first_config(tuner: Any, kwargs: dict[str, Any]) -> Sequence[Any]:
-            return self._first_config(tuner, prune(tuner, kwargs), kwargs)
-
-        self._patches.set(driver, "_active", _Driver(log))
-        self._patches.set(JITFunction, "run", run_wrapped)
-        self._patches.set(Autotuner, "prune_configs", first_config)
-        self._patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
-        for name in ("do_bench", "do_bench_cudagraph"):
-            self._patches.set(triton.testing, name, _no_benchmark)
-        self._patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
-
-    def remove(self) -> None:
-        """Reactivate the previous driver."""
-        self._patches.undo()
-        for tuner in self._tuners:
+    def clear() -> None:
+        for tuner in tuners:
             tuner.cache.clear()
 
-    def _first_config(self, tuner: Any, configs: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return the first config that compiles and fits the target; the emulator cannot compare speeds."""
-        from triton.compiler.errors import CompileTimeAssertionFailure
-        from triton.runtime.errors import OutOfResources, PTXASError
+    def run_wrapped(jit: Any, *args: Any, **kwargs: Any) -> Any:
+        return run(jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()})
 
-        self._tuners.append(tuner)
-        for config in configs:
-            values = {**tuner.nargs, **kwargs, **config.all_kwargs()}
-            if config.pre_hook is not None:
-                config.pre_hook(values)
-            try:
-                tuner.fn.run(**{**values, "warmup": True})._init_handles()
-            except (OutOfResources, CompileTimeAssertionFailure, PTXASError):
-                continue
-            return [config]
-        return configs
+    def first_config(tuner: Any, kwargs: dict[str, Any]) -> Sequence[Any]:
+        tuners.append(tuner)
+        return _first_config(tuner, prune(tuner, kwargs), kwargs)
+
+    patches.callback(clear)
+    patches.set(driver, "_active", _Driver(log))
+    run = patches.set(JITFunction, "run", run_wrapped)
+    prune = patches.set(Autotuner, "prune_configs", first_config)
+    patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
+    for name in ("do_bench", "do_bench_cudagraph"):
+        patches.set(triton.testing, name, _no_benchmark)
+    patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
+
+
+def _first_config(tuner: Any, configs: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+    """Return the first config that compiles and fits the target; the emulator cannot compare speeds."""
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    for config in configs:
+        values = {**tuner.nargs, **kwargs, **config.all_kwargs()}
+        if config.pre_hook is not None:
+            config.pre_hook(values)
+        try:
+            tuner.fn.run(**{**values, "warmup": True})._init_handles()
+        except (OutOfResources, CompileTimeAssertionFailure, PTXASError):
+            continue
+        return [config]
+    return configs
 
 
 def _no_benchmark(function: Any, *args: Any, quantiles: Sequence[float] | None = None, **options: Any) -> Any:
@@ -203,11 +197,11 @@ class _Launcher:
         from triton.runtime import driver
 
         log, metadata = driver.active.log, self._metadata
-        place = calling_place("triton")
+        place = calling_place()
         if min(grid_x, grid_y, grid_z) < 1:
             return
         with naming(_LIBRARY, metadata.name, place):
-            values = Arguments(getattr(metadata, "tensordesc_meta", None) or ())
+            values = KernelParameters(getattr(metadata, "tensordesc_meta", None) or ())
             grid = grid_x, grid_y, grid_z
             launch = describe_launch(self._ptx, self._src, metadata, grid, args, values, _aligned)
         log.run(replace(launch, place=place, sources=self._sources))
@@ -229,7 +223,7 @@ def describe_launch(
     metadata: Any,
     grid: tuple[int, int, int],
     args: Sequence[Any],
-    values: Arguments,
+    values: KernelParameters,
     allocate: Callable[[int, int], Any],
 ) -> ProgramLaunch:
     """Return a launch of a compiled kernel, whose Python source or IR is ``src``.
@@ -270,7 +264,7 @@ def _aligned(size: int, alignment: int) -> np.ndarray[Any, Any] | None:
     return data[start : start + size]
 
 
-class Arguments:
+class KernelParameters:
     """The kernel parameters of a launch, flattened as in Triton's launcher.
 
     A tensor descriptor becomes a tensor map, followed by its shape and strides. Tuples become their elements. Constants
@@ -380,3 +374,60 @@ def _number(kind: str, value: Any) -> Any:
         return np.uint16(np.float32(value).view(np.uint32) >> 16)
     size = max(int(kind[1:]) // 8, 1)
     return np.frombuffer(int(value).to_bytes(size, "little", signed=value < 0), f"{kind[0]}{size}")[0]
+
+
+def record(patches: Patches, recorder: Recorder) -> None:
+    """Record the launches of compiled kernels, including those of torch.compile. Measurements are not recorded."""
+    from triton.compiler.compiler import CompiledKernel
+    from triton.runtime.autotuner import Autotuner
+
+    original = CompiledKernel.run
+
+    def run(kernel: Any) -> Callable[..., Any]:
+        execute = original.fget(kernel)
+
+        def launch(x: int, y: int, z: int, stream: Any, *rest: Any) -> Any:
+            def describe() -> ProgramLaunch:
+                ptx, args = kernel.asm["ptx"], rest[5:]
+                values = _DeviceParameters(getattr(kernel.metadata, "tensordesc_meta", None) or ())
+                description = describe_launch(ptx, kernel.src, kernel.metadata, (x, y, z), args, values, _scratch)
+                return replace(
+                    description,
+                    place=calling_place(),
+                    arrays=(*description.arrays, *values.tensors),
+                    sources=sources_of(ptx, kernel.src),
+                )
+
+            if min(x, y, z) < 1:
+                return execute(x, y, z, stream, *rest)
+            return recorder.around(
+                describe,
+                lambda: execute(x, y, z, stream, *rest),
+                entry=kernel.metadata.name,
+                library=_LIBRARY,
+                stream=int(stream or 0),
+            )
+
+        return launch
+
+    patches.set(CompiledKernel, "run", property(run))
+    recorder.pause_during(patches, Autotuner, "_bench")
+
+
+class _DeviceParameters(KernelParameters):
+    """The parameters of a launch whose tensors may be on a GPU."""
+
+    def __init__(self, maps: Any) -> None:
+        super().__init__(maps)
+        self.tensors: list[Any] = []
+
+    def memory(self, name: str, value: Any) -> tuple[int, Any]:
+        tensor = getattr(value, "base", value)
+        if is_torch(tensor) and tensor.device.type == "cuda":
+            self.tensors.append(tensor)
+            return tensor.data_ptr(), None
+        return super().memory(name, value)
+
+
+def _scratch(size: int, alignment: int) -> Scratch | None:
+    return Scratch(size) if size else None

@@ -43,8 +43,10 @@ class LaunchPlan:
 
     Parameters
     ----------
+    kernel : Kernel
+        The kernel.
     function : Function
-        The loaded kernel.
+        The kernel on its device.
     config : LaunchConfig
         Grid, block, cluster, shared memory and attributes.
     arguments : Arguments
@@ -54,6 +56,8 @@ class LaunchPlan:
 
     Attributes
     ----------
+    kernel : Kernel
+        The kernel.
     arguments : list
         One ctypes object per parameter. Change these objects in place between launches: ``arguments[0].value =
         pointer`` for arrays and scalars, ``arguments[1][0] = address`` for a tensor map, whose first eight bytes are
@@ -66,12 +70,14 @@ class LaunchPlan:
 
     __slots__ = (
         *("_addresses", "_call", "_config", "_handle", "_pointers", "_programmatic", "_shared_bytes", "_stream"),
-        *("arguments", "config", "device"),
+        *("arguments", "config", "device", "kernel"),
     )
 
-    def __init__(self, function: Function, config: LaunchConfig, arguments: Arguments, device: int) -> None:
+    def __init__(
+        self, kernel: Kernel, function: Function, config: LaunchConfig, arguments: Arguments, device: int
+    ) -> None:
         driver = context.initialise()
-        self.arguments, self.config, self.device = arguments.values, config, device
+        self.kernel, self.arguments, self.config, self.device = kernel, arguments.values, config, device
         self._pointers = arguments.addresses()
         self._addresses = ctypes.addressof(self._pointers)
         self._config = config.for_driver(driver)
@@ -117,6 +123,17 @@ class LaunchPlan:
         if shared_bytes != self._shared_bytes:
             self._config.sharedMemBytes = self._shared_bytes = shared_bytes
 
+    def shape(self) -> LaunchConfig:
+        """Return the launch as `reshape` changed it.
+
+        Returns
+        -------
+        LaunchConfig
+            Grid, block, cluster, shared memory and attributes.
+        """
+        grid = self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ
+        return replace(self.config, grid=grid, shared_bytes=self._shared_bytes, programmatic=self._programmatic)
+
     def launch(self, stream: int) -> None:
         """Launch on a stream with one driver call.
 
@@ -153,9 +170,15 @@ class DebugPlan(LaunchPlan):
     __slots__ = ("_listener",)
 
     def __init__(
-        self, function: Function, config: LaunchConfig, arguments: Arguments, device: int, listener: Listener
+        self,
+        kernel: Kernel,
+        function: Function,
+        config: LaunchConfig,
+        arguments: Arguments,
+        device: int,
+        listener: Listener,
     ) -> None:
-        super().__init__(function, config, arguments, device)
+        super().__init__(kernel, function, config, arguments, device)
         self._listener = listener
 
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
@@ -549,7 +572,7 @@ class Kernel:
     def _plan(self, function: Function, config: LaunchConfig, arguments: Arguments, device: int) -> LaunchPlan:
         """Return a LaunchPlan, or a DebugPlan for a debug kernel."""
         if not self.is_debug:
-            return LaunchPlan(function, config, arguments, device)
+            return LaunchPlan(self, function, config, arguments, device)
         with self._lock:
             if device not in self._listeners:
                 from cudatma.runtime.hang.listeners import Listener
@@ -557,7 +580,7 @@ class Kernel:
                 self._listeners[device] = Listener(function.module, self._names, device)
         # A programmatic launch would write its notes before the previous kernel ends.
         alone = replace(config, programmatic=False)
-        return DebugPlan(function, alone, arguments, device, self._listeners[device])
+        return DebugPlan(self, function, alone, arguments, device, self._listeners[device])
 
     def resources(self, *, device: int | None = None) -> Resources:
         """Load the kernel, and return the registers, spills and shared memory that the driver reports.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from pathlib import Path
@@ -76,6 +77,22 @@ def test_ptx_is_loaded() -> None:
     assert (x == 1).all()
 
 
+def test_memory_is_freed_with_its_buffer() -> None:
+    with cudatma.emulate_launches(hazards="collect") as log:
+        device, config = core.Device(), core.LaunchConfig(grid=1, block=1)
+        view = np.from_dlpack(device.allocate(64))
+        view[:] = 7  # the array keeps its memory
+        device.allocate(64)
+        gc.collect()
+        core.launch(device.default_stream, config, kernel_of("ranks"), np.zeros(1, np.uint32))
+        buffer = device.allocate(64)
+        buffer.fill(b"ab")
+        core.launch(device.default_stream, config, kernel_of("ranks"), buffer)
+    assert [sum("64 bytes" in name for name in entry.launch.names) for entry in log] == [1, 2]
+    assert bytes(view) == b"\7" * 64
+    assert bytes(np.from_dlpack(buffer))[4:] == b"ab" * 30
+
+
 def launch_float_for_int() -> None:
     core.launch(None, core.LaunchConfig(grid=1, block=1), kernel_of("add<float>"), np.ones(1), np.ones(1), 1.0)
 
@@ -91,6 +108,7 @@ def launch_too_few() -> None:
         (launch_too_few, LaunchError, "got 0 arguments; allowed: 1 for ranks"),
         (lambda: core.ObjectCode.from_cubin(b"\x7fELF"), ArgumentTypeError, "got a cubin; allowed: PTX"),
         (lambda: kernel_of("sum"), ArgumentError, "name: got sum; allowed: "),
+        (lambda: core.Device().allocate(10).fill(b"abc"), ArgumentError, "value: got 3 bytes; allowed: 1, 2 or 4"),
         (lambda: core.Device(1), ArgumentError, "0: the emulator has one device"),
     ],
 )

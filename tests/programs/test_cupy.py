@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +92,15 @@ def test_an_error_of_cupy_says_what_works() -> None:
         cudatma.emulate_launches(),
     ):
         cupy.cuda.runtime.getDevice()
+
+
+def test_a_module_that_is_imported_in_the_block_gets_the_original_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_module.py").write_text("from cupy import RawKernel, asarray as as_array\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with cudatma.emulate_launches():
+        late: Any = importlib.import_module("late_module")
+        assert late.RawKernel is cupy.RawKernel
+    monkeypatch.delitem(sys.modules, "late_module")
+    assert (late.RawKernel, late.as_array) == (cupy.RawKernel, cupy.asarray)

@@ -142,9 +142,71 @@ def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> Non
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "results"),
+    [
+        (lambda: driver.cuModuleGetFunction(driver.CUmodule(5), b"scale"), 1),
+        (lambda: driver.cuModuleGetGlobal(driver.CUmodule(5), b"counter"), 2),
+        (lambda: driver.cuModuleUnload(driver.CUmodule(5)), 0),
+        (lambda: driver.cuFuncGetName(driver.CUfunction(5)), 1),
+        (lambda: driver.cuLaunchKernel(driver.CUfunction(5), 1, 1, 1, 1, 1, 1, 0, 0, 0, 0), 0),
+        (lambda: driver.cuEventElapsedTime(ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))), 1),
+    ],
+)
+def test_an_unknown_handle_is_an_error_code(call: Any, results: int) -> None:
+    with cudatma.emulate_launches():
+        assert call() == (driver.CUresult.CUDA_ERROR_INVALID_HANDLE, *[None] * results)
+
+
+COUNT = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .global .u32 counter = 5;
+.visible .entry count()
+{
+    .reg .b32 %r<2>;
+    ld.global.u32 %r1, [counter];
+    add.u32 %r1, %r1, 1;
+    st.global.u32 [counter], %r1;
+    ret;
+}
+"""
+
+
+def test_each_loaded_module_has_its_own_variables() -> None:
+    values, first = [], np.array([7], np.uint32)
+    for _ in range(2):
+        with cudatma.emulate_launches():
+            modules = [ok(driver.cuModuleLoadData(COUNT.encode())) for _ in range(2)]
+            address, size = ok(driver.cuModuleGetGlobal(modules[1], b"counter"))
+            ok(driver.cuMemcpyHtoD(address, first, size))
+            for module in modules:
+                function = ok(driver.cuModuleGetFunction(module, b"count"))
+                for _ in range(2):
+                    ok(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+                result = np.zeros(1, np.uint32)
+                ok(driver.cuMemcpyDtoH(result, ok(driver.cuModuleGetGlobal(module, b"counter"))[0], size))
+                values.append(int(result[0]))
+            ok(driver.cuModuleUnload(modules[1]))
+            with pytest.raises(ArgumentError, match="dstDevice"):
+                driver.cuMemcpyHtoD(address, first, size)
+    assert values == [7, 9] * 2
+
+
+def test_attributes_are_those_of_the_target() -> None:
+    names = driver.CUdevice_attribute
+    with cudatma.emulate_launches(target="sm_120a"):
+        threads = driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0)
+        assert ok(threads) == 1536
+
+
 def test_the_functions_are_restored() -> None:
     before, was_emulated = driver.cuInit, cudatma.selected_backend("auto")
+    runtime = cudatma.context.runtime()
     with cudatma.emulate_launches():
         assert driver.cuInit is not before
         assert cudatma.selected_backend("auto") == was_emulated
+        assert cudatma.context.runtime() is not runtime
     assert driver.cuInit is before
+    assert cudatma.context.runtime() is runtime

@@ -141,7 +141,7 @@ def test_wrong_results_are_found(tmp_path: Path) -> None:
     assert (comparison.different, comparison.max_difference) == (63, 62.0)
     assert not comparison.passes(1.0)
     assert comparison.passes(100.0)
-    assert "63 of 64 float32s differ from the recording, by at most 62" in str(comparison)
+    assert "63 of 64 float32 elements differ (max. 62, relative error " in str(comparison)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
         assert main(["record", "program.py", "3"]) == 3
     assert "wrote program.rec; run it with: cudatma emulate program.rec" in capsys.readouterr().err
     assert main(["emulate", "program.rec", "--html", "program.html"]) == 0
-    assert capsys.readouterr().out.count("args[0]: 40 float32s, equal to the recording") == 2
+    assert capsys.readouterr().out.count("args[0]: 40 float32 elements, equal to the recording") == 2
     assert main(["emulate", "program.rec", "--launch", "1", "--json"]) == 0
     assert [launch["number"] for launch in json.loads(capsys.readouterr().out)["launches"]] == [1]
     assert main(["emulate", "program.rec", "--launch", "2"]) == 2

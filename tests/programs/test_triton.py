@@ -105,6 +105,12 @@ def test_programs_for_a_gpu_run_on_the_cpu() -> None:
         y = torch.empty_like(x).cuda()
         kernels.scale_kernel[1,](x, y, 2, 64, BLOCK=64)
         torch.cuda.synchronize()
+        start, stream = torch.cuda.Event(enable_timing=True), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            start.record()
+        assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+        assert start.elapsed_time(stream.record_event()) >= 0
+        assert torch.cuda.get_device_properties(0).total_memory > 0
         assert triton.testing.do_bench(lambda: 1 / 0, quantiles=[0.5, 0.9]) == [1.0, 1.0]
     assert not x.is_cuda
     assert y.tolist() == (2 * x).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from types import CodeType
@@ -123,9 +124,6 @@ class Image:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.variables: dict[str, Array] = {}
-        self.addresses: dict[str, int] = {}
-        self.const_spans: list[tuple[int, int]] = []
         self._programs: dict[str, Program] = {}
         self._checked: set[str] = set()
         self._reachable: dict[str, list[str]] = {}
@@ -134,13 +132,25 @@ class Image:
         self._splits: dict[str, bool] = {}
         self._layouts: dict[str, tuple[dict[str, int], int]] = {}
         self._numbers = {name: 16 + 16 * k for k, name in enumerate(module.functions)}
-        placed = [v for v in module.variables.values() if v.space in ("global", "const")]
+        self._place_variables()
+
+    def twin(self) -> Image:
+        """Return an image of the same module with its own variables. The programs are shared."""
+        twin = copy.copy(self)
+        twin._place_variables()
+        return twin
+
+    def _place_variables(self) -> None:
+        self.variables: dict[str, Array] = {}
+        self.addresses: dict[str, int] = {}
+        self.const_spans: list[tuple[int, int]] = []
+        placed = [v for v in self.module.variables.values() if v.space in ("global", "const")]
         total = sum(v.size_bytes + v.align for v in placed)
         if total > MAX_VARIABLES_BYTES:
             raise PtxError(f"{total} bytes of global and constant variables; at most {MAX_VARIABLES_BYTES} are allowed")
         for variable in placed:
             self._place(variable)
-        for variable in module.variables.values():
+        for variable in self.module.variables.values():
             self._patch(variable)
 
     def _place(self, variable: Variable) -> None:
