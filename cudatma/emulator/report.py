@@ -220,7 +220,9 @@ def report_sarif(reports: Sequence[Report]) -> str:
         JSON text.
     """
     results = [
-        result for report in reports for result in sarif_results(report.hazards, report.warnings, report.sources)
+        result
+        for report in reports
+        for result in sarif_results(report.hazards, report.warnings, report.sources, report.place)
     ]
     return sarif_log(results)
 

@@ -208,7 +208,7 @@ class _Launcher:
 
 
 def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
-    """Return the names and texts of the program's files with a kernel."""
+    """Return the paths and texts of the program's files with a kernel."""
     import triton
 
     files = files_of(ptx, without=os.path.dirname(triton.__file__))

@@ -211,5 +211,5 @@ class LaneRaces(Observer):
             lane = self.lane(int(known[place]))
             text = f"{lane} of the same warp {verb} these bytes, and the lanes have not synchronized since"
             read_at = shadow.last_read(place, self._agents.of_warp(w)) if verb == "reads" else -1
-            cause = cause_of_write(indices, place) if is_write else ""
+            cause = cause_of_write(indices, place) if is_write and verb == "wrote" else ""
             self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at, cause=cause)
