@@ -64,6 +64,8 @@ class Report:
         Time that the launch took.
     title, place : str
         Heading of the report, and the line of the program that launches the kernel. Callers may set them.
+    shape : str
+        Grid, block and cluster of the launch, and the target.
     compared : list of Comparison
         Comparisons of arrays with expected values. Callers may add to them.
     trace : Trace, optional
@@ -84,6 +86,7 @@ class Report:
     seconds: float = 0.0
     title: str = ""
     place: str = ""
+    shape: str = ""
     compared: list[Comparison] = field(default_factory=list)
     trace: Trace | None = field(default=None, repr=False, compare=False)
     sources: Sources = field(default_factory=Sources, repr=False, compare=False)
@@ -265,4 +268,5 @@ class _LaunchView:
         """The pipeline as HTML, or "" if no trace has recorded a pipeline."""
         trace = self.report.trace
         is_drawn = trace is not None and any(event.kind in ("copy", "cp.async", "wait") for event in trace.events)
-        return figure(trace.to_svg(width=1080)) if trace is not None and is_drawn else ""
+        is_global = self.report.hazards and all(hazard.kind.startswith("global_") for hazard in self.report.hazards)
+        return figure(trace.to_svg(width=1080)) if trace is not None and is_drawn and not is_global else ""
