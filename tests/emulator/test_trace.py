@@ -374,6 +374,10 @@ def test_a_long_trace_is_cropped_and_says_so() -> None:
     assert f"of {trace.steps}" in about
     assert texts(whole)[1].startswith(f"{trace.steps} emulated steps")
     assert "steps 100 to 300" in texts(trace.to_svg(window=(100, 300)))[1]
+    late = trace.steps - 5
+    trace.events.append(Event("hazard", "data_race", (0, 0, 0), 0, late, late))
+    about = texts(trace.to_svg())[1].split()
+    assert int(about[2]) < late < int(about[4]), "the window contains the hazard"
 
 
 def test_a_hazard_is_flagged() -> None:
