@@ -87,6 +87,23 @@ def using_runtime(other: Runtime) -> Iterator[Runtime]:
         in_use = previous
 
 
+@contextlib.contextmanager
+def using_other_devices() -> Iterator[None]:
+    """Forget the devices and contexts that this block uses, and keep the process's own out of it."""
+    global _initialised
+    initialised, devices, contexts = _initialised, dict(_devices), dict(_contexts)
+    _initialised = False
+    _devices.clear()
+    _contexts.clear()
+    try:
+        yield
+    finally:
+        _initialised = initialised
+        for mapping, previous in ((_devices, devices), (_contexts, contexts)):
+            mapping.clear()
+            mapping.update(previous)
+
+
 #: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT in cuda.h.
 _STREAM_CAPTURE_IMPLICIT = 906
 _lock = threading.Lock()

@@ -41,5 +41,5 @@ def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -
         reached = memory.reached([*numbers, *words_of(value for value in launch.args if isinstance(value, bytes))])
     args = (f"args[{index}]" for index in range(len(launch.args)))
     blocks = (f"an allocation of {counted(block.size, 'byte')}" for block in memory.blocks)
-    arrays = (*memory.blocks, *reached.values())
-    log.run(replace(launch, arrays=arrays, names=(*args, *blocks, *reached)))
+    arrays = (*memory.blocks, *(array for _, array in reached))
+    log.run(replace(launch, arrays=arrays, names=(*args, *blocks, *(name for name, _ in reached))))

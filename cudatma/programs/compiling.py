@@ -29,8 +29,8 @@ def compile_to_ptx(
 
     version = nvrtc_version()
     require_nvrtc_for(get_target(target), version)
-    kept = [option for option in options if not option.startswith(_REPLACED)]
-    flags = [f"--gpu-architecture={target}", "--generate-line-info", *kept]
+    flags = [f"--gpu-architecture={target}", "--generate-line-info"]
+    flags += [option for option in options if not option.startswith(_REPLACED)]
     flags += [f"--include-path={folder}" for folder in cuda_headers(version[0])]
     program = check(
         nvrtc.nvrtcCreateProgram(source.encode(), f"/{file_name}".encode(), 0, [], []), "nvrtcCreateProgram"

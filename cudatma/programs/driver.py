@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.backend import selected_backend
+from cudatma.context import using_other_devices
 from cudatma.descriptor import codec
 from cudatma.descriptor.driver import has_driver
 from cudatma.descriptor.rules import L2Promotion, OobFill
@@ -78,6 +79,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
     # The process keeps both results, so that cudatma's own functions do not take the emulated device for a GPU.
     selected_backend("auto")
     has_driver()
+    patches.enter_context(using_other_devices())
     emulated = EmulatedDriver(driver, log)
     names = [name for name in dir(driver) if name.startswith("cu") and callable(getattr(driver, name))]
     functions = [name for name in names if not isinstance(getattr(driver, name), type)]

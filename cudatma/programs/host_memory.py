@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
@@ -19,6 +20,8 @@ _ALIGNMENT = 512
 #: Allocations begin with NaNs, so that a kernel that reads memory before it is written has a conspicuous result.
 _FILL = 0xFF
 _POINTER_BYTES = 8
+#: Smaller numbers cannot be addresses.
+_LOWEST_ADDRESS = 1 << 16
 
 
 def bytes_at(address: int, size: int) -> Array:
@@ -81,6 +84,32 @@ def _arrays_in(name: str, value: object) -> Iterator[tuple[str, ArrayInfo]]:
                 yield label, info
 
 
+def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
+    """Yield the names and descriptions of the program's arrays that contain the addresses.
+
+    They are in variables of the calling functions, or are torch tensors on the CPU, wherever the program keeps them.
+    """
+    remaining = np.unique(np.fromiter(addresses, np.uint64))
+
+    def take(info: ArrayInfo) -> bool:
+        nonlocal remaining
+        first, last = np.searchsorted(remaining, np.array(info.extent, np.uint64))
+        remaining = np.delete(remaining, slice(first, last))
+        return bool(first < last)
+
+    for name, info in callers_arrays() if remaining.size else ():
+        if take(info):
+            yield name, info
+    if "torch" not in sys.modules or not mapped(remaining).size:
+        return
+    torch = sys.modules["torch"]
+    for tensor in gc.get_objects():
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
+            tensor_info = array_info(tensor)
+            if tensor_info is not None and take(tensor_info):
+                yield "a torch tensor", tensor_info
+
+
 class HostMemory:
     """The allocations of an emulated device, which are NumPy arrays at their own addresses."""
 
@@ -131,8 +160,7 @@ class HostMemory:
         """Return bytes of an allocation, or of an array in a variable of a caller. Raise ArgumentError otherwise."""
         known = self.find(address)
         if known is None:
-            arrays = ((info.extent[0], info.extent[1] - info.extent[0]) for _, info in callers_arrays())
-            known = next((place for place in arrays if place[0] <= address < sum(place)), None)
+            known = next(((info.extent[0], info.extent[1] - info.extent[0]) for _, info in arrays_at([address])), None)
         if known is None:
             raise ArgumentError(
                 field, hex(address), "an address from cuMemAlloc, or array.ctypes.data of a NumPy array"
@@ -143,33 +171,23 @@ class HostMemory:
             raise ArgumentError(field, got, "bytes inside the allocation")
         return bytes_at(address, size)
 
-    def reached(self, words: Iterable[int]) -> dict[str, Array]:
-        """Return by name the callers' arrays outside the allocations that contain one of some addresses.
+    def reached(self, words: Iterable[int]) -> list[tuple[str, Array]]:
+        """Return the program's arrays outside the allocations that contain one of some addresses, with their names.
 
         Raises ArgumentError for an address of this process that belongs to none of them.
         """
-        arrays: dict[str, Array] = {}
-        spans: list[tuple[int, int]] = []
-        known: list[tuple[str, ArrayInfo]] | None = None
-        for word in words:
-            if word < 1 << 16 or self.find(word) or any(low <= word < high for low, high in spans):
-                continue
-            known = list(callers_arrays()) if known is None else known
-            for name, info in known:
-                array = host_array(info.owner)
-                if array is not None and info.extent[0] <= word < info.extent[1]:
-                    arrays[name] = array
-                    spans.append(info.extent)
-                    break
-            else:
-                if _is_mapped(word):
-                    raise ArgumentError(
-                        "args",
-                        hex(word),
-                        "an address from cuMemAlloc, or of a NumPy array in a variable of the program",
-                        "the size of the allocation is unknown",
-                    )
-        return arrays
+        addresses = [word for word in words if _LOWEST_ADDRESS <= word < 1 << 64 and not self.find(word)]
+        arrays = [(name, host_array(info.owner), info) for name, info in arrays_at(addresses)]
+        spans = [info.extent for _, array, info in arrays if array is not None]
+        unknown = [word for word in addresses if not any(low <= word < high for low, high in spans)]
+        for word in mapped(np.array(unknown, np.uint64)):
+            raise ArgumentError(
+                "args",
+                hex(word),
+                "an address from cuMemAlloc, or of a NumPy array in a variable of the program",
+                "the size of the allocation is unknown",
+            )
+        return [(name, array) for name, array, _ in arrays if array is not None]
 
 
 def words_of(parameters: Iterable[bytes]) -> Iterator[int]:
@@ -179,11 +197,14 @@ def words_of(parameters: Iterable[bytes]) -> Iterator[int]:
             yield int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
 
 
-def _is_mapped(address: int) -> bool:
-    """Return whether an address is one of this process. Return False where the system cannot tell."""
+def mapped(addresses: Array) -> Array:
+    """Return the addresses that are addresses of this process. Return none where the system cannot tell."""
     try:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
-            spans = [line.split(" ", 1)[0].split("-") for line in maps]
+            spans = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in maps]
     except OSError:
-        return False
-    return any(int(low, 16) <= address < int(high, 16) for low, high in spans)
+        return addresses[:0]
+    starts, ends = np.array(spans, np.uint64).T
+    at = np.searchsorted(starts, addresses, side="right")
+    inside: Array = addresses[(at > 0) & (addresses < ends[at - 1])]
+    return inside

@@ -7,9 +7,7 @@ converts each launch to a ProgramLaunch. Works with Triton 3.6 and later.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,6 +20,7 @@ from cudatma.descriptor import Swizzle, TensorMap, TiledSpec
 from cudatma.dtypes import TMA_TYPES
 from cudatma.emulator.machine.memory import address_of
 from cudatma.errors import ArgumentTypeError
+from cudatma.programs.host_memory import arrays_at, host_array
 from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources
 from cudatma.programs.log import SM_COUNT, LaunchLog, naming
 from cudatma.programs.patches import Patches
@@ -354,16 +353,12 @@ class KernelParameters:
     def _add_pointees(self, name: str, table: np.ndarray[Any, Any]) -> None:
         """Add the tensors whose addresses a table contains, as the pointers of a grouped GEMM."""
         addresses = np.unique(table[(table >> 32 != 0) & (table >> 48 == 0)])
-        if not addresses.size:
-            return
-        torch = sys.modules["torch"]
-        for tensor in gc.get_objects():
-            is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-            if is_tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided:
-                start = tensor.data_ptr()
-                first = np.searchsorted(addresses, start)
-                if first < addresses.size and addresses[first] < start + max(tensor.nbytes, 1):
-                    self._storage(f"{name}[...]", tensor)
+        for _, info in arrays_at(map(int, addresses)):
+            array = host_array(info.owner)
+            if is_torch(info.owner) and array is not None:
+                self._storage(f"{name}[...]", info.owner)
+            elif array is not None:
+                self.arrays[f"{name}[...]", info.extent[0]] = array
 
 
 def _number(kind: str, value: Any) -> Any:

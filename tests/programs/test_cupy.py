@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,10 @@ def test_a_torch_tensor_is_an_array() -> None:
     x = torch.ones(32)
     with cudatma.emulate_launches():
         EARLY((1,), (32,), (x, np.float32(2), 32), shared_mem=128)
+        holder = SimpleNamespace(x=torch.ones(32))
+        EARLY((1,), (32,), (holder.x.data_ptr(), np.float32(3), 32), shared_mem=128)
     assert (x == -2).all()
+    assert (holder.x == -3).all()
 
 
 def test_ptx_of_a_file_runs(tmp_path: Path) -> None:

@@ -204,9 +204,11 @@ def test_attributes_are_those_of_the_target() -> None:
 def test_the_functions_are_restored() -> None:
     before, was_emulated = driver.cuInit, cudatma.selected_backend("auto")
     runtime = cudatma.context.runtime()
-    with cudatma.emulate_launches():
+    with cudatma.emulate_launches(target="sm_90a"):
         assert driver.cuInit is not before
         assert cudatma.selected_backend("auto") == was_emulated
         assert cudatma.context.runtime() is not runtime
+        assert cudatma.context.device(0).compute_capability == (9, 0)
     assert driver.cuInit is before
+    assert 0 not in cudatma.context._devices or was_emulated == "cuda"
     assert cudatma.context.runtime() is runtime

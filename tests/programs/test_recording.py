@@ -92,20 +92,12 @@ def launch_cudatma() -> None:
     assert (y == x[::-1] + 1).all()
 
 
-@pytest.fixture
-def no_gpu_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the emulated device out of cudatma's own state."""
-    for name, value in (("_initialised", False), ("_devices", {}), ("_contexts", {})):
-        monkeypatch.setattr(cudatma.context, name, value)
-
-
 def recorded(folder: Path, program: Callable[[], None], **options: Any) -> Recording:
     with cudatma.emulate_launches(), cudatma.record(folder, **options):
         program()
     return cudatma.read_recording(folder)
 
 
-@pytest.mark.usefixtures("no_gpu_state")
 @pytest.mark.parametrize(
     ("program", "library", "launches", "result"),
     [
