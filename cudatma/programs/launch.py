@@ -105,6 +105,7 @@ class ProgramLaunch:
         HazardError
             If there are hazards, unless `hazards` is "collect" or "off".
         """
+        __tracebackhide__ = True
         is_raising = options.get("hazards", "raise") == "raise"
         report = self.module.launch(
             self.entry,

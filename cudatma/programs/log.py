@@ -153,6 +153,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         HazardError
             If there are hazards and `hazards` is "raise". The arrays hold the results.
         """
+        __tracebackhide__ = True
         is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         logs = list(dict.fromkeys([*_active, self]))

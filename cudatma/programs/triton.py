@@ -51,6 +51,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
             tuner.cache.clear()
 
     def run_wrapped(jit: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         return run(jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()})
 
     def first_config(tuner: Any, kwargs: dict[str, Any]) -> Sequence[Any]:
@@ -193,6 +194,7 @@ class _Launcher:
         exit_hook: Any,
         *args: Any,
     ) -> None:
+        __tracebackhide__ = True
         from triton.runtime import driver
 
         log, metadata = driver.active.log, self._metadata

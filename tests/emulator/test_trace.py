@@ -17,6 +17,7 @@ from test_cluster_copies import EXCHANGE
 from cudatma import get_target
 from cudatma.emulator import Trace
 from cudatma.emulator.trace.picture import AXIS_TITLE
+from cudatma.emulator.trace.recording import Event
 from cudatma.emulator.trace.stages import views
 from cudatma.emulator.trace.svg import STAGE_COLOURS, contrast, ink_on, text_width, tint
 from cudatma.errors import ArgumentError
