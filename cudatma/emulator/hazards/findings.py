@@ -113,6 +113,7 @@ class Findings:
     ) -> Finding:
         instruction = _instruction(program, at)
         source = program.module.source_of(instruction) if instruction else ""
+        message, more["advice"] = map(self.variables.named, (message, more["advice"]))
         known = table[kind, program.function.name, _place(instruction, at)] = Finding(
             Hazard(
                 kind,
