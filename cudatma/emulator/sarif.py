@@ -83,7 +83,7 @@ def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources, call: s
 
 
 def _location(source: str, ptx_line: int, kernel: str, sources: Sources, call: str) -> dict[str, Any]:
-    """Return the source line, or the call of the kernel if no file has it, or the line in the PTX."""
+    """Return the source line, or the line that launches the kernel if there is no source file, or the PTX line."""
     place = sources.locate(source) or next(iter(places(source)), None)
     file, line = place or ("", max(1, ptx_line))
     path = sources.paths.get(file) or file or f"{kernel}.ptx"

@@ -66,8 +66,8 @@ class Deadlock(Exception):  # noqa: N818
 class Scheduler:
     """The scheduler for the splits of all live clusters.
 
-    ``progress`` is the number of events that may have released a waiter. ``unchanged`` is the number of those that
-    changed no value that a thread can read: releases of barriers and stores of equal values.
+    ``progress`` is the number of events that may have released a waiter. ``unchanged`` counts the events that
+    changed no value: releases of barriers and stores of equal values.
     """
 
     def __init__(self, launch: Grid, schedule: int, seed: int, step_limit: int) -> None:
@@ -133,7 +133,7 @@ class Scheduler:
         waiters.clear()
 
     def synchronize(self, waiters: list[Split]) -> None:
-        """Wake the waiters of a barrier, whose release tells them nothing but that all threads have arrived."""
+        """Wake the waiters of a barrier. Unlike wake(), this does not count as a change of a value."""
         self.wake(waiters)
         self.unchanged += 1
 
