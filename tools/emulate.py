@@ -54,7 +54,7 @@ EMULATED = [entry.name for entry in REGISTRY.values() if entry.emulated]
 _SCHEDULES, _SCHEDULES_OF_LAUNCHES = 10, 2
 #: Options for programs, and for recordings.
 _FOR_LAUNCHES = ("schedules", "seed", "replay", "html", "sarif", "json")
-_FOR_PROGRAMS = (*_FOR_LAUNCHES, "target", "only")
+_FOR_PROGRAMS = (*_FOR_LAUNCHES, "target", "only", "step_limit")
 _FOR_RECORDINGS = (*_FOR_LAUNCHES, "launch", "tolerance")
 EXAMPLES = f"""arguments of a kernel
 {(launch_grammar or "").partition("On the command line an argument is one of")[2].strip(chr(10))}

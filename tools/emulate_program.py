@@ -16,6 +16,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from cudatma.emulator.api import STEP_LIMIT
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.programs import LaunchEntry, LaunchLog, emulate_launches
 
@@ -41,13 +42,14 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 only=options.only,
                 on_launch=None if options.json else lambda entry: _print(entry, reported),
                 trace=options.html is not None,
+                step_limit=STEP_LIMIT if options.step_limit is None else options.step_limit,
             )
         )
         status = run_script(program, arguments)
-    if not any(entry.is_checked for entry in log):
+    if not status and not any(entry.is_checked for entry in log):
         which = f" whose name contains {options.only!r}" if options.only else ""
         print(f"cudatma: {program} launched no kernel{which} through a supported library", file=sys.stderr)
-        status = status or 1
+        status = 1
     written = write_reports([entry.report for entry in log], options)
     if options.json:
         print(json.dumps({"passed": log.is_clean and not status, "launches": _data(log)}, indent=2))

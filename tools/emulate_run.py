@@ -304,6 +304,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
     # Leave wrapping to the terminal, because rich would split identifiers, paths and PTX.
     say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     say(report.title)
+    say(report.shape)
     for line in report.printed:
         say(f"printed   {line.rstrip()}")
     for number, hazard in enumerate(report.hazards, 1):

@@ -319,6 +319,7 @@ class EmulatedModule:
 
         setup.observe = observe
         report = Report(program.function.name, 1 if replay is not None else schedules)
+        report.shape = _shape_text(setup, chosen)
         report.sources, report.variables, report.trace = self.sources, variables, trace
         began = time.perf_counter()
         initial = _snapshot(memory)
@@ -523,6 +524,15 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
             f"{total} bytes with static memory",
             f"at most {target.smem_per_block_bytes} on {target.name}",
         )
+
+
+def _shape_text(setup: Setup, target: Target | None) -> str:
+    """Return the grid, the block and the cluster of a launch, and the target."""
+    shapes = {"grid": setup.grid, "block": setup.block, "cluster": setup.cluster}
+    shown = [
+        f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items() if name != "cluster" or max(shape) > 1
+    ]
+    return ", ".join([*shown, target.name] if target is not None else shown)
 
 
 def _product(values: Sequence[int]) -> int:

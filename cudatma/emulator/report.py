@@ -65,6 +65,8 @@ class Report:
         Duration of the launch in seconds.
     title, place : str
         Heading of the report, and the line of the program that launches the kernel. Callers may set them.
+    shape : str
+        Grid, block and cluster of the launch, and the target.
     compared : list of Comparison
         Comparisons of arrays with expected values. Callers may add to them.
     trace : Trace, optional
@@ -85,6 +87,7 @@ class Report:
     seconds: float = 0.0
     title: str = ""
     place: str = ""
+    shape: str = ""
     compared: list[Comparison] = field(default_factory=list)
     trace: Trace | None = field(default=None, repr=False, compare=False)
     sources: Sources = field(default_factory=Sources, repr=False, compare=False)
@@ -147,6 +150,7 @@ class Report:
             "title": self.title,
             "place": self.place,
             "kernel": self.kernel,
+            "shape": self.shape,
             "passed": self.passed,
             "schedules": self.schedules,
             "steps": self.steps,
@@ -245,7 +249,9 @@ def report_sarif(reports: Sequence[Report]) -> str:
         JSON text.
     """
     results = [
-        result for report in reports for result in sarif_results(report.hazards, report.warnings, report.sources)
+        result
+        for report in reports
+        for result in sarif_results(report.hazards, report.warnings, report.sources, report.place)
     ]
     return sarif_log(results)
 
@@ -288,4 +294,5 @@ class _LaunchView:
         """The pipeline as HTML, or "" if no trace has recorded a pipeline."""
         trace = self.report.trace
         is_drawn = trace is not None and any(event.kind in ("copy", "cp.async", "wait") for event in trace.events)
-        return figure(trace.to_svg(width=1080)) if trace is not None and is_drawn else ""
+        is_global = self.report.hazards and all(hazard.kind.startswith("global_") for hazard in self.report.hazards)
+        return figure(trace.to_svg(width=1080)) if trace is not None and is_drawn and not is_global else ""

@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cudatma.emulator.hazards.report import CAUSES, Hazard
+from cudatma.emulator.hazards.report import CAUSES, Hazard, placed
 from cudatma.emulator.hazards.sources import Sources, places
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def sarif_results(hazards: Iterable[Hazard], warnings: Iterable[Hazard], sources: Sources) -> list[dict[str, Any]]:
-    """Return the results of one launch: one for each place of a hazard, with the consequences in its message."""
+def sarif_results(
+    hazards: Iterable[Hazard], warnings: Iterable[Hazard], sources: Sources, call: str = ""
+) -> list[dict[str, Any]]:
+    """Return the results of one launch: one for each place of a hazard, with the consequences in its message.
+
+    ``call`` is the "file:line" that launches the kernel. It is the location if the kernel's source is not in a file.
+    """
     return [
-        _result(place, hazard, level, sources)
+        _result(place, hazard, level, sources, call)
         for level, found in (("error", hazards), ("warning", warnings))
         for hazard in found
         for place in (hazard, *hazard.also)
@@ -52,20 +57,21 @@ def _rule(kind: str) -> dict[str, Any]:
     }
 
 
-def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources) -> dict[str, Any]:
+def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources, call: str) -> dict[str, Any]:
     lines = [place.message, *hazard.notes[: bool(hazard.advice)], f"usual cause: {hazard.cause}"]
+    lines += [f"at {placed(place.ptx_line, place.source)}"] if call else []
     lines += [f"again: seed {place.seed}, schedule {place.schedule}"]
     others = [
         {
             "id": number,
-            "message": {"text": other.verb},
-            **_location(other.source, other.ptx_line, place.kernel, sources),
+            "message": {"text": f"{other.verb} at {placed(other.ptx_line, other.source)}" if call else other.verb},
+            **_location(other.source, other.ptx_line, place.kernel, sources, call),
         }
         for number, other in enumerate(place.others)
     ]
     text = [place.kind, place.kernel, place.source_text or place.instruction]
     text += [sources.text(other.source) or other.instruction for other in place.others]
-    location = _location(place.source, place.ptx_line, place.kernel, sources)
+    location = _location(place.source, place.ptx_line, place.kernel, sources, call)
     return {
         "ruleId": place.kind,
         "level": level,
@@ -76,13 +82,16 @@ def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources) -> dict
     }
 
 
-def _location(source: str, ptx_line: int, kernel: str, sources: Sources) -> dict[str, Any]:
-    """Return the source line, or the line in the PTX if the source is not known."""
+def _location(source: str, ptx_line: int, kernel: str, sources: Sources, call: str) -> dict[str, Any]:
+    """Return the source line, or the line that launches the kernel if there is no source file, or the PTX line."""
     place = sources.locate(source) or next(iter(places(source)), None)
     file, line = place or ("", max(1, ptx_line))
     path = sources.paths.get(file) or file or f"{kernel}.ptx"
-    region: dict[str, Any] = {"startLine": max(1, line)}
     snippet = sources.lines.get(file, {}).get(line)
+    for called, number in places(call):
+        if os.path.isfile(called) and not os.path.isfile(path):
+            path, line, snippet = os.path.abspath(called), number, None
+    region: dict[str, Any] = {"startLine": max(1, line)}
     if snippet is not None:
         region["snippet"] = {"text": snippet}
     return {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}, "region": region}}

@@ -46,6 +46,7 @@ def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -
 
     Raises ArgumentError if an argument is an address of other memory.
     """
+    __tracebackhide__ = True
     with naming(launch.library, launch.entry, launch.place):
         numbers = (int(value) for value in launch.args if isinstance(value, int | np.integer))
         reached = memory.reached([*numbers, *words_of(value for value in launch.args if isinstance(value, bytes))])

@@ -349,6 +349,7 @@ class LaunchConfig:
 
 
 def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[Any]) -> None:
+    __tracebackhide__ = True
     if not isinstance(kernel, Kernel):
         remedy = "compile and load it inside emulate_launches()"
         raise LaunchError(

@@ -153,6 +153,7 @@ class EmulatedRawKernel(EmulatedRawModule):
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0, stream: Any = None
     ) -> None:
+        __tracebackhide__ = True
         launch = self._raw.describe(self.name, self._log.target.name, grid, block, args, shared_mem)
         self._module._loaded = self._module._loaded or launch.loaded
         run_with_memory(self._log, replace(launch, loaded=self._module._loaded), HostMemory())
@@ -203,6 +204,7 @@ class _RecordedKernel:
         return getattr(self._kernel, name)
 
     def __call__(self, grid: Any, block: Any, args: Any, **options: Any) -> None:
+        __tracebackhide__ = True
         name, target = self._kernel.name, self._recorder.target.name
         self._recorder.around(
             lambda: self._raw.describe(name, target, grid, block, args, options.get("shared_mem", 0)),

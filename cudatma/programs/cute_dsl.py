@@ -163,6 +163,7 @@ class _Interceptor:
 
     def _launch(self, config: Any, kernel: int, args: Any) -> int:
         """Record a launch, which runs after the host function. Exceptions cannot pass through C."""
+        __tracebackhide__ = True
         try:
             self._launches.append(self._recorded(config[0], *self._kernels[kernel], args))
         except Exception as error:

@@ -461,6 +461,7 @@ class EmulatedDriver:
         cluster: Dim | None = None,
         programmatic: bool = False,
     ) -> tuple[Any, ...]:
+        __tracebackhide__ = True
         if extra:
             raise DriverError(call, None, "the emulator does not read arguments from extra", "use kernelParams")
         entry = self._entry(function)

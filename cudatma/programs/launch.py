@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class ProgramLaunch:
     place : str, default ""
         Where the program launches the kernel, such as "file.py:12".
     sources : tuple of (str, str)
-        Names and texts of source files that reports quote. Default: the files that the PTX names, if they exist.
+        Paths and texts of source files that reports quote. Default: the files that the PTX names, if they exist.
     registers : int, optional
         Registers per thread, as in the cubin.
     from_compiler : tuple of (str, str)
@@ -105,6 +105,7 @@ class ProgramLaunch:
         HazardError
             If there are hazards, unless `hazards` is "collect" or "off".
         """
+        __tracebackhide__ = True
         is_raising = options.get("hazards", "raise") == "raise"
         report = self.module.launch(
             self.entry,
@@ -162,21 +163,22 @@ def load_module(ptx: str, sources: tuple[tuple[str, str], ...] | None = None) ->
 @lru_cache(maxsize=_MAX_MODULES)
 def _parsed(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedModule:
     texts = files_of(ptx) if sources is None else sources
-    lines = {name: dict(enumerate(text.splitlines(), 1)) for name, text in texts}
-    return load(ptx, lines=lines)
+    lines = {os.path.basename(path): dict(enumerate(text.splitlines(), 1)) for path, text in texts}
+    module = load(ptx, lines=lines)
+    paths = {os.path.basename(path): path for path, _ in texts}
+    module.sources = replace(module.sources, paths={**module.sources.paths, **paths})
+    return module
 
 
 def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
-    """Return the names and texts of the source files that PTX names and that exist, except those in a folder."""
+    """Return the paths and texts of the source files that PTX names and that exist, except those in a folder."""
     return read_sources(name for name in dict.fromkeys(_FILE.findall(ptx)) if not name.startswith(without))
 
 
 def read_sources(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the names and texts of the files that exist. Reports name files without their folders."""
+    """Return the paths and texts of the files that exist. Reports name files without their folders."""
     return tuple(
-        (os.path.basename(path), Path(path).read_text(encoding="utf-8", errors="replace"))
-        for path in paths
-        if os.path.isfile(path)
+        (path, Path(path).read_text(encoding="utf-8", errors="replace")) for path in paths if os.path.isfile(path)
     )
 
 

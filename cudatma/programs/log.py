@@ -15,6 +15,7 @@ from typing import Any, overload
 from cudatma.build.kernel import default_target
 from cudatma.context import Runtime, using_runtime
 from cudatma.emulator import Hazard, Report, Trace
+from cudatma.emulator.api import STEP_LIMIT
 from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
 from cudatma.programs.launch import ProgramLaunch
 from cudatma.programs.patches import Patches
@@ -152,6 +153,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         HazardError
             If there are hazards and `hazards` is "raise". The arrays hold the results.
         """
+        __tracebackhide__ = True
         is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         logs = list(dict.fromkeys([*_active, self]))
@@ -186,6 +188,7 @@ def emulate_launches(
     only: str | None = None,
     on_launch: Callable[[LaunchEntry], None] | None = None,
     trace: bool = False,
+    step_limit: int = STEP_LIMIT,
 ) -> Iterator[LaunchLog]:
     """Run kernel launches of Triton, Gluon, CuPy, cuda.core and cuda-python on the emulator, without a GPU.
 
@@ -209,6 +212,8 @@ def emulate_launches(
         Function that is called with the LaunchEntry of each launch.
     trace : bool, default False
         Whether the report of a launch with hazards holds a trace, which its page shows. Launches then take longer.
+    step_limit : int, default 5000000
+        Maximum number of segments in each schedule. A launch that exceeds it raises StepLimitError.
 
     Yields
     ------
@@ -227,7 +232,7 @@ def emulate_launches(
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
     architecture = default_target() if target is None else get_target(target)
-    options = {"schedules": schedules, "seed": seed, "replay": replay}
+    options = {"schedules": schedules, "seed": seed, "replay": replay, "step_limit": step_limit}
     log = LaunchLog(target=architecture, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
     # A new Runtime has no plans that call the real driver, and its plans that call the emulated one end with the block.
     with using_runtime(Runtime()), intercepting(INTERCEPTORS, log):

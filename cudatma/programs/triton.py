@@ -52,6 +52,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
             tuner.cache.clear()
 
     def run_wrapped(jit: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         return run(jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()})
 
     def first_config(tuner: Any, kwargs: dict[str, Any]) -> Sequence[Any]:
@@ -211,6 +212,7 @@ class _Launcher:
         exit_hook: Any,
         *args: Any,
     ) -> None:
+        __tracebackhide__ = True
         from triton.runtime import driver
 
         log, metadata = driver.active.log, self._metadata
@@ -225,7 +227,7 @@ class _Launcher:
 
 
 def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
-    """Return the names and texts of the program's files with a kernel."""
+    """Return the paths and texts of the program's files with a kernel."""
     import triton
 
     files = files_of(ptx, without=os.path.dirname(triton.__file__))

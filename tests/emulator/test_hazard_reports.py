@@ -65,7 +65,7 @@ def test_a_read_before_its_copy_is_issued_is_a_read_without_a_wait() -> None:
     cause = report.findings[0]
     assert cause.kind == "read_before_load"
     assert "mbarrier.try_wait.parity" in cause.advice
-    assert "phase 0 (parity 0) of the mbarrier at 0x" in cause.advice
+    assert "phase 0 (parity 0) of the mbarrier full[0] of block" in cause.advice
     assert len(report.hazards) == 1
     assert report.kinds == {"read_before_load", "uninitialised_shared"}
 
@@ -74,7 +74,7 @@ def test_text_and_data_show_what_follows_under_its_cause() -> None:
     report = run("NO_WAIT")
     text = str(report)
     assert text.startswith("read_before_load: ")
-    assert "  missing: before the read, a wait for phase 0 (parity 0) of the mbarrier at 0x" in text
+    assert "  missing: before the read, a wait for phase 0 (parity 0) of the mbarrier full[0] of block" in text
     assert "  then uninitialised_shared at PTX line " in text
     data = asdict(report.hazards[0])
     assert [c["kind"] for c in data["consequences"]] == ["uninitialised_shared"]

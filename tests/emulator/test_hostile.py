@@ -165,6 +165,38 @@ def test_an_endless_loop_names_its_lines(body: str, line: int, what: str) -> Non
     assert hazard.message.count("an infinite loop") == 1, "warps that loop alike have one line"
 
 
+#: Warp 0 executes BODY and passes its result to the other warps through shared memory, as Triton's atomics do.
+TOGETHER = """ld.param.u64 %rd1, [p];
+mov.u32 %r1, %tid.x;
+setp.eq.u32 %p1, %r1, 0;
+mov.u32 %r2, 0;
+mov.u32 %r3, 1024;
+L: bar.sync 0;
+BODY
+@%p1 st.shared.u32 [%r3], %r1;
+bar.sync 0;
+ld.shared.u32 %r1, [%r3];
+setp.ne.u32 %p2, %r1, LAST;
+@%p2 bra L;"""
+
+
+@pytest.mark.parametrize(
+    ("body", "last", "is_endless"),
+    [
+        ("@%p1 atom.global.cas.b32 %r1, [%rd1], 0, 1;", 2, True),
+        ("@%p1 atom.global.add.u32 %r1, [%rd1], 1;", 5000, False),
+        ("add.u32 %r2, %r2, 1;\nsetp.gt.u32 %p3, %r2, 5000;\nselp.u32 %r1, 1, 0, %p3;", 1, False),
+        ("mov.u32 %r1, %clock;\nshr.u32 %r1, %r1, 23;", 1, False),
+    ],
+    ids=["lock", "counter in memory", "counter in a register", "clock"],
+)
+def test_a_loop_with_barriers_is_endless_if_nothing_changes(body: str, last: int, is_endless: bool) -> None:
+    text = kernel(TOGETHER.replace("BODY", body).replace("LAST", str(last)))
+    report = run(text, grid=1, block=64, schedules=1, shared_bytes=16)
+    assert report.kinds == ({"deadlock"} if is_endless else set()), str(report)
+    assert not is_endless or "polls byte 0 of p, which stays 1" in str(report)
+
+
 def test_the_step_limit_names_the_loop() -> None:
     counted = "L: add.u32 %r1, %r1, 1;\nst.global.u32 [%rd1], %r1;\nbra L;"
     text = kernel(f"ld.param.u64 %rd1, [p];\nmov.u32 %r1, 0;\n{counted}")

@@ -112,6 +112,7 @@ def test_a_page_shows_where_threads_wait_forever() -> None:
     assert "No warp can proceed" in text
     assert "mbarrier full[1]: phase 0" in text
     assert "Pipeline of wait" in text
+    assert "grid 1x1x1, block 64x1x1, sm_90a" in text
 
 
 def test_text_is_escaped_everywhere() -> None:

@@ -17,6 +17,7 @@ from test_cluster_copies import EXCHANGE
 from cudatma import get_target
 from cudatma.emulator import Trace
 from cudatma.emulator.trace.picture import AXIS_TITLE
+from cudatma.emulator.trace.recording import Event
 from cudatma.emulator.trace.stages import views
 from cudatma.emulator.trace.svg import STAGE_COLOURS, contrast, ink_on, text_width, tint
 from cudatma.errors import ArgumentError
@@ -374,6 +375,10 @@ def test_a_long_trace_is_cropped_and_says_so() -> None:
     assert f"of {trace.steps}" in about
     assert texts(whole)[1].startswith(f"{trace.steps} emulated steps")
     assert "steps 100 to 300" in texts(trace.to_svg(window=(100, 300)))[1]
+    late = trace.steps - 5
+    trace.events.append(Event("hazard", "data_race", (0, 0, 0), 0, late, late))
+    words = texts(trace.to_svg())[1].split()
+    assert int(words[2]) < late < int(words[4]), "the window contains the hazard"
 
 
 def test_a_hazard_is_flagged() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,3 +109,13 @@ def test_a_module_that_is_imported_in_the_block_gets_the_original_back(
         assert late.RawKernel is cupy.RawKernel
     monkeypatch.delitem(sys.modules, "late_module")
     assert (late.RawKernel, late.as_array) == (cupy.RawKernel, cupy.asarray)
+
+
+def test_sarif_of_a_kernel_without_a_file_names_the_call() -> None:
+    code = 'extern "C" __global__ void count(int* p) {\n*p += 1;\n}'
+    with cudatma.emulate_launches(hazards="collect") as log:
+        cupy.RawKernel(code, "count")((2,), (32,), (np.zeros(1, np.int32),))
+    result = json.loads(log[0].report.to_sarif())["runs"][0]["results"][0]
+    for place in (*result["locations"], *result["relatedLocations"]):
+        assert place["physicalLocation"]["artifactLocation"]["uri"].endswith("test_cupy.py")
+    assert "raw_kernel.cu:2" in result["message"]["text"]

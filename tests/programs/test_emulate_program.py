@@ -10,6 +10,7 @@ import pytest
 
 from cudatma import cli
 from cudatma.emulator import Report
+from cudatma.emulator.machine import scheduler
 
 pytest.importorskip("triton")
 
@@ -60,7 +61,8 @@ def test_hazards_are_printed_once_with_their_lines(
     assert page.read_text().count('href="#launch-1"') == 2, "equal reports have one section"
     assert "writes total_ptr[0]" in page.read_text()
     (run,) = json.loads(log.read_text())["runs"]
-    assert run["results"][0]["locations"][0]["physicalLocation"]["region"]["startLine"] == 11
+    location = run["results"][0]["locations"][0]["physicalLocation"]
+    assert (location["artifactLocation"]["uri"], location["region"]["startLine"]) == (Path(program).as_uri(), 11)
 
 
 @pytest.mark.parametrize(("word", "status"), [("--fail", 3), ("--raise", 1), ("--unreadable", 1), ("--fine", 0)])
@@ -92,3 +94,11 @@ def test_json_and_a_name_that_no_kernel_has(program: str, capsys: pytest.Capture
 def test_a_program_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["emulate", "nowhere.py"]) == 2
     assert "program: got nowhere.py; allowed: a Python file" in capsys.readouterr().err
+
+
+def test_the_step_limit_is_an_option(
+    program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "LAST_STEPS", 0)
+    assert cli.main(["emulate", "--step-limit", "1", program]) == 1
+    assert "has not ended after" in capsys.readouterr().err

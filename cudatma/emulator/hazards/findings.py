@@ -14,7 +14,7 @@ from cudatma.emulator.hazards.sources import Sources
 from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.machine.access import FlagWait
 from cudatma.emulator.machine.events import Copy, Observer
-from cudatma.emulator.machine.loops import Recorder, is_plain
+from cudatma.emulator.machine.loops import Loop, is_plain
 from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_START, SHARED_WINDOW
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
@@ -113,6 +113,7 @@ class Findings:
     ) -> Finding:
         instruction = _instruction(program, at)
         source = program.module.source_of(instruction) if instruction else ""
+        message, more["advice"] = map(self.variables.named, (message, more["advice"]))
         known = table[kind, program.function.name, _place(instruction, at)] = Finding(
             Hazard(
                 kind,
@@ -265,19 +266,34 @@ def _cause(waits: list[Any]) -> str:
     return ""
 
 
-def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
+def _loop(split: Split, deadlock: Deadlock) -> tuple[Loop | None, FlagWait | None]:
+    """Return the infinite loop that a split executes and the flag that its CTA polls in this loop, if there are any."""
+    loop = deadlock.loops.loop(split.warp) if deadlock.loops is not None else None
+    if loop is None or (split.waits_for is not None and split.waits_for.at not in dict(loop.instructions)):
+        return None, None
+    reads = dict(loop.reads)
+    polls = (warp.last_poll for warp in (split.warp, *split.warp.block.warps))
+    return loop, next((poll for poll in polls if poll is not None and poll.at in reads), None)
+
+
+def _position(split: Split, deadlock: Deadlock) -> tuple[Program, int, str]:
     """Return the program and the instruction at which a split waits or loops, and a description."""
     wait = _wait(split)
-    loop = loops.loop(split.warp) if wait is None and loops is not None else None
+    loop, poll = _loop(split, deadlock)
     program = split.frame.program
     if loop is None:
         at = getattr(wait, "at", program.flow.segments[split.pc].start)
         return program, min(at, len(program.function.body) - 1), wait.describe() if wait is not None else "running"
     what = f"an infinite loop through {loop.describe()}"
+    if poll is not None:
+        return loop.program, poll.at, f"{what} {poll.describe()}"
     if not loop.reads:
         what += " reads no memory: compilers hoist a plain load of a flag out of the loop (use volatile or ld.acquire)"
-    elif any(is_plain(i) for _, i in loop.reads):
-        what += " reads a value that does not change: a plain load may never see other threads' writes (use ld.acquire)"
+    else:
+        what += " reads a value that does not change"
+        synchronizes = any(i.parts[0] in ("bar", "barrier") for _, i in loop.instructions)
+        if any(is_plain(i) for _, i in loop.reads) and not synchronizes:
+            what += ": a plain load may never see other threads' writes (use ld.acquire)"
     return loop.program, loop.at, what
 
 
@@ -285,7 +301,7 @@ def lines_of(deadlock: Deadlock) -> list[str]:
     """Return lines that say where splits wait. Splits with the same description share a line."""
     alike: dict[tuple[str, str], list[Split]] = {}
     for split in sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index)):
-        program, at, what = _position(split, deadlock.loops)
+        program, at, what = _position(split, deadlock)
         instruction = program.instruction(at)
         source = program.module.source_of(instruction)
         place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
@@ -309,7 +325,7 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
     shown = "\n    ".join(lines[:16])
     more = f"\n    and {len(lines) - 16} more" if len(lines) > 16 else ""
     first = next((split for split in blocked if split.waits_for is None), blocked[0])
-    program, at, _ = _position(first, deadlock.loops)
+    program, at, _ = _position(first, deadlock)
     blocks = {split.warp.block.index for split in blocked}
     starved = next((split for split in blocked if isinstance(split.waits_for, RegisterWait)), None)
     if starved is not None:  # all other warps wait for these
@@ -329,16 +345,18 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
         f"\n    arrived at {names[0]}{f' and in {len(names) - 1} more' if len(names) > 1 else ''} so far: {what}"
         for (_, what), names in named.items()
     )
-    waits = [_wait(split) for split in blocked]
-    what = "no warp can proceed and no copy is in flight" if any(waits) else "infinite loop that no other warp can end"
+    loops = [_loop(split, deadlock) for split in blocked]
+    waits = [_wait(split) if loop is None else poll for split, (loop, poll) in zip(blocked, loops, strict=True)]
+    is_loop = any(loop for loop, _ in loops) or not any(waits)
+    what = "infinite loop that no other warp can end" if is_loop else "no warp can proceed and no copy is in flight"
     message = f"{what}:\n    {shown}{more}{arrived}"
-    others = _waits_of(blocked, deadlock.loops, (program, at))
+    others = _waits_of(deadlock, (program, at))
     findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits), others=others)
 
 
-def _waits_of(blocked: list[Split], loops: Recorder | None, without: tuple[Program, int]) -> list[Access]:
+def _waits_of(deadlock: Deadlock, without: tuple[Program, int]) -> list[Access]:
     """Return the instructions at which splits wait, except the instruction ``without``."""
-    positions = dict.fromkeys(_position(split, loops)[:2] for split in blocked)
+    positions = dict.fromkeys(_position(split, deadlock)[:2] for split in deadlock.blocked)
     waits = []
     for program, at in positions:
         if (program, at) != without:

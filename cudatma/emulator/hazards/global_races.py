@@ -464,7 +464,7 @@ class GlobalRaces(Observer):
             message = text.format(lanes.lane(int(rows[position, LANE])))
             read_at = int(rows[position, PLACE]) // 2 if is_read else -1
             place = int(indices[position])
-            cause = "" if text is _LANE_READ else cause_of_write(indices, place)
+            cause = "" if text is _LANE_READ else cause_of_write(indices, place, is_read)
             report = partial(self._report, w, at, "lane_race", shadow, place, message, read_at, cause)
             lane = int(rows[position, LANE]) & _LANE if is_read else int(stamps[position]) & _LANE
             load = read_at if is_read else at if text is _LANE_READ else -1

@@ -35,9 +35,18 @@ _CONTENDED = (
 )
 
 
-def cause_of_write(indices: Array, place: int) -> str:
+#: The cause if another instruction has read these bytes before.
+_UPDATED = (
+    "several lanes read and then write the same bytes: use atomicAdd or another atomic operation to update a value, or "
+    "__syncwarp between the read and the write"
+)
+
+
+def cause_of_write(indices: Array, place: int, after_read: bool) -> str:
     """Return the cause of a race at a granule of a write, or "" for the usual cause."""
-    return _CONTENDED if np.count_nonzero(indices == place) > 1 else ""
+    if np.count_nonzero(indices == place) < 2:
+        return ""
+    return _UPDATED if after_read else _CONTENDED
 
 
 class LaneRaces(Observer):
@@ -211,5 +220,5 @@ class LaneRaces(Observer):
             lane = self.lane(int(known[place]))
             text = f"{lane} of the same warp {verb} these bytes, and the lanes have not synchronized since"
             read_at = shadow.last_read(place, self._agents.of_warp(w)) if verb == "reads" else -1
-            cause = cause_of_write(indices, place) if is_write else ""
+            cause = cause_of_write(indices, place, verb == "reads") if is_write else ""
             self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at, cause=cause)

@@ -250,8 +250,9 @@ def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: 
     if not region.is_writable:
         trap(w, at, f"store into {region.name}, which is read-only")
     size = BYTES[code] * len(rows)
-    w.launch.scheduler.progress += 1
-    w.events.global_write(w, at, region, offsets, size, order, partial(_holds, region, offsets, code, rows))
+    same = partial(_holds, region, offsets, code, rows)
+    w.launch.scheduler.store(same)
+    w.events.global_write(w, at, region, offsets, size, order, same)
     if region.base % NUMPY[code].itemsize:
         raw = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
         region.data[offsets[:, None] + np.arange(size)] = raw
@@ -365,6 +366,6 @@ def st_shared(
         block, offsets = shared_offsets(w, at, active[lanes], size, remote)
         parts = [row[lanes] for row in rows]
         same = partial(_holds, block.shared, offsets, code, parts)
+        w.launch.scheduler.store(same)
         w.events.shared_write(w, at, block, offsets, size, order, False, same)
         block.shared.scatter(offsets, code, parts)
-    w.launch.scheduler.progress += 1

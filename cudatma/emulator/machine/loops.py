@@ -64,19 +64,35 @@ def _ranges(lines: set[int]) -> str:
     return ", ".join(shown) + (", ..." if len(ends) > _MAX_LINES else "")
 
 
+def _state_of(split: Split) -> tuple[int, bool]:
+    """Return the state of a split. A barrier runs twice at the same place: on arrival, and after its release."""
+    return state_of(split), split.token is None
+
+
 class Recorder:
     """A recording of the segments that the warps of a launch run."""
 
-    def __init__(self, splits: Iterable[Split]) -> None:
-        """Start a recording. Later states are compared with the current states of ``splits``."""
+    def __init__(self, ready: Iterable[Split], blocked: Iterable[Split]) -> None:
+        """Start a recording of splits that can run or that wait.
+
+        Later states of the splits are compared with their current states. A split that waits is compared only if it is
+        released.
+        """
         #: Place -> state -> number of visits. The split's first visit is counted when it continues, the second when it
         #: returns.
-        self._states: dict[tuple[Warp, int], dict[int, int]] = {}
-        for split in splits:
-            self._states.setdefault((split.warp, split.pc), {})[state_of(split)] = 0
-        self._compared = dict.fromkeys(self._states, 0)
+        self._states: dict[tuple[Warp, int], dict[tuple[int, bool], int]] = {}
+        self._compared: dict[tuple[Warp, int], int] = {}
+        self._blocked = set(blocked)
+        for split in ready:
+            self._expect(split)
         self._visits: dict[Warp, dict[tuple[Program, int], int]] = {}
         self._steps = 0
+
+    def _expect(self, split: Split) -> None:
+        """Require that a split returns to its current state."""
+        place = split.warp, split.pc
+        self._states.setdefault(place, {})[_state_of(split)] = 0
+        self._compared.setdefault(place, 0)
 
     def segment_begins(self, split: Split, pc: int) -> None:
         """Record that a split starts a segment."""
@@ -84,10 +100,13 @@ class Recorder:
         visits = self._visits.setdefault(split.warp, {})
         place = split.frame.program, pc
         visits[place] = visits.get(place, 0) + 1
+        if split in self._blocked:
+            self._blocked.remove(split)
+            self._expect(split)
         states = self._states.get((split.warp, pc))
         if states is not None and self._compared[split.warp, pc] < _MAX_COMPARED:
             self._compared[split.warp, pc] += 1
-            state = state_of(split)
+            state = _state_of(split)
             if state in states:
                 states[state] += 1
 

@@ -66,7 +66,8 @@ class Deadlock(Exception):  # noqa: N818
 class Scheduler:
     """The scheduler for the splits of all live clusters.
 
-    ``progress`` is the number of events that may have released a waiter.
+    ``progress`` is the number of events that may have released a waiter. ``unchanged`` counts the events that
+    changed no value: releases of barriers and stores of equal values.
     """
 
     def __init__(self, launch: Grid, schedule: int, seed: int, step_limit: int) -> None:
@@ -77,7 +78,7 @@ class Scheduler:
         self.blocked: dict[int, Split] = {}
         self.pending: list[Callable[[], None]] = []
         self.steps, self.step_limit = 0, step_limit
-        self.progress = 0
+        self.progress, self.unchanged = 0, 0
         self.is_polling = False
         self.spun = 0
         self.in_order, self.most_delayed = schedule == 0, schedule == 1
@@ -95,7 +96,8 @@ class Scheduler:
         #: The current recording, which starts when progress stops.
         self._recorder: Recorder | None = None
         self._next_look, self._look_period = LOOK_PERIOD, LOOK_PERIOD
-        self._idle_progress, self._released_at = -1, -1
+        #: Number of changes at the last look, and progress at the last release of waits that may time out.
+        self._looked_at, self._released_at = -1, -1
         #: Whether the step limit has been reached.
         self._is_over = False
 
@@ -130,6 +132,17 @@ class Scheduler:
                 split.warp.events.woken(split)
         waiters.clear()
 
+    def synchronize(self, waiters: list[Split]) -> None:
+        """Wake the waiters of a barrier. Unlike wake(), this does not count as a change of a value."""
+        self.wake(waiters)
+        self.unchanged += 1
+
+    def store(self, is_same: Callable[[], bool]) -> None:
+        """Count a store, before it is done. ``is_same`` returns whether memory already holds the stored values."""
+        if self.progress - self.unchanged == self._looked_at and is_same():
+            self.unchanged += 1
+        self.progress += 1
+
     def poll(self, split: Split) -> None:
         """Yield to other splits because the running split has polled without success."""
         split.polls += 1
@@ -143,7 +156,7 @@ class Scheduler:
     def spin(self, split: Split, wait: Any) -> None:
         """Yield because the running split has read an unchanged flag; ``wait`` has ``at`` and describe()."""
         self.spun += SPIN
-        split.last_poll = wait
+        split.last_poll = split.warp.last_poll = wait
         self.poll(split)
 
     # ---- asynchronous work
@@ -211,19 +224,22 @@ class Scheduler:
     def _look_for_loops(self) -> None:
         """Raise Deadlock if all ready splits are in infinite loops and no other event is possible.
 
-        If there has been no progress since the last check, record the next steps until all splits have returned to
-        their states or one of them fails to return. A failure doubles the time to the next check.
+        If nothing has changed since the last check, record the next steps until all splits have returned to their
+        states or one of them fails to return. A failure doubles the time to the next check. While nothing changes, the
+        state of a split determines its next steps. A split that returns to an earlier state therefore repeats its loop
+        forever in every schedule.
         """
         self.launch.show_steps(self.steps)
-        if self.progress != self._idle_progress:
-            self._idle_progress, self._look_period = self.progress, LOOK_PERIOD
+        changes = self.progress - self.unchanged
+        if changes != self._looked_at:
+            self._looked_at, self._look_period = changes, LOOK_PERIOD
             self._record(None)
         elif self._recorder is None:
-            self._record(Recorder(self.ready))
+            self._record(Recorder(self.ready, self.blocked.values()))
         elif self._recorder.is_cycle:
             recorder = self._recorder
             self._record(None)
-            actions = self._complete_one, self._admit_more, self._release_parked, self._release_once
+            actions = self._complete_one, self._admit_more, self._release_parked, self._release_once, self._pass_time
             if not any(help() for help in actions):
                 raise Deadlock([*self.blocked.values(), *self.ready], recorder)
         elif self._recorder.has_failed:
@@ -241,6 +257,12 @@ class Scheduler:
         is_new = self._released_at != self.progress
         self._released_at = self.progress
         return is_new and self._release_suspended()
+
+    def _pass_time(self) -> bool:
+        """Advance the clock if threads read it, and return whether it has advanced."""
+        passes = self.launch.pass_time()
+        self.has_stalled |= passes
+        return passes
 
     def _record(self, recorder: Recorder | None) -> None:
         """Start a recording, or end it if ``recorder`` is None."""
@@ -277,7 +299,7 @@ class Scheduler:
         if self._release_parked():
             return
         self.has_stalled = True
-        if not self.launch.pass_time():
+        if not self._pass_time():
             waiting = [*self.blocked.values(), *self.ready]
             if self._stall.repeats(self.progress, self.steps, waiting):
                 raise Deadlock(waiting)
@@ -308,7 +330,7 @@ class Scheduler:
         if not self._is_over:
             self._is_over = True
             self.step_limit += LAST_STEPS
-            self._record(Recorder(()))
+            self._record(Recorder((), ()))
             return
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(

@@ -128,6 +128,8 @@ class Warp:
         self.guard: Array | None = None
         #: (instruction, value) of the last strong load. The warp spins if it reads the same value again.
         self.last_read: tuple[int, bytes] | None = None
+        #: The flag that a split of the warp has polled last, or None.
+        self.last_poll: Any = None
         self.local = Region(0, np.zeros(0, np.uint8), "local memory")
         self.local_bytes = 0
         self.agent = block.rank * block.warp_count + index

@@ -92,7 +92,11 @@ def complete_named(block: Block, barrier: NamedBarrier) -> bool:
     results = _reduced(barrier)
     for split in barrier.waiters:
         split.token = results if results is not None else True
-    block.launch.scheduler.wake(barrier.waiters)
+    scheduler = block.launch.scheduler
+    if results is None:
+        scheduler.synchronize(barrier.waiters)
+    else:
+        scheduler.wake(barrier.waiters)
     return True
 
 
@@ -238,7 +242,7 @@ def complete_cluster(cluster: Cluster) -> None:
     barrier.arrived.clear()
     barrier.phase += 1
     cluster.events.cluster_completed()
-    cluster.launch.scheduler.wake(barrier.waiters)
+    cluster.launch.scheduler.synchronize(barrier.waiters)
 
 
 def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,14 @@ def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], f
     rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
     data, places = block.shared.data, offsets[:, None] + _BYTES
     # The lanes synchronize before the store but not after it, because the store is not a warp-wide access.
-    w.events.shared_write(w, at, block, offsets, ROW_BYTES, "", False, lambda: bool((data[places] == rows).all()))
+    same = partial(_holds, data, places, rows)
+    w.launch.scheduler.store(same)
+    w.events.shared_write(w, at, block, offsets, ROW_BYTES, "", False, same)
     data[places] = rows
+
+
+def _holds(data: Array, places: Array, rows: Array) -> bool:
+    return bool((data[places] == rows).all())
 
 
 def movmatrix(register: Array) -> Array:

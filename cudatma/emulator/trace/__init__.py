@@ -44,7 +44,7 @@ class Trace(Recording):
         blocks : int, default 1
             Number of CTAs to draw. CTAs that copy come first.
         window : tuple of int, optional
-            First and last step to show. Default: from the beginning, while it is readable.
+            First and last step to show. Default: from the beginning, or around the first hazard, while it is readable.
         title : str, optional
             Heading of the picture. Default: the name of the kernel.
 

@@ -34,6 +34,9 @@ def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] |
         raise ArgumentError("blocks", blocks, "an int, 1 and more")
     shown = views(trace, blocks)
     first, last = window or _readable(shown[0] if shown else None, trace.steps)
+    hazard = next((event.begin for event in trace.events if event.kind == "hazard"), 0)
+    if window is None and hazard >= last:
+        first, last = hazard - (last - first) // 2, hazard + (last - first + 1) // 2
     if not 0 <= first < last:
         raise ArgumentError("window", (first, last), "(first, last) steps, 0 <= first < last")
     return _Picture(trace, width, first, last).draw(shown, title)

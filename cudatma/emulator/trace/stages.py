@@ -213,7 +213,10 @@ def _letter(number: int) -> str:
 
 
 def views(trace: Recording, limit: int | None = None) -> list[BlockView]:
-    """Return at most ``limit`` CTAs of a trace in order of appearance, but CTAs that copy come first."""
+    """Return at most ``limit`` CTAs of a trace in order of appearance.
+
+    CTAs that copy come first, and among them the CTA of the first hazard.
+    """
     events: dict[Dim, list[Event]] = {}
     issued: dict[Dim, list[Event]] = {}
     votes: dict[Dim, Counter[tuple[int, int]]] = {}
@@ -232,7 +235,8 @@ def views(trace: Recording, limit: int | None = None) -> list[BlockView]:
                 waited[event.issuer] = empty, event.barrier
                 votes.setdefault(event.block, Counter())[event.barrier, empty] += 1
     copying = {event.block for event in trace.events if event.kind in ("copy", "cp.async")}
-    chosen = sorted(events, key=lambda block: block not in copying)[:limit]
+    hazard = next((event.block for event in trace.events if event.kind == "hazard"), None)
+    chosen = sorted(events, key=lambda block: (block not in copying, block != hazard))[:limit]
     return [
         BlockView(block, events[block], issued.get(block, []), votes.get(block, Counter()), trace.steps)
         for block in chosen
