@@ -296,6 +296,11 @@ def detect(device: int = 0) -> Target:
     return _detect(device)
 
 
+def forget_detected() -> None:
+    """Detect GPUs again, because the driver has been replaced."""
+    _detect.cache_clear()
+
+
 @lru_cache(maxsize=64)
 def _detect(device: int) -> Target:
     from cuda.bindings import driver

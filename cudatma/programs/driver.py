@@ -32,6 +32,7 @@ from cudatma.programs.log import SM_COUNT, LaunchLog
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import NO_PTX, Recorder
 from cudatma.runtime.launch_config import dim3
+from cudatma.target import forget_detected
 
 #: Functions that have nothing to do, because every call ends before it returns.
 _NO_OPS = frozenset(
@@ -80,6 +81,8 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
     selected_backend("auto")
     has_driver()
     patches.enter_context(using_other_devices())
+    patches.callback(forget_detected)
+    forget_detected()
     emulated = EmulatedDriver(driver, log)
     names = [name for name in dir(driver) if name.startswith("cu") and callable(getattr(driver, name))]
     functions = [name for name in names if not isinstance(getattr(driver, name), type)]

@@ -217,7 +217,7 @@ def test_waiting_for_ever_is_a_deadlock_and_not_the_step_limit() -> None:
     named = "mov.u32 %r1, %tid.x;\nshr.u32 %r1, %r1, 5;\nadd.u32 %r1, %r1, 1;\nbarrier.sync %r1, 64;"
     report = run(kernel(named), block=64)
     assert "deadlock" in report.kinds
-    assert "a branch skips it" in report.hazards[0].cause
+    assert "a branch skips the barrier" in report.hazards[0].cause
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_pointers_to_nowhere(address: int) -> None:
     ("access", "memory"),
     [
         ("mov.u64 %rd2, s;\ncvta.shared.u64 %rd2, %rd2;\nld.global.u32 %r1, [%rd2];", "of shared memory"),
-        ("mov.u64 %rd2, s;\nst.u32 [%rd2], 0;", "cvta.shared makes it generic"),
+        ("mov.u64 %rd2, s;\nst.u32 [%rd2], 0;", "cvta.shared converts it to a generic address"),
         ("ld.shared.u32 %r1, [%rd1];", "of global memory"),
         ("mov.u64 %rd2, l;\ncvta.local.u64 %rd2, %rd2;\nld.global.u32 %r1, [%rd2];", "of local memory"),
         ("mov.u64 %rd2, l;\ncvta.local.u64 %rd2, %rd2;\nld.local.u32 %r1, [%rd2];", "of local memory"),

@@ -196,7 +196,7 @@ COMPILING = [
     Case("include folders as a str", ArgumentTypeError, "include_dirs", "paths",
          lambda b: compile_text(include_dirs="/")),
     Case("defines that are no text", ArgumentTypeError, "defines", "NAME=VALUE", lambda b: compile_text(defines=[1])),
-    Case("option unknown", CompileError, "refused", "--nonsense", lambda b: compile_text(options=["--nonsense"])),
+    Case("option unknown", CompileError, "rejected", "--nonsense", lambda b: compile_text(options=["--nonsense"])),
     Case("source that does not compile", CompileError, "undefined", ">     1 |",
          lambda b: compile_text('extern "C" __global__ void k() { y = 1; }')),
     Case("source that includes a missing file", CompileError, "missing.h", "artifacts: ",
