@@ -350,7 +350,7 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"box_rows": 16}, "^box_rows: got 16; allowed: 64, all keys"),
+        ({"box_rows": 16}, "^box_rows: got 16; allowed: 64, the number of keys per block"),
         ({"box_rows": 4, "is_paged": True}, "^box_rows: got 4"),
         ({"tile_m": 128}, "^tile_m: got 128"),
         ({"version": "decode_fp8", "box_rows": 0, "is_paged": True}, "^box_rows: got 0"),

@@ -84,5 +84,6 @@ def test_a_kernel_is_clean_and_its_mutants_are_reported(name: str) -> None:
     outcomes = list(trial.outcomes(SCHEDULES, drawn(name, trial, count)))
     assert reported_share(by_verdict(outcomes)) >= MIN_REPORTED, missed(outcomes)
     exempt = [outcome for outcome in outcomes if outcome.verdict == EXEMPT]
-    assert all("`" in outcome.note for outcome in exempt), "an exemption names the instruction that keeps the order"
+    reasons = [outcome.note for outcome in exempt if "no warp reaches" not in outcome.note]
+    assert all("`" in reason for reason in reasons), "an exemption names the instruction that keeps the order"
     assert len(exempt) <= 3
