@@ -34,7 +34,7 @@ def argument_of(value: Any, parameter: Variable, field: str) -> Any:
     is_number = is_float or isinstance(value, int | np.integer | np.bool_)
     if is_number and kind in ("f16", "f32", "f64") and not (is_float and value_bytes == size):
         remedy = f"pass numpy.float{8 * size}, because the library does not convert the value"
-        raise ArgumentError(field, f"{value!r}, a {type(value).__name__}", f"a {size}-byte float", remedy)
+        raise ArgumentError(field, f"{value!r} ({type(value).__name__})", f"a {size}-byte float", remedy)
     if is_number and not is_float and value_bytes != size:
         remedy = "convert it, because the library passes the bytes of the value"
         raise ArgumentError(field, f"{value!r}, {counted(value_bytes, 'byte')}", f"{size} bytes", remedy)

@@ -163,6 +163,16 @@ EDITS: dict[str, tuple[dict[str, str], list[str], str]] = {
         [],
         "v.h",
     ),
+    "that may exist, named by a macro": (
+        {"k.cu": '#define NAME "v.h"\n#if __has_include(NAME)\n#include NAME\n#else\n#define VALUE 11111\n#endif\n'},
+        [],
+        "v.h",
+    ),
+    "that may exist, asked by a macro": (
+        {"k.cu": '#define H(x) __has_include(x)\n#if H("v.h")\n#include "v.h"\n#else\n#define VALUE 11111\n#endif\n'},
+        [],
+        "v.h",
+    ),
     "of a split line": ({"k.cu": '#inc\\\nlude "v.h"\n', "v.h": ""}, [], "v.h"),
     "through a link": ({"k.cu": '#include "link/../v.h"\n', "real/sub/x.h": "", "real/v.h": ""}, [], "real/v.h"),
     "named by a macro": ({"k.cu": "#define NAME(x) <inc/x>\n#include NAME(v.h)\n", "inc/v.h": ""}, ["-I."], "inc/v.h"),
@@ -181,7 +191,12 @@ EDITS: dict[str, tuple[dict[str, str], list[str], str]] = {
     "included by an option": ({"k.cu": "", "v.h": ""}, ["--pre-include=v.h"], "v.h"),
 }
 #: Cases whose files are unknown. Every call compiles, and nothing is stored.
-UNKNOWN = {"named by several macros", "named by a joined token", "in a folder that a macro names"}
+UNKNOWN = {
+    "named by several macros",
+    "that may exist, asked by a macro",
+    "named by a joined token",
+    "in a folder that a macro names",
+}
 
 
 @pytest.mark.parametrize("case", EDITS)

@@ -80,6 +80,8 @@ def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
     [
         (lambda x: EARLY((1,), (32,), (x, 2.0, 32)), ArgumentError, r"args\[1\] of scale: got 2.0.*numpy.float32"),
         (lambda x: EARLY((1,), (32,), (x, np.float32(2), np.int32(32))), ArgumentError, "allowed: 8 bytes"),
+        (lambda x: EARLY((1,), (32,), (x, 2, 32)), ArgumentError, r"got 2 \(int\); allowed: a 4-byte float"),
+        (lambda x: EARLY((1,), (32,), (x, np.float64(2), 32)), ArgumentError, "allowed: a 4-byte float"),
         (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "got 1 arguments; allowed: 3 for kernel scale"),
         (lambda x: cupy.RawKernel("void", "f")((1,), (1,), ()), CompileError, "NVRTC refused raw_kernel.cu for sm_90a"),
         (lambda x: cupy.RawKernel(ADD, "add", OPTIONS)((1,), (1,), ()), ArgumentError, "name_expressions"),
