@@ -46,14 +46,29 @@ _ADDRESSES = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """The properties of an array that cudatma uses.
+    """Properties of an array that cudatma uses.
 
-    pointer: address of element [0, ..., 0]; may be 0 if the array has no elements. shape: shape in NumPy order.
-    strides_bytes: one stride per dimension; may be 0 or negative. dtype: NumPy dtype; bf16 is ml_dtypes.bfloat16.
-    device: CUDA ordinal, or None for host memory. owner: the object that keeps the memory alive. kind: "cupy", "torch",
-    "numpy", "cai" or "dlpack". readonly: whether the producer forbids writes. producer: handle of the stream that a
-    reader must wait for (streams.order_after_producers), or None if the array's library orders its own work or does not
-    name a stream.
+    Attributes
+    ----------
+    pointer : int
+        Address of element [0, ..., 0]. It may be 0 if the array has no elements.
+    shape : tuple of int
+        Shape in NumPy order.
+    strides_bytes : tuple of int
+        Stride of each dimension in bytes. A stride may be 0 or negative.
+    dtype : numpy.dtype
+        NumPy dtype. The dtype of bf16 is ml_dtypes.bfloat16.
+    device : int or None
+        CUDA ordinal, or None for host memory.
+    owner : object
+        Object that keeps the memory alive.
+    kind : str
+        Library or protocol of the array: "cupy", "torch", "numpy", "cai" or "dlpack".
+    readonly : bool, default: False
+        Whether the producer forbids writes.
+    producer : int or None, default: None
+        Handle of the stream for which a reader must wait (streams.order_after_producers), or None if the array's
+        library orders its own work or does not name a stream.
     """
 
     pointer: int
@@ -96,7 +111,7 @@ class ArrayInfo:
     def is_disjoint(self) -> bool:
         """Whether no two elements share a byte.
 
-        This is the case if each axis steps over all axes with smaller strides.
+        The elements are disjoint if each axis steps over all axes with smaller strides.
         """
         end = self.dtype.itemsize
         for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides_bytes, strict=True)):
@@ -126,7 +141,7 @@ def describe(array: object, field: str = "array") -> ArrayInfo:
     """Return the ArrayInfo of an array from any library. An ArrayInfo is returned unchanged.
 
     ``field`` is the argument's name in error messages. The function does not wait for the producer of the array. Raises
-    ArgumentTypeError for an object that is not a dense array. Raises DriverError if the device of a
+    ArgumentTypeError if the object is not a dense array, and DriverError if the device of a
     ``__cuda_array_interface__`` pointer must be determined and there is no driver.
     """
     if isinstance(array, ArrayInfo):
@@ -166,17 +181,22 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     if tensor.is_neg() or (dtype.kind == "c" and tensor.is_conj()):
         # The memory does not contain the tensor's values until torch resolves the tensor.
         raise ArgumentTypeError(
-            field, "a lazily negated or conjugated tensor", "a tensor whose memory holds its values", "clone"
+            field,
+            "a lazily negated or conjugated tensor",
+            "a tensor whose memory contains its values",
+            "pass tensor.clone()",
         )
     strides = tuple([s * dtype.itemsize for s in tensor.stride()])
     device = None if place == "cpu" else tensor.device.index
     try:
         pointer = tensor.data_ptr()
-    except RuntimeError as error:  # a tensor inside torch.vmap or torch.func
-        got = "a tensor without memory of its own"
+    except RuntimeError as error:  # the tensor is inside torch.vmap or torch.func
+        got = "a tensor without its own memory"
         raise ArgumentTypeError(field, got, "an ordinary tensor", str(error)) from error
     if not pointer and tensor.numel():
-        raise ArgumentError(f"{field}.pointer", "0x0", "the address of the tensor's memory", "its storage may be freed")
+        raise ArgumentError(
+            f"{field}.pointer", "0x0", "the address of the tensor's memory", "check whether its storage was freed"
+        )
     return ArrayInfo(pointer, tuple(tensor.shape), strides, dtype, device, tensor, "torch")
 
 
@@ -192,14 +212,14 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
         strides = dense_strides(shape, dtype) if strides is None else tuple(operator.index(s) for s in strides)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArgumentTypeError(
-            field, f"a broken __cuda_array_interface__ ({error})", "typestr, shape and data as in version 3"
+            field, f"an invalid __cuda_array_interface__ ({error})", "typestr, shape and data as in version 3"
         ) from error
     if len(strides) != len(shape):
         raise ArgumentTypeError(
             field, f"{len(strides)} strides for {len(shape)} dimensions", "one stride per dimension"
         )
     if any(n < 0 for n in shape):
-        raise ArgumentError(f"{field}.shape", shape, "extents of 0 and up")
+        raise ArgumentError(f"{field}.shape", shape, "extents of at least 0")
     # Arrays without elements have address 0 in this interface.
     if not 0 <= pointer < _ADDRESSES or (pointer == 0 and 0 not in shape):
         raise ArgumentError(f"{field}.pointer", hex(pointer), "the address of the array's memory on a device")
@@ -211,11 +231,11 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
 def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
     """Return the stream handle of a ``__cuda_array_interface__``.
 
-    The handle 0 is ambiguous and therefore not allowed.
+    The interface forbids the handle 0, because it is ambiguous.
     """
     producer = interface.get("stream")
     if producer is not None and (type(producer) is not int or producer <= 0):
-        raise ArgumentError(f"{field}.stream", repr(producer), "None, or a handle from 1 up")
+        raise ArgumentError(f"{field}.stream", repr(producer), "None, or a handle of at least 1")
     return producer
 
 
@@ -231,7 +251,7 @@ def producer_of(array: object) -> int | None:
 def pointer_device(pointer: int, field: str = "pointer") -> int:
     """Return the ordinal of the device that owns a pointer, or of the current device for a null pointer.
 
-    Raises DriverError if there is no driver, and ArgumentError for an address that CUDA does not know.
+    Raises DriverError if there is no driver, and ArgumentError if CUDA neither allocated nor registered the address.
     [cuPointerGetAttribute]
     """
     if pointer == 0:
@@ -256,7 +276,7 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
         place, _ = (int(part) for part in array.__dlpack_device__())
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            field, f"a broken __dlpack_device__ ({error})", "(device type, device number)"
+            field, f"an invalid __dlpack_device__ ({error})", "(device type, device number)"
         ) from error
     if place not in (_DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED):
         raise ArgumentTypeError(field, f"DLPack device type {place}", "CPU (1), CUDA (2) or CUDA managed memory (13)")
@@ -278,8 +298,8 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
     """Return whether two arrays may share a byte. The result is False only if they certainly do not.
 
-    The function compares byte extents. It can also tell apart adjacent windows of one buffer that have the same row
-    pitch.
+    The function compares byte extents. It also recognizes that windows of one buffer with the same row pitch are
+    disjoint if their columns are.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False
@@ -310,8 +330,8 @@ def empty_like_library(reference: object, shape: Sequence[int], dtype: object, s
     CuPy, torch and NumPy allocate their own arrays. For ``__cuda_array_interface__`` and DLPack producers, the result
     is a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the stream that writes the
     array first, by default the library's current stream. A library reuses memory in the order of the stream on which
-    the memory was allocated, so on any other stream the memory may still be in use by a previous array. Raises
-    ArgumentTypeError for a dtype that torch lacks.
+    the memory was allocated. On any other stream, a previous array may therefore still use the memory. Raises
+    ArgumentTypeError if torch has no corresponding dtype.
     """
     info, element = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
     if info.kind == "torch":
@@ -337,15 +357,15 @@ def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, str
     return with_cupy("cupy.empty", make)
 
 
-#: cudaErrorInsufficientDriver, which is also reported if there is no driver, and cudaErrorNoDevice.
+#: cudaErrorInsufficientDriver, which CUDA also returns if there is no driver, and cudaErrorNoDevice.
 _NO_DRIVER, _NO_DEVICE = 35, 100
 
 
 def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
     """Return ``function(cupy)``.
 
-    Raises a DriverError that names ``call`` if CuPy is not installed or finds no driver or GPU, or if the CUDA runtime
-    fails.
+    Raises a DriverError with the name ``call`` if CuPy is not installed or finds no driver or GPU, or if the CUDA
+    runtime fails.
     """
     try:
         import cupy
@@ -355,8 +375,10 @@ def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
         return function(cupy)
     except cupy.cuda.runtime.CUDARuntimeError as error:
         status = int(error.status)
-        remedy = "run cudatma doctor to see what is missing, or compute on the CPU: NumPy arrays and backend='emulator'"
-        detail = f"no NVIDIA driver, or one too old for this CuPy ({error})" if status == _NO_DRIVER else str(error)
+        remedy = "run cudatma doctor to check the machine, or pass NumPy arrays and backend='emulator' to use the CPU"
+        detail = (
+            f"no NVIDIA driver, or a driver too old for this CuPy ({error})" if status == _NO_DRIVER else str(error)
+        )
         raise DriverError(call, status, detail, remedy if status in (_NO_DRIVER, _NO_DEVICE) else "") from error
 
 

@@ -28,7 +28,7 @@ def selected_backend(backend: str | None = None) -> str:
     -------
     str
         ``"cuda"``, ``"reference"`` or ``"emulator"``. "auto" becomes "cuda" if cudatma can launch on the first GPU,
-        otherwise "emulator". "cuda" is not checked; the first launch reports a missing driver.
+        otherwise "emulator". "cuda" is not checked, so a missing driver raises an error only at the first launch.
 
     Raises
     ------
@@ -47,18 +47,18 @@ def selected_backend(backend: str | None = None) -> str:
 
 
 def backend_for(function: str, explicit: str | None, *, has_reference: bool = True) -> str:
-    """Return selected_backend(), and issue a BackendWarning if neither the call nor the user chose the CPU.
+    """Return selected_backend(), and warn if it uses the CPU although neither the call nor the user chose the CPU.
 
-    The user chooses with $CUDATMA_BACKEND.
+    The user chooses a backend with $CUDATMA_BACKEND.
     """
     chosen = selected_backend(explicit)
     if chosen != "cuda" and _requested(explicit) == "auto":
-        faster = f"{BACKEND_VARIABLE}=reference (NumPy) is faster. " if has_reference else ""
+        faster = f"Set {BACKEND_VARIABLE}=reference (NumPy) for a faster result. " if has_reference else ""
         warnings.warn(
-            f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. {faster}"
-            f"Silence this with {BACKEND_VARIABLE}={chosen}, with "
-            f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or in cudatma's own functions with "
-            f"backend={chosen!r}",
+            f"{function} computes on the CPU ({chosen}), because this machine has no usable NVIDIA GPU. {faster}"
+            f"To silence this warning, set {BACKEND_VARIABLE}={chosen}, call "
+            f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or pass "
+            f"backend={chosen!r} to cudatma's functions",
             BackendWarning,
             stacklevel=_user_stacklevel(),
         )
@@ -66,7 +66,7 @@ def backend_for(function: str, explicit: str | None, *, has_reference: bool = Tr
 
 
 def _user_stacklevel() -> int:
-    """Return the ``stacklevel`` of the nearest frame outside cudatma and torch, which is the user's line."""
+    """Return the ``stacklevel`` of the nearest frame outside cudatma and torch, which is the user's code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("cudatma", "torch"):
         frame, level = frame.f_back, level + 1
@@ -74,22 +74,18 @@ def _user_stacklevel() -> int:
 
 
 def device_remedy(remedy: str, device: int | None = None) -> str:
-    """Return the remedy for a host array where a device array is needed.
+    """Return the remedy of an error that reports a host array where a device array is needed.
 
-    The result is ``remedy`` if the machine has a usable GPU. If the array is already on a device, pass its ordinal as
-    ``device``: the result is then "", because only the backend is wrong.
+    The result is ``remedy`` if the machine has a usable GPU. Otherwise the result suggests the emulator. If ``device``
+    is not None, the array is on that device and the result is "", because only the backend is wrong.
     """
     if device is not None:
         return ""
     if _has_usable_gpu():
         return remedy
     requested = os.environ.get(BACKEND_VARIABLE)
-    remedy = (
-        f"{BACKEND_VARIABLE} is {requested}; unset it, or pass backend='emulator'"
-        if requested
-        else "backend='emulator'"
-    )
-    return f"this machine has no usable NVIDIA GPU; {remedy} for host arrays"
+    unset = f"unset {BACKEND_VARIABLE}, which is {requested}, or " if requested else ""
+    return f"{unset}pass backend='emulator' for host arrays, because this machine has no usable NVIDIA GPU"
 
 
 def _requested(explicit: str | None) -> str:

@@ -39,7 +39,7 @@ class Cache(dict[Any, _Part]):
         self.limit = limit
 
     def put(self, key: Any, value: _Part) -> None:
-        """Store a value, and drop the older half of the values if the cache is full."""
+        """Store a value, and first discard the older half of the values if the cache is full."""
         if len(self) >= self.limit:
             for old in list(self)[: max(1, self.limit // 2)]:
                 self.pop(old, None)
@@ -47,10 +47,10 @@ class Cache(dict[Any, _Part]):
 
 
 class Runtime:
-    """Process-wide state: kernels, calls, plans, workspaces and tuning tables.
+    """State of the process: kernels, calls, plans, workspaces and tuning tables.
 
     Each module stores its part under its own key on first use. A forked child starts with a new Runtime. A test can use
-    a separate one: ``with using_runtime(Runtime()): ...``. All methods are thread-safe.
+    a separate Runtime: ``with using_runtime(Runtime()): ...``. All methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,8 @@ class Runtime:
     def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
         """Return the part with this key.
 
-        A missing part is created by calling ``make``; by default, the key is a class and is called.
+        If the part is missing, ``make`` creates it. By default, the key is a class, and its constructor creates the
+        part.
         """
         part: _Part | None = self.parts.get(key)
         if part is None:
@@ -89,7 +90,7 @@ def using_runtime(other: Runtime) -> Iterator[Runtime]:
 
 @contextlib.contextmanager
 def using_other_devices() -> Iterator[None]:
-    """Forget the devices and contexts that this block uses, and keep the process's own out of it."""
+    """Use separate tables of devices and contexts until the block ends, and then restore those of the process."""
     global _initialised
     initialised, devices, contexts = _initialised, dict(_devices), dict(_contexts)
     _initialised = False
@@ -115,13 +116,13 @@ forked = False
 #: Maps each object to the function that renews its locks and handles in a forked child.
 _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 _Renewed = TypeVar("_Renewed")
-#: The current Runtime; the hot path reads it directly.
+#: The current Runtime. The hot path reads this variable directly.
 in_use = Runtime()
 
 
 def _note_fork() -> None:
     global _lock, forked, _initialised, in_use
-    _lock = threading.Lock()  # another thread of the parent may hold the old lock
+    _lock = threading.Lock()  # a thread of the parent may hold the old lock
     forked = forked or _initialised
     _initialised = False
     in_use = Runtime()
@@ -135,7 +136,10 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def after_fork(renewed: _Renewed, renew: Callable[[_Renewed], None]) -> None:
-    """Call ``renew(renewed)`` in each forked child as long as the object lives, to replace its locks and handles."""
+    """Register ``renew``, which replaces the locks and handles of an object in each forked child.
+
+    Each child calls ``renew(renewed)`` as long as the object is alive.
+    """
     _renewals[renewed] = renew
 
 
@@ -144,8 +148,8 @@ def require_no_fork() -> None:
     if forked:
         raise LaunchError(
             "process",
-            f"{os.getpid()}, forked from a process that had used CUDA",
-            "a process that initializes CUDA itself",
+            f"{os.getpid()}, forked after CUDA was initialized",
+            "a process that was not forked after CUDA was initialized",
             "start workers with multiprocessing.get_context('spawn'), or fork before the first launch",
         )
 
@@ -166,8 +170,9 @@ def initialise() -> Any:
             if not isinstance(error, DriverError):
                 no_driver("cuInit", error)
             if error.code == int(driver.CUresult.CUDA_ERROR_NOT_INITIALIZED):
-                # cuInit fails like this in a process that was forked after another library had initialized the driver.
-                detail = f"{error.detail}; if this process was forked after CUDA was used, start it with 'spawn'"
+                # cuInit returns this code in a process that was forked after another library had initialized the
+                # driver.
+                detail = f"{error.detail}; start this process with 'spawn' if it was forked after CUDA was initialized"
                 raise DriverError("cuInit", error.code, detail) from error
             raise
         _initialised = True
@@ -177,7 +182,7 @@ def initialise() -> Any:
 def device(ordinal: int) -> Device:
     """Return the GPU with this ordinal.
 
-    Raises LaunchError for an invalid ordinal, and DriverError if there is no driver.
+    Raises LaunchError if the ordinal is invalid, and DriverError if there is no driver.
     """
     known = _devices.get(ordinal)
     if known is not None:
@@ -225,9 +230,10 @@ def current_device() -> int:
 
 @contextlib.contextmanager
 def using(ordinal: int) -> Iterator[Any]:
-    """Run a block with the primary context of a device current, and yield the driver module of cuda.bindings.
+    """Make the primary context of a device current in a block, and yield the driver module of cuda.bindings.
 
-    A previous context is restored afterwards. A thread that had no context keeps this one, as with the CUDA runtime.
+    At the end of the block, the previous context is current again. A thread that had no context keeps the primary
+    context, as with the CUDA runtime.
     """
     driver, primary = initialise(), primary_context(ordinal)
     current = int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent"))
@@ -248,7 +254,7 @@ def using(ordinal: int) -> Iterator[Any]:
 def outside_captures(driver: Any) -> Iterator[None]:
     """Run driver calls that allocate, free or load while this or another thread may be capturing a graph.
 
-    In the default capture mode, such a call invalidates every open capture. [CUDA driver API,
+    In the default capture mode, these calls would invalidate every capture in progress. [CUDA driver API,
     cuThreadExchangeStreamCaptureMode]
     """
     call = "cuThreadExchangeStreamCaptureMode"
@@ -263,8 +269,8 @@ def outside_captures(driver: Any) -> Iterator[None]:
 def is_capturing(driver: Any, stream: int) -> bool:
     """Return whether a graph capture is in progress on a stream of the current context.
 
-    Raises LaunchError for the legacy default stream while another stream is capturing, because the driver then cannot
-    answer and a launch would invalidate the capture. Raises DriverError for any other failure. [CUDA driver API,
+    Raises LaunchError for the legacy default stream while another stream is capturing, because the driver cannot answer
+    in this case and a launch would invalidate the capture. Raises DriverError for any other failure. [CUDA driver API,
     cuStreamIsCapturing]
     """
     result = driver.cuStreamIsCapturing(stream)

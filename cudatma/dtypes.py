@@ -20,10 +20,22 @@ BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 class TmaType:
     """One of the 16 element types of a tensor map.
 
-    name: the driver's name without its prefix, in lower case. driver_value: CUtensorMapDataType. descriptor_format: the
-    number in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80 set). element_bits: number of bits per element in
-    global memory (4 or 6 for the packed types). numpy: default dtype of arrays with this type, or None if NumPy has no
-    such dtype. packed: whether elements are counted in groups of 16.
+    Attributes
+    ----------
+    name : str
+        The driver's name without its prefix, in lower case.
+    driver_value : int
+        Value of CUtensorMapDataType.
+    descriptor_format : int
+        Number in bits 71 to 74 of the 128 bytes. A tf32 map has the number of f32, and bit 80 is set.
+    element_bits : int
+        Number of bits per element in global memory, which is 4 or 6 for the packed types.
+    cuda : str
+        CUDA C++ type.
+    numpy : numpy.dtype or None
+        Default dtype of arrays with this type, or None if NumPy has no corresponding dtype.
+    packed : bool, default: False
+        Whether elements are counted in groups of 16.
     """
 
     name: str
@@ -36,7 +48,7 @@ class TmaType:
 
     @property
     def element_bytes(self) -> int:
-        """Number of bytes per element in shared memory and in strides; 1 for the packed types."""
+        """Number of bytes per element in shared memory and in strides, which is 1 for the packed types."""
         return max(1, self.element_bits // 8)
 
     @property
@@ -70,7 +82,7 @@ TMA_TYPES: dict[str, TmaType] = {
     )
 }
 
-#: Maps each NumPy dtype that has no TMA type to the unsigned TMA type of the same width, which can carry its bits.
+#: Maps NumPy dtypes that have no TMA type to the unsigned TMA type of the same width.
 _CARRIED = {"int8": "uint8", "bool": "uint8", "int16": "uint16"}
 _BY_NUMPY = {t.numpy: t for t in TMA_TYPES.values() if t.numpy is not None}
 
@@ -95,7 +107,7 @@ def tma_type(dtype: object) -> TmaType:
             return TMA_TYPES[_CARRIED[array_dtype.name]]
     remedy = "convert the array, or describe it as uint8"
     if array_dtype == np.complex64:
-        remedy = 'dtype="uint64" copies its bits; TMA has no complex type'
+        remedy = 'pass dtype="uint64" to copy the bits, because TMA has no complex type'
     raise DescriptorError("dtype", dtype, ", ".join(TMA_TYPES), remedy)
 
 
@@ -118,7 +130,7 @@ ACTIVATION_TYPES: dict[str, ActivationType] = {
 def activation_type(dtype: object) -> ActivationType:
     """Return the ActivationType with this name or NumPy dtype.
 
-    Raises ArgumentTypeError unless the type is fp16 or bf16.
+    Raises ArgumentTypeError if the type is neither fp16 nor bf16.
     """
     if isinstance(dtype, ActivationType):
         return dtype

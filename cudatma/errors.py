@@ -1,4 +1,4 @@
-"""Errors and warnings of cudatma, and the check of CUDA driver and NVRTC results.
+"""Errors and warnings of cudatma, and a function that checks the results of CUDA driver and NVRTC calls.
 
 An error message states the field, the value received, the allowed values and the remedy. Each class also derives from
 ValueError, TypeError or RuntimeError, so that code that does not import cudatma can catch the error.
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def similar(got: str, known: Iterable[str]) -> str:
-    """Return the known name of which ``got`` may be a misspelling, or "" if there is none.
+    """Return the known name that ``got`` probably misspells, or "" if there is none.
 
     Names with different numbers are not similar. For example, sm_80 is not a misspelling of sm_90.
     """
@@ -54,7 +54,7 @@ def similar(got: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)``, or the size of an int that is too long to read."""
+    """Return ``repr(value)``, or the number of bits of an int that is too long to read."""
     if isinstance(value, int) and abs(value) >= _LONG_INT:
         return f"an int of {value.bit_length()} bits"
     return repr(value)
@@ -75,7 +75,7 @@ CUDA_PACKAGES = {
     12: "'cuda-python>=12.9,<13' 'nvidia-cuda-nvrtc-cu12>=12.9,<13' 'cupy-cuda12x>=13.6'",
     13: "'cuda-python>=13.0,<14' 'nvidia-cuda-nvrtc>=13.0,<14' 'cupy-cuda13x>=14.0'",
 }
-INSTALL_CUDA = f"pip install {CUDA_PACKAGES[13]}; for a driver that supports only CUDA 12: {CUDA_PACKAGES[12]}"
+INSTALL_CUDA = f"pip install {CUDA_PACKAGES[13]}; if the driver supports only CUDA 12, pip install {CUDA_PACKAGES[12]}"
 
 
 class CudaTmaError(Exception):
@@ -102,7 +102,7 @@ class FieldError(CudaTmaError):
     allowed : str
         Allowed values, or the condition that a value must meet.
     remedy : str, default: ""
-        What the caller can do.
+        Imperative clause that states what the caller can do.
 
     Notes
     -----
@@ -113,7 +113,7 @@ class FieldError(CudaTmaError):
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         is_typed = isinstance(got, str) and not field.endswith(".dtype") and not got.startswith(("torch.", "no "))
-        # Only a name that the user has typed can be misspelled.
+        # Suggest a correction only for a name that the user has typed.
         meant = similar(str(got), allowed.split(", ")) if is_typed else ""
         text = f"{field}: got {_given(got)}{f' (did you mean {meant}?)' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
@@ -218,7 +218,7 @@ class DriverError(CudaTmaError, RuntimeError):
     detail : str
         Name of the result code, or a description of what is missing.
     remedy : str, default: ""
-        What the caller can do.
+        Imperative clause that states what the caller can do.
     """
 
     def __init__(self, call: str, code: int | None, detail: str, remedy: str = "") -> None:
@@ -236,7 +236,7 @@ class CacheError(CudaTmaError, RuntimeError):
 class HazardError(CudaTmaError, RuntimeError):
     """The emulator found a race, a deadlock or another hazard.
 
-    The arrays hold the results of the last schedule. ``hazards`` and ``report`` are also attributes.
+    The arrays contain the results of the last schedule. ``hazards`` and ``report`` are also attributes.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
     message : str
         Hang report.
     waits : sequence of StuckWait
-        Waits that did not end. The first one timed out or was rejected.
+        Waits that did not end. The first wait timed out or was rejected.
     kernel : str, default: ""
         Name of the kernel.
     """
@@ -300,7 +300,7 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
     def __init__(self, rank: int, launch: int, seconds: float) -> None:
         self.rank, self.launch, self.seconds = rank, launch, seconds
         text = f"rank {rank} did not send its part of all-reduce number {launch} within {seconds:g} s"
-        super().__init__(f"{text}: it has ended, or it needs more time (timeout_s); results since then are NaNs")
+        super().__init__(f"{text}; increase timeout_s if the rank is still running; all later results are NaNs")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.rank, self.launch, self.seconds))
@@ -315,7 +315,7 @@ def no_driver(call: str, error: Exception) -> NoReturn:
 def check(result: tuple[Any, ...], call: str) -> Any:
     """Return the values of a cuda.bindings result ``(code, value...)`` as None, one value or a tuple.
 
-    Raises a DriverError that names the call unless the code is 0.
+    Raises a DriverError with the name ``call`` if the code is not 0.
     """
     code = result[0]
     if int(code) != 0:

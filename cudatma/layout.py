@@ -1,13 +1,13 @@
 """Layout of a TMA box in shared memory: swizzle, pitch, footprint, alignment and bank conflicts.
 
-**NumPy order and TMA order.** NumPy lists the outermost dimension first; a tensor map lists the innermost dimension
+**NumPy order and TMA order.** NumPy lists the outermost dimension first, and a tensor map lists the innermost dimension
 first. Only to_tma_order() converts between the two orders. In this project ``dims``, ``box``, ``element_strides`` and
-``coords`` are in TMA order unless a docstring says otherwise.
+``coords`` are in TMA order unless a docstring states otherwise.
 
 Sources: PTX ISA 5.5.7 "Swizzling Modes", 5.5.6 "Interleave Layout", 5.5.3.2 "Traversal-Stride"; CUDA driver API,
 cuTensorMapEncodeTiled. The 32B, 64B and 128B swizzles, the padding of rows to the swizzle span and the bytes of
-interleaved boxes were measured on an H200. The ATOM swizzles (sm_100 and up) follow the tables of the PTX ISA and were
-not measured.
+interleaved boxes were measured on an H200. The ATOM swizzles (sm_100 and later) follow the tables of the PTX ISA and
+were not measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARP_LANES = 32
 
 
 class Mode(IntEnum):
-    """Base class of the enumerations of a tensor map, with the values of the driver."""
+    """Base class of a tensor map's enumerations, whose members have the driver's values."""
 
     @property
     def label(self) -> str:
@@ -45,7 +45,7 @@ class Mode(IntEnum):
     def parse(cls: type[M], value: object, field: str) -> M:
         """Return the member with this value, or with this label in upper or lower case.
 
-        Raises a DescriptorError that names ``field`` if there is no such member.
+        Raises a DescriptorError with the field name ``field`` if there is no such member.
         """
         if isinstance(value, cls):
             return value
@@ -71,7 +71,7 @@ class Swizzle(Mode):
 
     @property
     def span_bytes(self) -> int:
-        """Number of bytes within which chunks are permuted, which is also the minimum row pitch; 0 without swizzle."""
+        """Number of bytes within which chunks are permuted (also the minimum row pitch), or 0 without swizzle."""
         return 0 if self is Swizzle.NONE else min(16 << int(self), 128)
 
     @property
@@ -83,8 +83,9 @@ class Swizzle(Mode):
 class Interleave(Mode):
     """Interleaved layouts of channel slices, NC/8HWC8 and NC/16HWC16 (CUtensorMapInterleave).
 
-    The dimensions of an interleaved map are W, H, D, C and N, innermost first. A map of rank 4 has no D; a map of rank
-    3 has neither H nor D. An element along W is a whole slice of channels, and a step along C moves to the next slice.
+    The dimensions of an interleaved map are W, H, D, C and N, innermost first. A map of rank 4 has no D, and a map of
+    rank 3 has neither H nor D. An element along W is a whole slice of channels, and a step along C moves to the next
+    slice.
     """
 
     NONE = 0
@@ -93,7 +94,7 @@ class Interleave(Mode):
 
     @property
     def slice_bytes(self) -> int:
-        """Number of bytes per channel slice; 0 without interleave."""
+        """Number of bytes per channel slice, or 0 without interleave."""
         return 16 * int(self)
 
 
@@ -102,7 +103,7 @@ def to_tma_order(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(tuple(values)))
 
 
-#: Pairs of (mask, shift): the address bits in the mask are XORed with the bits that are ``shift`` positions higher.
+#: Pairs (mask, shift) of each mode. The address bits in the mask are XORed with the bits ``shift`` positions higher.
 _XOR: dict[Swizzle, tuple[tuple[int, int], ...]] = {
     Swizzle.NONE: (),
     Swizzle.B32: ((0x10, 3),),
@@ -122,9 +123,9 @@ def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np
     """Return the address at which a swizzle stores the byte that the plain layout stores at ``address``.
 
     ``address`` must be an absolute byte address in shared memory (an int or an int64 array) and not an offset into a
-    buffer, because the hardware XORs address bits. The function is its own inverse. In the flip mode, the halves of the
-    16-byte chunks in every odd 128-byte line are also swapped. Source: PTX ISA 5.5.7. The 32B, 64B and 128B modes were
-    also measured.
+    buffer, because the hardware XORs address bits. The function is its own inverse. The flip mode also swaps the halves
+    of the 16-byte chunks in every odd 128-byte line. Source: PTX ISA 5.5.7. The 32B, 64B and 128B modes were also
+    measured.
     """
     result = address
     for mask, shift in _XOR[mode]:
@@ -157,14 +158,14 @@ class BoxLayout:
 
     @property
     def footprint_bytes(self) -> int:
-        """Number of bytes of shared memory per box, including the padding of narrow rows to the swizzle span."""
+        """Number of bytes of shared memory per box, including the padding of rows to the swizzle span."""
         return self.rows * self.pitch_bytes
 
 
 def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: Interleave) -> tuple[int, ...]:
-    """Return the number of elements that arrive in each dimension (TMA order): ceil(box[i] / element_strides[i]).
+    """Return the number of elements that TMA delivers in each dimension (TMA order), ceil(box[i] / element_strides[i]).
 
-    Without interleave, the hardware ignores element_strides[0], and all of box[0] arrives.
+    Without interleave, the hardware ignores element_strides[0] and delivers all of box[0].
     """
     counts = [-(-size // step) for size, step in zip(box, element_strides, strict=True)]
     if interleave is Interleave.NONE:
@@ -175,8 +176,8 @@ def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: In
 def box_layout(counts: Sequence[int], element_bits: int, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
     """Return the layout of a box without interleave.
 
-    ``counts`` holds the number of elements per dimension in TMA order, all positive. ``element_bits`` is the size of an
-    element in shared memory. Rows narrower than the swizzle span are padded to the span.
+    ``counts`` contains the positive number of elements of each dimension in TMA order. ``element_bits`` is the size of
+    an element in shared memory. Rows narrower than the swizzle span are padded to the span.
     """
     row_bytes = counts[0] * element_bits // 8
     return BoxLayout(prod(counts[1:]), row_bytes, max(row_bytes, mode.span_bytes))
@@ -185,9 +186,9 @@ def box_layout(counts: Sequence[int], element_bits: int, mode: Swizzle = Swizzle
 def interleaved_layout(pixels: int, rows: int, interleave: Interleave, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
     """Return the layout of ``rows`` rows of ``pixels`` pixels along W, where each pixel is one slice of channels.
 
-    The mbarrier counts one slice of 16 or 32 bytes per pixel, which is also the pixel's size in shared memory, for any
-    element type. Rows are contiguous even if they are narrower than the swizzle span (1500 boxes on an H200), so the
-    layout has a single row. The pitch of this row is a multiple of the swizzle span.
+    The mbarrier counts one slice of 16 or 32 bytes per pixel for any element type, and a pixel has the same size in
+    shared memory. The layout has a single row, because rows are contiguous even if they are narrower than the swizzle
+    span (1500 boxes were measured on an H200). The pitch of this row is a multiple of the swizzle span.
     """
     size = rows * pixels * interleave.slice_bytes
     span = max(mode.span_bytes, interleave.slice_bytes)
@@ -197,10 +198,10 @@ def interleaved_layout(pixels: int, rows: int, interleave: Interleave, mode: Swi
 def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int, int]:
     """Return the number of shared-memory wavefronts of one warp access, and the minimum for these lanes.
 
-    ``addresses`` holds a byte address for each of at most 32 lanes, or None for an inactive lane. ``access_bytes`` is
-    1, 2, 4, 8 or 16 and must divide the addresses. Shared memory has 32 banks of 4 bytes. It serves a wide access in
-    groups of 32, 16 or 8 lanes that together move at most 128 bytes; lanes that access the same word share it. Raises
-    ArgumentError for an invalid size or address.
+    ``addresses`` contains a byte address for each of at most 32 lanes, or None for an inactive lane. ``access_bytes``
+    is 1, 2, 4, 8 or 16 and must divide the addresses. Shared memory has 32 banks of 4 bytes. It splits a wide access
+    into groups of 32, 16 or 8 lanes that together access at most 128 bytes. Lanes that access the same word cause no
+    conflict. Raises ArgumentError if the size or an address is invalid.
     """
     lanes = list(addresses)
     if access_bytes not in (1, 2, 4, 8, 16):
@@ -209,7 +210,7 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
         raise ArgumentError("addresses", f"{len(lanes)} lanes", f"at most {WARP_LANES}")
     for lane, address in enumerate(lanes):
         if address is not None and (address < 0 or address % access_bytes):
-            raise ArgumentError(f"addresses[{lane}]", address, f"non-negative multiples of {access_bytes}")
+            raise ArgumentError(f"addresses[{lane}]", address, f"nonnegative multiples of {access_bytes}")
     group = min(WARP_LANES, BANKS * BANK_BYTES // access_bytes)
     total = minimum = 0
     for start in range(0, len(lanes), group):
@@ -228,6 +229,9 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
 
 
 def bank_conflicts(addresses: Iterable[int | None], access_bytes: int) -> int:
-    """Return the number of wavefronts of a warp access beyond the minimum; 0 means no conflicts. See wavefronts()."""
+    """Return the number of wavefronts of a warp access beyond the minimum, which is 0 if there are no conflicts.
+
+    The arguments are those of wavefronts().
+    """
     total, minimum = wavefronts(addresses, access_bytes)
     return total - minimum

@@ -13,7 +13,7 @@ _HANDLES = 1 << 64
 
 
 def current_stream(kind: str, device: int) -> int:
-    """Return the handle of torch's current stream for kind "torch", otherwise of CuPy's (0 without CuPy)."""
+    """Return the handle of torch's current stream if ``kind`` is "torch", otherwise of CuPy's (0 without CuPy)."""
     if kind == "torch":
         try:
             # torch's code generator also calls this function. Creating a Stream object takes ten times longer.
@@ -66,10 +66,11 @@ def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.
 
 
 def stream_handle(stream: object, kind: str, device: int) -> int:
-    """Return the handle of a stream: an int, a CuPy or torch stream, a CUstream, or an object with ``__cuda_stream__``.
+    """Return the handle of a stream.
 
-    None means current_stream(kind, device). Raises ArgumentTypeError for any other object, and ArgumentError for an int
-    that is not a valid handle.
+    ``stream`` may be an int, a CuPy or torch stream, a CUstream, an object with ``__cuda_stream__``, or None for
+    current_stream(kind, device). Raises ArgumentTypeError for any other object, and ArgumentError if an int is not a
+    valid handle.
     """
     if stream is None:
         return current_stream(kind, device)
@@ -79,7 +80,7 @@ def stream_handle(stream: object, kind: str, device: int) -> int:
     else:
         handle = stream if isinstance(stream, int) and not isinstance(stream, bool) else _handle_of(stream)
     if not 0 <= handle < _HANDLES:
-        raise ArgumentError("stream", handle, "a 64-bit handle, 0 and up")
+        raise ArgumentError("stream", handle, "0 to 2**64 - 1")
     return handle
 
 
@@ -98,11 +99,11 @@ def _handle_of(stream: object) -> int:
     allowed = "None, an int handle, a CuPy, torch or cuda.core stream"
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        # In the protocol this is a method, but early producers have an attribute.
+        # The protocol specifies a method, but early producers have an attribute.
         try:
             return int((protocol() if callable(protocol) else protocol)[1])
         except (TypeError, ValueError, LookupError) as error:
-            raise ArgumentTypeError("stream", f"a broken __cuda_stream__ ({error})", allowed) from error
+            raise ArgumentTypeError("stream", f"an invalid __cuda_stream__ ({error})", allowed) from error
     if type(stream).__module__.startswith("cuda.bindings") and hasattr(stream, "__int__"):
         return int(stream)
     raise ArgumentTypeError("stream", type(stream).__name__, allowed)

@@ -1,15 +1,17 @@
-"""Layout of the 8 bytes of an mbarrier, to the extent that it is known.
+"""Known layout of the 8 bytes of an mbarrier.
 
 The PTX ISA calls these bytes opaque. The layout was observed on an H200 (compute capability 9.0) and agrees with the
-code that ptxas generates: ``mbarrier.init`` with count n stores ``(2**20 - n) << 1`` into the low word and ``(2**20 -
+code that ptxas generates. ``mbarrier.init`` with count n stores ``(2**20 - n) << 1`` into the low word and ``(2**20 -
 n) << 11`` into the high word, and ``mbarrier.pending_count`` is ``2**20 - (high >> 11 & 0xfffff)``. All counters count
-up: arrivals start at ``2**20 - count``; bytes start at minus the number of announced bytes. If all arrivals of a phase
-are complete while bytes are pending, the number of pending arrivals is 0, and the parity does not change yet.
+up. The arrival counter starts at ``2**20 - count``, and the byte counter starts at minus the number of announced bytes.
+If all arrivals of a phase are complete while bytes are pending, the number of pending arrivals is 0, and the parity
+does not change yet.
 
-While the barrier is active, memory does not contain its state. On the H200, a plain load and a bulk copy out of shared
-memory return the 8 bytes from before ``mbarrier.init``; after ``mbarrier.inval``, a plain load returns the state.
-``ptx_templates/probes/mbarrier_bits.cu.j2`` reads the state this way, ``tests/runtime/test_mbarrier_bits_gpu.py``
-compares the result with encode(), and ``tests/shared/barrier_states.py`` contains the states from the H200.
+While the barrier is active, memory does not contain its state. On the H200, an ordinary load and a bulk copy out of
+shared memory return the 8 bytes from before ``mbarrier.init``. After ``mbarrier.inval``, an ordinary load returns the
+state. ``ptx_templates/probes/mbarrier_bits.cu.j2`` reads the state in this way,
+``tests/runtime/test_mbarrier_bits_gpu.py`` compares the result with encode(), and ``tests/shared/barrier_states.py``
+contains the states that were read on the H200.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ FIELDS: dict[str, tuple[int, int, str]] = {
     "pending_arrivals": (43, 20, "2**20 - pending, or 0 for none (H200; SASS of mbarrier.init and .pending_count)"),
     "parity": (63, 1, "parity of the current phase (H200)"),
 }
-#: Bits 0 and 42 belong to no field; they were 0 in every state of the H200.
+#: Bits that belong to no field. They were 0 in every state that was read on the H200.
 UNKNOWN_BITS = 1 << 0 | 1 << 42
 #: Compute capabilities on which the layout was verified.
 VERIFIED_ON: tuple[tuple[int, int], ...] = ((9, 0),)
@@ -36,12 +38,21 @@ _FULL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BarrierBits:
-    """The state of an mbarrier.
+    """State of an mbarrier.
 
-    arrivals: arrival count of the next phase, as passed to mbarrier.init. pending_arrivals, tx_bytes: number of
-    arrivals and bytes that the current phase still waits for; tx_bytes is negative if more bytes arrived than were
-    announced. parity: parity of the current phase, which a wait for this phase passes. unknown: the bits from
-    UNKNOWN_BITS that are set.
+    Attributes
+    ----------
+    arrivals : int
+        Arrival count of the next phase, as passed to mbarrier.init.
+    pending_arrivals : int
+        Number of arrivals for which the current phase still waits.
+    tx_bytes : int
+        Number of bytes for which the current phase still waits. It is negative if more bytes arrived than were
+        announced.
+    parity : int
+        Parity of the current phase. A wait for this phase passes this parity.
+    unknown : int, default: 0
+        Bits of UNKNOWN_BITS that are set.
     """
 
     arrivals: int
@@ -59,12 +70,11 @@ def _field(raw: int, name: str) -> int:
 def decode(raw: int) -> BarrierBits:
     """Return the state that 8 bytes encode.
 
-    The bytes are passed as a little-endian integer; every 64-bit number encodes a state.
-
-    Raises ArgumentError for a number outside 64 bits.
+    ``raw`` is the little-endian integer of the bytes. Every 64-bit number encodes a state. Raises ArgumentError if the
+    number has more than 64 bits.
     """
     if not 0 <= raw < 1 << 64:
-        raise ArgumentError("raw", raw, "64 bits")
+        raise ArgumentError("raw", raw, "0 to 2**64 - 1")
     tx, bits = _field(raw, "tx_bytes"), FIELDS["tx_bytes"][1]
     return BarrierBits(
         _FULL - _field(raw, "next_arrivals"),

@@ -1,9 +1,10 @@
 """Description of a ring of shared-memory slots: stages, phases, expected bytes and arrivals.
 
 The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers. The
-arrivals of the producer and the bytes of its TMA loads complete `full`; the arrivals of the consumers complete `empty`.
-Kernel configs describe their ring with a PipelineSpec and read every offset and count from it, so a contradiction
-raises an error before a kernel can hang. Source: PTX ISA, "mbarrier" (counts, phases) and "cp.async.bulk" (alignment).
+arrivals of the producer and the bytes of its TMA loads complete `full`, and the arrivals of the consumers complete
+`empty`. Kernel configs describe their ring with a PipelineSpec and read all offsets and counts from it, so that a
+contradiction raises an error instead of hanging the kernel. Source: PTX ISA, "mbarrier" (counts, phases) and
+"cp.async.bulk" (alignment).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def align_up(value: int, alignment: int) -> int:
 
 
 def _whole(field: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
-    allowed = f"{minimum} and up" if maximum is None else f"{minimum} to {maximum}"
+    allowed = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(field, value, f"an int, {allowed}", remedy)
     if value < minimum or (maximum is not None and value > maximum):
@@ -40,12 +41,12 @@ def _whole(field: str, value: object, minimum: int, maximum: int | None = None, 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An array that every stage of a ring contains.
+    """An array of which every stage of a ring contains a part.
 
     Parameters
     ----------
     name : str
-        An identifier, unique in its ring.
+        Identifier of the operand, which must be unique in the ring.
     footprint_bytes : int
         Number of bytes of shared memory per stage. It exceeds ``expected_bytes`` if rows are padded to the swizzle span
         (``TensorMap.footprint_bytes``).
@@ -69,22 +70,24 @@ class Operand:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise ArgumentError("operand.name", self.name, "an identifier", "it names constants in the template")
+            raise ArgumentError(
+                "operand.name", self.name, "an identifier", "choose a name for the template's constants"
+            )
         field = f"operand {self.name}"
         _whole(f"{field}.footprint_bytes", self.footprint_bytes, 1)
         _whole(f"{field}.expected_bytes", self.expected_bytes, 0)
         _whole(f"{field}.alignment", self.alignment, BULK_UNIT_BYTES)
         if self.alignment & (self.alignment - 1):
-            raise ArgumentError(f"{field}.alignment", self.alignment, "a power of two", "128 suits an unswizzled box")
+            raise ArgumentError(f"{field}.alignment", self.alignment, "a power of two", "pass 128 without swizzle")
         if self.expected_bytes % BULK_UNIT_BYTES:
             allowed = f"a multiple of {BULK_UNIT_BYTES}"
-            raise ArgumentError(f"{field}.expected_bytes", self.expected_bytes, allowed, "TMA copies units of 16 bytes")
+            raise ArgumentError(f"{field}.expected_bytes", self.expected_bytes, allowed, "pad the rows to 16 bytes")
         if self.expected_bytes > self.footprint_bytes:
             raise ArgumentError(
                 f"{field}.footprint_bytes",
                 self.footprint_bytes,
                 f"at least expected_bytes = {self.expected_bytes}",
-                "the load would overrun the next operand",
+                "increase it, because the load would otherwise overwrite the next operand",
             )
 
 
@@ -100,10 +103,10 @@ class PipelineSpec:
     stages : int
         Number of slots.
     operands : tuple of Operand
-        Contents of a slot.
+        Operands in a slot.
     producer_arrivals : int, default: 1
-        Number of arrivals on `full` per phase: one for the thread that calls expect_tx, and one for each thread that
-        arrives without bytes (cp.async, ordinary stores).
+        Number of arrivals on `full` per phase. The thread that calls expect_tx arrives once, and so does each thread
+        that arrives without bytes (cp.async, ordinary stores).
     consumer_arrivals : int, default: 1
         Number of calls to release() per slot and phase by the consumers of one CTA. 0 describes a ring without `empty`
         barriers, in which one thread loads, stores and waits for its own bulk groups (``parts/copy_ring.cuh.j2``).
@@ -118,7 +121,7 @@ class PipelineSpec:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If the numbers contradict each other. The message says what would happen.
+        If the numbers contradict each other. The message states the consequence.
 
     Examples
     --------
@@ -144,24 +147,26 @@ class PipelineSpec:
         if not isinstance(self.operands, tuple) or not all(isinstance(o, Operand) for o in self.operands):
             raise ArgumentTypeError("operands", type(self.operands).__name__, "a tuple of Operand")
         if not self.operands:
-            raise ArgumentError("operands", (), "at least one Operand", "nothing would complete a slot")
+            raise ArgumentError("operands", (), "at least one Operand", "add an operand, which completes a slot")
         names = [o.name for o in self.operands]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ArgumentError("operands", ", ".join(repeated), "different names", "rename one of them")
-        waiter = "`full` would never complete: consumers would wait forever"
+            raise ArgumentError("operands", ", ".join(repeated), "different names", "rename an operand")
+        waiter = "count the thread that calls expect_tx, because consumers would otherwise wait forever"
         _whole("producer_arrivals", self.producer_arrivals, 1, MBARRIER_MAX_COUNT, waiter)
-        _whole("consumer_arrivals", self.consumer_arrivals, 0, MBARRIER_MAX_COUNT, "0 is a ring without `empty`")
+        _whole("consumer_arrivals", self.consumer_arrivals, 0, MBARRIER_MAX_COUNT, "pass 0 for a ring without `empty`")
         _whole("cluster", self.cluster, 1, MAX_CLUSTER)
         if self.empty_arrivals > MBARRIER_MAX_COUNT:
             allowed = f"at most {MBARRIER_MAX_COUNT} arrivals of all CTAs"
-            raise ArgumentError("consumer_arrivals * cluster", self.empty_arrivals, allowed, "release once per warp")
+            raise ArgumentError(
+                "consumer_arrivals * cluster", self.empty_arrivals, allowed, "let one thread per warp release the slot"
+            )
         if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
             allowed = f"at most {MBARRIER_MAX_TX_BYTES} bytes per stage"
-            raise ArgumentError("operands", self.stage_tx_bytes, allowed, "the barrier's byte count would overflow")
+            raise ArgumentError("operands", self.stage_tx_bytes, allowed, "use smaller boxes")
         if self.consumer_arrivals == 0 and self.cluster > 1:
             raise ArgumentError(
-                "consumer_arrivals", 0, "1 or more in a cluster", "other CTAs fill the slot by multicast"
+                "consumer_arrivals", 0, "at least 1 in a cluster", "count the releases, for which multicasts must wait"
             )
         if type(self.by_operand) is not bool:
             raise ArgumentTypeError("by_operand", type(self.by_operand).__name__, "bool")
@@ -182,7 +187,7 @@ class PipelineSpec:
         return self.cluster * self.consumer_arrivals
 
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
-        """Raise ArgumentError unless expect_tx announces exactly the bytes that a stage's loads deliver.
+        """Raise ArgumentError unless expect_tx announces exactly the number of bytes that a stage's loads deliver.
 
         Parameters
         ----------
@@ -201,9 +206,9 @@ class PipelineSpec:
             return
         parts = " + ".join(f"{o.expected_bytes} ({o.name})" for o in self.operands if o.expected_bytes)
         fate = (
-            "expect_tx differs from the delivered bytes: the wait never ends"
+            "expect exactly the delivered bytes, because the wait would otherwise never end"
             if expect_tx_bytes > delivered
-            else "expect_tx differs from the delivered bytes: the wait ends before the data is there, or never"
+            else "expect exactly the delivered bytes, because the wait would otherwise end too early or never"
         )
         raise ArgumentError(field, expect_tx_bytes, f"{delivered} = {parts or '0'}", fate)
 
@@ -229,9 +234,9 @@ class PipelineSpec:
             if count is None or count == expected:
                 continue
             fate = (
-                f"an arrival is missing: {waiter} would wait forever"
+                f"add the missing arrivals, because {waiter} would otherwise wait forever"
                 if count < expected
-                else f"an extra arrival also completes the next phase: {waiter} would continue before the slot is ready"
+                else f"remove the extra arrivals, because {waiter} would otherwise continue too early"
             )
             raise ArgumentError(field, expected, f"{count}, the number of arrivals in the kernel", fate)
 
@@ -379,25 +384,27 @@ class PipelineSpec:
         other_bytes : int, default: 0
             Number of bytes of shared memory that the kernel uses besides the ring.
         min_stages : int, default: 1
-            Minimum number of stages with which the kernel works. The error does not suggest fewer.
+            Minimum number of stages that the kernel needs. The error does not suggest fewer stages.
 
         Raises
         ------
         ArgumentError
-            If the ring does not fit. The message says how many stages fit.
+            If the ring does not fit. The message contains the number of stages that fit.
         """
         total, limit = self.smem_bytes + other_bytes, target.smem_per_block_bytes
         if total > limit:
             max_stages = max(0, (limit - other_bytes) // (self.stage_bytes + self.stage_barrier_bytes))
             while max_stages > 0 and replace(self, stages=max_stages).smem_bytes + other_bytes > limit:
-                max_stages -= 1  # a by_operand ring also needs padding between its arrays
-            remedy = f"at most {max_stages} stages fit"
+                max_stages -= 1  # a by_operand ring also has padding between its arrays
+            remedy = f"use at most {max_stages} stages"
             if max_stages < min_stages:
                 fewest = "one stage fits" if min_stages == 1 else f"{min_stages} stages fit"
-                remedy = f"not even {fewest}: choose smaller boxes"
-            raise ArgumentError("stages", f"{self.stages} ({total} bytes)", f"{limit} bytes on {target.name}", remedy)
+                remedy = f"choose smaller boxes, because not even {fewest}"
+            raise ArgumentError(
+                "stages", f"{self.stages} ({total} bytes)", f"at most {limit} bytes on {target.name}", remedy
+            )
 
-    # Slots and parities of the waits in iteration 0, 1, ... of a producer's or consumer's loop.
+    # ---- Slots and parities of the waits in a producer's or consumer's loop
 
     def slot(self, iteration: int) -> int:
         """Return the slot of an iteration.
@@ -425,8 +432,8 @@ class PipelineSpec:
         Returns
         -------
         int
-            Parity to pass to wait(). The wait ends when fill number ``iteration // stages`` of the slot (counted from
-            0) is complete.
+            Parity to pass to wait(). The wait ends after the producer has filled the slot ``iteration // stages + 1``
+            times.
         """
         return iteration // self.stages & 1
 
@@ -441,14 +448,14 @@ class PipelineSpec:
         Returns
         -------
         int
-            Parity to pass to acquire(). The wait ends when the consumers have released the slot after the previous
-            iteration of the ring. In the first iteration of the ring the wait ends at once, because a new barrier
-            counts the phase with parity 1 as complete.
+            Parity to pass to acquire(). The wait ends after the consumers have released the slot in the previous lap of
+            the ring. In the first lap, the wait ends at once, because a new barrier counts the phase with parity 1 as
+            completed.
         """
         return self.consumer_parity(iteration) ^ 1
 
     def notes(self) -> tuple[str, ...]:
-        """Describe a stage in text for the opening comment of a rendered kernel.
+        """Return the lines that describe a stage in the opening comment of a rendered kernel.
 
         Returns
         -------
@@ -461,7 +468,7 @@ class PipelineSpec:
             f"{self.smem_bytes} bytes of shared memory"
         ]
         for operand in self.operands:
-            fed = f"{operand.expected_bytes} by TMA" if operand.expected_bytes else "brought by threads"
+            fed = f"{operand.expected_bytes} by TMA" if operand.expected_bytes else "written by threads"
             lines.append(f"  +{self.offset(operand.name)} {operand.name}: {operand.footprint_bytes} bytes, {fed}")
         empty = f", empty[{self.stages}]" if self.has_empty_barriers else ""
         lines.append(f"  barriers at +{self.barriers_offset}: full[{self.stages}]{empty}")
@@ -471,7 +478,7 @@ class PipelineSpec:
 def max_stages(target: Target, operands: Iterable[Operand], other_bytes: int = 0) -> int:
     """Return the maximum number of stages of these operands that fit into a CTA's shared memory with ``other_bytes``.
 
-    The result is 0 if none fits.
+    The result is 0 if no stage fits.
     """
     ring = PipelineSpec(1, tuple(operands))
     return max(0, (target.smem_per_block_bytes - other_bytes) // (ring.stage_bytes + 2 * MBARRIER_BYTES))

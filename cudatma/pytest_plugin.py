@@ -25,14 +25,14 @@ SCHEDULES = 10
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cudatma", "kernels on cudatma's emulator")
     group.addoption(
-        "--emulator-schedules", type=int, metavar="N", help=f"schedules of each launch, in all tests ({SCHEDULES})"
+        "--emulator-schedules", type=int, metavar="N", help=f"number of schedules per launch (default: {SCHEDULES})"
     )
-    group.addoption("--emulator-seed", type=int, metavar="S", help="seed of the random schedules (0)")
-    group.addoption("--emulator-replay", type=int, metavar="K", help="run only schedule K of the seed")
+    group.addoption("--emulator-seed", type=int, metavar="S", help="seed of the random schedules (default: 0)")
+    group.addoption("--emulator-replay", type=int, metavar="K", help="run only schedule number K of this seed")
+    group.addoption("--emulator-trace", type=Path, metavar="DIR", help="write failing schedules to DIR as SVG and JSON")
     group.addoption(
-        "--emulator-trace", type=Path, metavar="DIR", help="write failing schedules to DIR, as SVG and JSON"
+        "--emulator-html", type=Path, metavar="DIR", help="write an HTML page for each failing launch to DIR"
     )
-    group.addoption("--emulator-html", type=Path, metavar="DIR", help="write a page for each failing launch to DIR")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ class Emulate:
         trace: Trace | None = None,
         **more: Any,
     ) -> Report:
-        """Run a kernel under several schedules. The arrays then hold the result of the last schedule.
+        """Run a kernel under several schedules, and leave the results of the last schedule in the arrays.
 
         Parameters
         ----------
@@ -83,9 +83,9 @@ class Emulate:
         schedules, seed : int, optional
             Number of schedules and their seed. Default: 10 and 0. The command line overrides both.
         hazards : {"fail", "collect"}
-            "fail" fails the test and lists the hazards; "collect" leaves them in the report.
+            "fail" fails the test if there are hazards, and lists them. "collect" only adds them to the report.
         template : bool, default: False
-            Whether CUDA text is a template, as a .j2 file always is; see cudatma.compile().
+            Whether CUDA text is a template, as for cudatma.compile(). A .j2 file is always a template.
         options : sequence of str
             Options for NVRTC.
         include_dirs : sequence of path
@@ -93,7 +93,7 @@ class Emulate:
         defines : mapping or sequence of str
             Macros, as for cudatma.compile().
         trace : Trace, optional
-            Receives the schedule. Default: a new one if --emulator-trace or --emulator-html is given.
+            Trace that records the schedule. Default: a new Trace if --emulator-trace or --emulator-html is given.
         **more
             Other arguments of ``EmulatedModule.launch``, such as ``arrays`` and ``step_limit``.
 
@@ -143,7 +143,7 @@ class Emulate:
         return report
 
     def _first(self, option: str, of_test: int | None, default: int) -> int:
-        """Return the number from the command line if it is given, otherwise from the test or the default."""
+        """Return the number from the command line if it is given, otherwise from the test, otherwise the default."""
         numbers = (self._option(option), of_test, default)
         return next(number for number in numbers if number is not None)
 
@@ -172,7 +172,9 @@ class Emulate:
         return Trace()
 
     def _failure(self, report: Report, trace: Trace | None) -> str:
-        """Describe every hazard, how to reproduce the first one, and where its picture is."""
+        """Return the text of a failure: every hazard, the command that reproduces the first hazard, and the files
+        written.
+        """
         from cudatma.errors import counted
 
         hazards = report.hazards
@@ -194,7 +196,7 @@ class Emulate:
         return "\n".join(lines)
 
     def _write(self, option: str, contents: Mapping[str, Callable[[], str]]) -> list[Path]:
-        """Write a file for each suffix to the folder that an option names, and return the paths."""
+        """Write a file for each suffix to the folder that a command-line option sets, and return the paths."""
         folder = self._option(option)
         if folder is None:
             return []

@@ -55,14 +55,14 @@ class Target:
     smem_per_sm_bytes : int
         Shared memory of an SM in bytes. The system reserves 1 KiB for each resident block.
     max_cluster_blocks : int
-        Maximum number of thread blocks in a portable cluster; 1 if cudatma does not use clusters.
+        Maximum number of thread blocks in a portable cluster, or 1 if cudatma does not use clusters on this target.
     features : frozenset of str
         Names from ``FEATURES``.
     runs_here : bool, default: True
         Whether cudatma launches kernels on this architecture. For sm_100, cudatma only compiles and describes kernels.
     tensormap_knows_allocation : bool, default: False
-        Whether bits of a tensor map depend on the allocation at its address. If they do, only the driver can change the
-        address (cuTensorMapReplaceAddress). Otherwise the address is the first eight bytes.
+        Whether a tensor map has bits that depend on the allocation at its address. If so, only the driver can change
+        the address (cuTensorMapReplaceAddress). Otherwise the address is the first eight bytes.
     max_threads_per_sm, max_blocks_per_sm, named_barriers_per_sm : int
         Threads, thread blocks and named barriers that can be resident on an SM.
 
@@ -118,7 +118,7 @@ class Target:
         feature : str
             A name from ``FEATURES``.
         purpose : str
-            What needs the feature. The error message includes this text.
+            Operation that needs the feature, for the error message.
 
         Raises
         ------
@@ -129,7 +129,7 @@ class Target:
             able = [t.name for t in TARGETS.values() if feature in t.features]
             allowed = f"a target with {feature} ({', '.join(able)})"
             choice = next((name for name in able if TARGETS[name].runs_here), able[0])
-            remedy = f"{purpose} needs it; CUDATMA_TARGET={choice} chooses such a target for the emulator"
+            remedy = f"set CUDATMA_TARGET={choice} to run {purpose} on the emulator"
             raise TargetError("target", self.name, allowed, remedy)
 
     def smem_share_bytes(self, blocks: int) -> int:
@@ -159,7 +159,7 @@ class Target:
 
     @property
     def has_setmaxnreg(self) -> bool:
-        """Whether warpgroups can transfer registers to each other."""
+        """Whether warpgroups can release and request registers."""
         return "setmaxnreg" in self.features
 
     @property
@@ -222,7 +222,8 @@ def get_target(target: str | Target) -> Target:
     Parameters
     ----------
     target : str or Target
-        Name with or without "sm", in any case: ``"sm_120a"``, ``"120a"``. A Target is returned unchanged.
+        Name with or without "sm_", in upper or lower case, such as ``"sm_120a"`` or ``"120a"``. A Target is returned
+        unchanged.
 
     Returns
     -------
@@ -246,22 +247,23 @@ def get_target(target: str | Target) -> Target:
         name = name if name.startswith("sm_") else f"sm_{name}"
         if name in TARGETS:
             return TARGETS[name]
-    remedy = "omit it to use the target of the GPU, or sm_90a without a GPU"
+    remedy = "omit the target to use that of the GPU, or sm_90a if there is no GPU"
     if isinstance(target, str) and re.fullmatch(r"(sm_)?[5-8]\d[af]?", target.strip().lower()):
-        remedy = "TMA needs sm_90 (Hopper) or later"
+        remedy = "choose sm_90 (Hopper) or later, because TMA needs it"
     raise TargetError("target", target, ", ".join(TARGETS), remedy)
 
 
 def target_for(compute_capability: tuple[int, int]) -> Target:
     """Return the best target for a GPU.
 
-    It is the GPU's own "a" target if there is one, otherwise the target of its family, otherwise the plain target of
-    its generation. Raises TargetError for a GPU without TMA (before 9.0), or one on which no target loads.
+    The best target is the GPU's own "a" target if there is one, otherwise the target of its family, otherwise the plain
+    target of its generation. Raises TargetError for a GPU without TMA (before compute capability 9.0), and for a GPU on
+    which no target loads.
     """
     shown = f"compute capability {compute_capability[0]}.{compute_capability[1]}"
     if compute_capability < (9, 0):
         raise TargetError(
-            "device", shown, "9.0 and up", "TMA needs Hopper or later; compute on the CPU: backend='emulator'"
+            "device", shown, "at least 9.0, because TMA needs Hopper", "pass backend='emulator' to compute on the CPU"
         )
     fitting = [t for t in TARGETS.values() if t.loads_on(compute_capability)]
     if not fitting:
@@ -292,12 +294,12 @@ def detect(device: int = 0) -> Target:
         If the GPU does not exist or has no target.
     """
     if not isinstance(device, int) or isinstance(device, bool):
-        raise TargetError("device", device, "an ordinal, 0 and up")
+        raise TargetError("device", device, "an ordinal of at least 0")
     return _detect(device)
 
 
 def forget_detected() -> None:
-    """Detect GPUs again, because the driver has been replaced."""
+    """Clear the cache of detect(), because the driver has been replaced."""
     _detect.cache_clear()
 
 
