@@ -129,7 +129,7 @@ class Target:
             able = [t.name for t in TARGETS.values() if feature in t.features]
             allowed = f"a target with {feature} ({', '.join(able)})"
             choice = next((name for name in able if TARGETS[name].runs_here), able[0])
-            remedy = f"set CUDATMA_TARGET={choice} to run {purpose} on the emulator"
+            remedy = f"choose another target for {purpose}; set CUDATMA_TARGET={choice} for the emulator"
             raise TargetError("target", self.name, allowed, remedy)
 
     def smem_share_bytes(self, blocks: int) -> int:

@@ -3,15 +3,15 @@
 ::
 
     root/                    0700, $CUDATMA_CACHE_DIR or $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma
-      entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt config.json manifest.json
-      failed/<key>/          artifacts of the latest failed compilations
+      entries/<key>/ kernel.cu kernel.ptx kernel.cubin log.txt config.json manifest.json failed/<key>/ artifacts of the
+      latest failed compilations
       facts/<key>/           small facts that are slow to determine
       locks/<key>            exists while a process builds the key
       tmp/                   entries that are being written or discarded
 
-An entry is written to tmp/ and renamed into place, so that every entry is either complete or absent. The manifest holds
-the size and the SHA-256 of each file; an entry that does not match its manifest is a miss. Locks are flock(2) locks,
-which end with the process. If the folder cannot be written, the cache is kept in the memory of the process.
+An entry is written to tmp/ and renamed into place, so that every entry is either complete or absent. The manifest
+contains the size and the SHA-256 of each file. An entry that does not match its manifest is a miss. Locks are flock(2)
+locks, which end with the process. If the folder cannot be written, the cache is kept in the memory of the process.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ DIRECTORY_VARIABLE, SIZE_VARIABLE = "CUDATMA_CACHE_DIR", "CUDATMA_CACHE_SIZE_MB"
 _DEFAULT_SIZE_MB = 1024
 _ROOMS = ("entries", "failed", "facts", "locks", "tmp")
 _MANIFEST, _FACT = "manifest.json", "fact.json"
-# Errors that a rename onto an existing folder or file raises.
+# Error numbers of a rename to an existing folder or file.
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _STORE_TURNS = 16
 _KEY = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: Files in tmp/ that are older than this number of seconds belong to killed processes.
+#: Age in seconds above which files in tmp/ belong to killed processes.
 _ABANDONED_SECONDS = 3600
 _FAILURES_KEPT = 16
 #: Pruning stops at this fraction of the limit, so that not every put() has to prune.
@@ -58,10 +58,10 @@ _PRUNE_TO = 0.9
 
 
 def canonical(value: Any) -> Any:
-    """Return JSON text for a value. The text is the same in every process.
+    """Return a JSON value for a value. The JSON value is the same in every process.
 
     A dataclass becomes its class and init fields, an enum or dtype becomes its name, a set becomes a sorted list, and
-    bytes become their digest. Raise ArgumentTypeError for a type without a stable text.
+    bytes become their digest. Raises ArgumentTypeError if a type has no such JSON value.
     """
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
@@ -90,7 +90,7 @@ def canonical(value: Any) -> Any:
 
 
 def digest(parts: Mapping[str, Any]) -> str:
-    """Return an entry's key: the SHA-256 hash of the canonical JSON of ``parts``, as 64 hexadecimal digits."""
+    """Return the key of an entry, the SHA-256 hash of the canonical JSON of ``parts`` as 64 hexadecimal digits."""
     text = json.dumps(canonical(parts), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -104,11 +104,17 @@ class Artifact:
     files: Mapping[str, bytes] = field(repr=False)
 
     def text(self, name: str) -> str:
-        """Return a file as text. Raise CacheError if the entry lacks it."""
+        """Return a file as text.
+
+        Raises CacheError if the entry does not contain the file.
+        """
         return self.read(name).decode()
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes. Raise CacheError if the entry lacks it."""
+        """Return a file's bytes.
+
+        Raises CacheError if the entry does not contain the file.
+        """
         if name not in self.files:
             raise CacheError(f"entry {self.key} has no {name}, only {', '.join(sorted(self.files))}")
         return self.files[name]
@@ -117,37 +123,38 @@ class Artifact:
 def default_root() -> Path:
     """Return the default folder of the cache.
 
-    It is $CUDATMA_CACHE_DIR if this variable is set, otherwise $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma. Raise
-    CacheError for a relative path.
+    The folder is $CUDATMA_CACHE_DIR if this variable is set, otherwise $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma.
+    Raises CacheError if $CUDATMA_CACHE_DIR is a relative path.
     """
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
-        path = Path(os.path.expanduser(named))  # the ~ of an unknown user stays, so that the path is relative
+        path = Path(os.path.expanduser(named))  # a path with an unknown user stays relative
         if not path.is_absolute():
             raise CacheError(f"{DIRECTORY_VARIABLE}: got {named}; allowed: an absolute path")
         return path
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification says to ignore relative paths.
+    # The XDG base directory specification requires that relative paths are ignored.
     return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))) / "cudatma"
 
 
 def size_limit_bytes() -> int:
-    """Return the size limit of the cache in bytes: $CUDATMA_CACHE_SIZE_MB, by default 1024 MB.
+    """Return the size limit of the cache in bytes, which is $CUDATMA_CACHE_SIZE_MB megabytes, by default 1024.
 
-    Raise CacheError if the variable is not a number of at least 0.
+    Raises CacheError if the variable is not a nonnegative integer.
     """
     text = os.environ.get(SIZE_VARIABLE, "").strip() or str(_DEFAULT_SIZE_MB)
     if not text.isdecimal() or len(text) > 12:
-        raise CacheError(f"{SIZE_VARIABLE}: got {text}; allowed: megabytes, 0 to 999999999999")
+        raise CacheError(f"{SIZE_VARIABLE}: got {text}; allowed: 0 to 999999999999 megabytes")
     return int(text) * 1_000_000
 
 
 class Cache:
     """Cache of artifacts in the folder ``root``, by default default_root().
 
-    The contents of the folder are loaded onto the GPU. The constructor therefore raises CacheError for a folder that
-    belongs to another user or that others may write, and for a folder inside such a folder. If the folder cannot be
-    created or written, the cache uses memory instead and issues one RuntimeWarning; ``folder`` is then None.
+    Kernels in the folder run on the user's GPU. The constructor therefore raises CacheError if the folder belongs to
+    another user, if other users may write to it, or if one of its parent folders has such an owner or such permissions.
+    If the folder cannot be created or written, the cache uses memory instead and issues one RuntimeWarning. ``folder``
+    is then None.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, limit_bytes: int | None = None) -> None:
@@ -171,14 +178,14 @@ class Cache:
     def _to_memory(self, error: OSError) -> None:
         self.folder = None
         warnings.warn(
-            f"cudatma keeps compiled kernels in memory only: {self.root} cannot be written ({error}); "
-            f"set {DIRECTORY_VARIABLE} to a folder of your own",
+            f"cudatma keeps compiled kernels in memory only, because {self.root} cannot be written "
+            f"({error}); {_REMEDY}",
             RuntimeWarning,
             stacklevel=3,
         )
 
     def get(self, key: str) -> Artifact | None:
-        """Check an entry's files against the manifest, and return the entry, or None if it is absent or damaged."""
+        """Return an entry, or None if the entry is absent or its files do not match the manifest."""
         path = self._path("entries", key)
         if self.folder is None:
             return self._memory.get(key)
@@ -192,7 +199,7 @@ class Cache:
     def put(self, key: str, files: Mapping[str, bytes]) -> Artifact:
         """Store an entry, and prune the cache to its limit.
 
-        An existing complete entry with this key is kept; a damaged one is replaced. If there is no space or no
+        An existing complete entry with this key is kept, and a damaged entry is replaced. If there is no space or no
         permission, the new entry is kept in memory and a RuntimeWarning is issued.
         """
         path = self._path("entries", key)
@@ -209,13 +216,13 @@ class Cache:
         return self._memory.setdefault(key, Artifact(key, None, dict(files)))
 
     def keep_failure(self, key: str, files: Mapping[str, bytes]) -> Path | None:
-        """Keep the artifacts of a failed compilation. Return their folder, or None if the folder cannot be written."""
+        """Keep the artifacts of a failed compilation, and return their folder, or None if it cannot be written."""
         path = self._path("failed", key)
         _check_names(files)
         if self.folder is None:
             return None
         try:
-            self._discard(path)  # the same key may fail with another header
+            self._discard(path)  # the same key may fail again with another header
             self._store(path, files)
             for old in _oldest_first(self.root / "failed")[:-_FAILURES_KEPT]:
                 self._discard(old)
@@ -224,7 +231,7 @@ class Cache:
         return path
 
     def recall(self, key: str) -> Any:
-        """Return the fact (JSON) that remember() stored for the key, or None if there is no such fact."""
+        """Return the fact (JSON) that remember() stored for the key, or None if it stored none."""
         path = self._path("facts", key)
         files = None if self.folder is None else _read_verified(path)
         return None if files is None else json.loads(files[_FACT])
@@ -241,7 +248,7 @@ class Cache:
         """Lock a key among all processes and threads that use this folder, so that only one of them builds the entry.
 
         The lock ends with the process that holds it. The function does nothing if the cache is in memory or if the file
-        system does not support locks. Raise CacheError after ``timeout_s``.
+        system does not support locks. Raises CacheError if the lock is not free within ``timeout_s`` seconds.
         """
         path = self._path("locks", key)
         if self.folder is None:
@@ -252,7 +259,7 @@ class Cache:
 
     def _path(self, folder: str, key: str) -> Path:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise ArgumentError("key", key, "64 hexadecimal digits, as digest() makes them")
+            raise ArgumentError("key", key, "64 hexadecimal digits, as digest() returns them")
         return self.root / folder / key
 
     def _store(self, path: Path, files: Mapping[str, bytes]) -> None:
@@ -262,8 +269,7 @@ class Cache:
             for name, data in files.items():
                 (aside / name).write_bytes(data)
             (aside / _MANIFEST).write_bytes(_manifest(files))
-            # Other processes may store or discard the same key between any two steps, so try several times. The error
-            # names the obstacle, which may have disappeared since.
+            # Other processes may store or discard the same key between any two steps, so try several times.
             for turn in range(_STORE_TURNS):
                 try:
                     aside.rename(path)
@@ -275,19 +281,19 @@ class Cache:
                     return
                 self._discard(path)
                 time.sleep(0.001 * turn)
-            raise OSError(f"{path} is replaced faster than it can be read")
+            raise OSError(f"other processes replace {path} faster than it can be read")
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _discard(self, path: Path) -> None:
-        """Remove an entry. The entry is renamed first, so that no process reads half of it."""
+        """Remove an entry. The entry is renamed first, so that no process reads a part of it."""
         grave = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
         with contextlib.suppress(FileNotFoundError):
             path.rename(grave / path.name)
         shutil.rmtree(grave, ignore_errors=True)
 
     def _prune(self, spare: Path) -> None:
-        """Discard the least recently used entries until the others fit, and discard the remains of killed processes."""
+        """Discard the least recently used entries until the others fit, and remove files of killed processes."""
         now = time.time()
         for left in _oldest_first(self.root / "tmp"):
             if now - _modified(left) > _ABANDONED_SECONDS:
@@ -304,13 +310,13 @@ class Cache:
                 total -= size
 
 
-_REMEDY = f"set {DIRECTORY_VARIABLE} to a folder of your own"
+_REMEDY = f"set {DIRECTORY_VARIABLE} to a folder that only you can write"
 
 
 def _holders(own: Sequence[Path]) -> Iterator[Path]:
     """Yield every other folder in which a user could replace one of ``own``.
 
-    These are the parents of ``own``, and the parents of the targets of symbolic links among them.
+    These folders are the parents of ``own``, and the parents of the targets of symbolic links among them.
     """
     waiting = [path.absolute() for path in own]
     listed, visited = set(waiting), set[Path]()
@@ -336,7 +342,7 @@ def _require_safe(folder: Path, root: Path) -> None:
     if is_open and not status.st_mode & stat.S_ISVTX:
         mode = f"{status.st_mode & 0o7777:04o}"
         raise CacheError(
-            f"{folder}, which contains {root}, can be written by others (mode {mode}); chmod go-w it, or {_REMEDY}"
+            f"{folder}, which contains {root}, can be written by others (mode {mode}); run chmod go-w, or {_REMEDY}"
         )
 
 
@@ -356,7 +362,7 @@ def _require_private(folder: Path) -> None:
         raise CacheError(f"{folder} belongs to user {status.st_uid}, not to user {os.geteuid()}; {_REMEDY}")
     if status.st_mode & 0o022:
         mode = f"{status.st_mode & 0o777:04o}"
-        raise CacheError(f"{folder} can be written by others (mode {mode}); chmod 700 it, or {_REMEDY}")
+        raise CacheError(f"{folder} can be written by others (mode {mode}); run chmod 700, or {_REMEDY}")
 
 
 def _check_names(files: Mapping[str, bytes]) -> None:

@@ -1,7 +1,7 @@
-"""Functions that read source files and files that several processes share, and a lock for processes and threads.
+"""Functions that read files, and a lock between processes and threads.
 
 The lock is flock(2) on a file that the last holder unlinks. The operating system closes the files of a killed process
-and thereby releases the lock. The lock file then stays, unlocked, until the next holder removes it.
+and thereby releases its lock. The lock file then stays until the next holder removes it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from pathlib import Path
 
 from cudatma.errors import ArgumentError, CacheError
 
-#: Maximum file size, larger than any file that the project writes.
+#: Maximum file size in bytes. All files that the project writes are smaller.
 MAX_BYTES = 256 << 20
-#: Maximum size of a source file, larger than any kernel.
+#: Maximum size of a source file in bytes. All kernels are smaller.
 MAX_SOURCE_BYTES = 64 << 20
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the bytes of a regular file, or of the target of a link to one. Raise OSError for anything else."""
+    """Return the bytes of a regular file, or of the regular file that is the target of a link.
+
+    Raises OSError if the path is anything else.
+    """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -36,12 +39,15 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_source(path: str | os.PathLike[str], field: str) -> str:
-    """Return the text of a PTX or CUDA file. Raise ArgumentError, with the name ``field``, if it cannot be read."""
+    """Return the text of a PTX or CUDA file.
+
+    Raises an ArgumentError with the name ``field`` if the file cannot be read.
+    """
     name = os.fspath(path)
     try:
         if (size := os.stat(name).st_size) > MAX_SOURCE_BYTES:
-            raise ArgumentError(field, f"{name}, {size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
-        # PTX is ASCII; other bytes occur in comments and in the names of files.
+            raise ArgumentError(field, f"{name} of {size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
+        # Replace invalid bytes, because PTX is ASCII except in comments and file names.
         return Path(name).read_text(encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):
@@ -50,19 +56,25 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
 
 
 def file_state(path: str) -> tuple[int, int, int]:
-    """Return numbers that change whenever a file changes. Raise OSError or ValueError."""
+    """Return numbers that change whenever a file changes.
+
+    Raises OSError or ValueError if the file cannot be examined.
+    """
     state = os.stat(path)
     return state.st_ctime_ns, state.st_size, state.st_ino
 
 
 def content(path: str) -> bytes:
-    """Return a file's bytes, and read the file again only if it changed. Raise OSError or ValueError."""
+    """Return a file's bytes, which are read again only if the file has changed.
+
+    Raises OSError or ValueError if the file cannot be read.
+    """
     return _content(path, *file_state(path))
 
 
 @lru_cache(maxsize=1024)
 def _content(path: str, *version: int) -> bytes:
-    """Return the bytes of a file. ``version`` changes when the file does."""
+    """Return the bytes of a file. The caller changes ``version`` when the file changes, so that it is read again."""
     del version
     with open(path, "rb") as file:
         return file.read()
@@ -71,13 +83,13 @@ def _content(path: str, *version: int) -> bytes:
 _POLL_SECONDS = 0.005
 #: Error numbers from file systems without flock.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-#: Descriptors of the lock files that this process has open. These descriptors are not part of a Runtime, because a fork
-#: keeps them open.
+#: Descriptors of the lock files that this process has open. They are not a part of the Runtime, because a forked child
+#: must close its copies.
 _held: set[int] = set()
 
 
 def _forget_after_fork() -> None:
-    """Close the child's copies of its parent's lock files. Open copies would hold the locks after the parent's end."""
+    """Close a forked child's copies of its parent's lock files, which would hold the locks after the parent's end."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -89,10 +101,10 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock that ``path`` names. The folder of ``path`` must exist.
+    """Hold the lock of a lock file in a block. The folder of ``path`` must exist.
 
-    The block runs without a lock if the file system does not support locks, or if the file cannot be created. Raise
-    CacheError if the lock is not free within ``timeout_s``.
+    The block runs without a lock if the file system does not support locks, or if the file cannot be created. Raises
+    CacheError if the lock is not free within ``timeout_s`` seconds.
     """
     descriptor = _acquire(path, time.monotonic() + timeout_s)
     if descriptor is None:
@@ -103,14 +115,15 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # A child that was forked inside the block has closed its copy, and must not unlink its parent's file.
+        # A child that was forked inside the block has closed its copies and must not unlink its parent's file.
         if os.getpid() == owner:
             _held.discard(descriptor)
-            # Unlink before releasing, so that a process that has opened the old file sees that this file is no longer
-            # at the path.
+            # Unlink the file before releasing the lock, so that a process that has opened the old file detects that
+            # this file is no longer at the path.
             with contextlib.suppress(OSError):
                 path.unlink()
-            # Release explicitly: a child that was forked outside of Python may hold a copy of the descriptor.
+            # Release the lock explicitly, because a child that was not forked by Python may have a copy of the
+            # descriptor.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
@@ -125,7 +138,7 @@ def _acquire(path: Path, deadline: float) -> int | None:
         try:
             if not _wait(descriptor, deadline):
                 os.close(descriptor)
-                raise CacheError(f"{path} is held by another process; end it, or remove the file")
+                raise CacheError(f"{path} is locked by another process; end that process, or remove the file")
         except OSError as error:
             os.close(descriptor)
             if error.errno in _UNSUPPORTED:

@@ -2,9 +2,9 @@
 
 If several callers request a kernel at the same time, only one of them compiles it.
 
-The key of an artifact is a digest of everything on which the artifact depends: the template and all files that it
-includes, the config's class and init fields, the code of the config's properties, target, NVRTC version and options.
-Loading a cached kernel therefore renders nothing and creates no NVRTC program.
+The key of an artifact is a digest of its inputs: the template and all files that it includes, the config's class and
+init fields, the code of the config's properties, the target, the NVRTC version and the options. Loading a cached kernel
+therefore renders nothing and creates no NVRTC program.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TEMPLATE_SUFFIX = ".j2"
 CUDA_SUFFIXES = (".cu", ".cuh")
 #: File name for CUDA text that comes from no file.
 _NO_FILE = "kernel.cu"
-#: Python files that determine the rendered text.
+#: Python files that determine the rendered text of every template.
 _COMMON_CODE = (
     *("dtypes.py", "layout.py", "pipeline.py", "target.py", "build/render.py", "build/library.py"),
     *("kernels/launch_struct.py", "kernels/schedule.py"),
@@ -65,9 +65,26 @@ _COMMON_CODE = (
 class Order:
     """A request for a kernel.
 
-    facts: everything that the key digests. source: function that renders the source. entry: name of the kernel, or None
-    for the only kernel in the source. smem_layout: shared-memory layout from the config. is_plain: whether the source
-    is a caller's text that was not rendered. file, folder: name and folder of the source's file.
+    Attributes
+    ----------
+    facts : dict
+        Inputs that the key digests.
+    source : callable
+        Function that renders the source.
+    target : Target
+        Architecture.
+    entry : str or None
+        Name of the kernel, or None for the only kernel in the source.
+    options : tuple of str
+        The caller's options for NVRTC.
+    smem_layout : tuple of tuple, default: ()
+        Shared-memory layout from the config.
+    is_plain : bool, default: False
+        Whether the source is a caller's text that was not rendered.
+    file : str, default: "kernel.cu"
+        Name of the source's file.
+    folder : str, default: "/"
+        Folder of the source's file.
     """
 
     facts: dict[str, Any]
@@ -81,23 +98,30 @@ class Order:
     folder: str = "/"
 
 
-#: Value of the innermost debugging() context, or None outside such a context.
+#: Value of the innermost debugging() context, or None outside a context.
 debug_scope: ContextVar[bool | None] = ContextVar("cudatma_debug", default=None)
 
 
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
 _TEMPLATE_HINT = (
-    'the text has "//% include" or other template syntax and was compiled as plain CUDA; if it is a template, '
+    'the text has "//% include" or other template syntax but was compiled as plain CUDA; if it is a template, '
     f"pass template=True (--template for cudatma emulate) or a path that ends in {TEMPLATE_SUFFIX}"
 )
 
 
 class Kernels:
-    """Kernels of a process, stored as a part of the Runtime.
+    """Kernels of a process, which are a part of the Runtime.
 
-    known: kernels by the arguments of load_kernel() and by the artifact's key. building: one lock for each key that is
-    being built. caches, nvrtc_versions: caches and versions by the folder that $CUDATMA_CACHE_DIR names.
-    compile_seconds: number of seconds spent in NVRTC.
+    Attributes
+    ----------
+    known : dict
+        Kernels by the arguments of load_kernel() and by the artifact's key.
+    building : dict
+        A lock for each key that is being built.
+    caches, nvrtc_versions : dict
+        Caches and NVRTC versions by cache folder.
+    compile_seconds : float
+        Time spent in NVRTC in seconds.
     """
 
     def __init__(self) -> None:
@@ -125,7 +149,8 @@ def debugging(debug: bool = True) -> Iterator[None]:
     Parameters
     ----------
     debug : bool, default True
-        Whether kernels bound their waits and check their accesses. Applies to this thread or task.
+        Whether kernels limit the duration of their waits and check their accesses. The setting applies to this thread
+        or task.
 
     Yields
     ------
@@ -149,8 +174,8 @@ def debugging(debug: bool = True) -> Iterator[None]:
 def wants_debug(debug: bool | None) -> bool:
     """Return whether debug mode is on.
 
-    ``debug`` decides if it is not None; otherwise the innermost debugging() context decides if there is one, and
-    $CUDATMA_DEBUG if there is none. Raise ArgumentTypeError or ArgumentError for an invalid value.
+    ``debug`` has the highest precedence. If it is None, the innermost debugging() context applies, and without a
+    context, $CUDATMA_DEBUG. Raises ArgumentTypeError or ArgumentError if a value is invalid.
     """
     if debug is None:
         debug = debug_scope.get()
@@ -167,13 +192,13 @@ def wants_debug(debug: bool | None) -> bool:
 def load_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel:
     """Return the kernel ``config.entry`` of one of cudatma's templates for a config and a target.
 
-    ``template`` is a name below ptx_templates/. ``debug`` is as for compile(). Raise TemplateError, TargetError,
-    CompileError, CacheError, and DriverError if NVRTC is missing.
+    ``template`` is a name below ptx_templates/. ``debug`` is as for compile(). Raises TemplateError, TargetError,
+    CompileError and CacheError as compile() does, and DriverError if NVRTC is missing.
     """
     chosen, debug = get_target(target), wants_debug(debug)
     key = (template, config, chosen.name, debug)
     try:
-        # Reading the template's files again at every call would cost more than a launch.
+        # Reading the template's files at every call would take longer than a launch.
         known = (store := _store()).known.get(key)
     except TypeError:  # the config is not hashable
         return _have(_from_template(template, config, chosen, config.entry, (), debug))
@@ -183,7 +208,7 @@ def load_kernel(template: str, config: Any, target: str | Target, *, debug: bool
 
 
 def known_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel | None:
-    """Return the kernel if this process has loaded it, otherwise None. The function compiles and reads nothing."""
+    """Return the kernel if this process has loaded it, otherwise None. No file is read or compiled."""
     return _store().known.get((template, config, get_target(target).name, wants_debug(debug)))
 
 
@@ -199,13 +224,13 @@ def compile(
     defines: Mapping[str, object] | Sequence[str] = (),
     debug: bool | None = None,
 ) -> Kernel:
-    """Compile a kernel of your own, or return it from the cache.
+    """Compile a kernel, or return it from the cache.
 
     Parameters
     ----------
     source_or_template : str or path
         CUDA C++ text, the path of a .cu file, or a name that ends in ".j2": one of cudatma's templates, or the path of
-        your own template.
+        another template.
     config : dataclass instance, optional
         The frozen dataclass that a template reads as ``config``.
     target : str or Target, optional
@@ -217,18 +242,18 @@ def compile(
     template : bool, default False
         Whether the text is a template. A ".j2" file is always a template. In a template, ``//% use "mbarrier_init"``
         selects a primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. In both cases,
-        errors and hazards have the line numbers of your text.
+        errors and hazards have the line numbers of the text.
     options : sequence of str, optional
         Further options for NVRTC, such as ``"--std=c++20"``.
     include_dirs : sequence of path, optional
-        Folders of included files. CUDA's headers are found without them: in $CUDA_HOME or $CUDA_PATH, NVIDIA's wheels
-        (the extra ``headers``), an installed toolkit, or CuPy.
+        Folders of included files. CUDA's headers need no folder, because cudatma finds them in $CUDA_HOME or
+        $CUDA_PATH, NVIDIA's wheels (the extra ``headers``), an installed toolkit, or CuPy.
     defines : mapping or sequence of str, optional
         Macros, as ``{"NAME": value}`` or ``["NAME=value"]``.
     debug : bool, optional
         Whether primitives limit their waits to $CUDATMA_DEBUG_TIMEOUT seconds (2 by default) and check their arguments.
-        A launch then waits until the kernel ends and may raise PipelineHang; see docs/howto/debug_a_hang.md. Default:
-        whether $CUDATMA_DEBUG is 1.
+        A launch then waits until the kernel ends and may raise PipelineHang, as docs/howto/debug_a_hang.md describes.
+        Default: True if $CUDATMA_DEBUG is 1, otherwise False.
 
     Returns
     -------
@@ -240,8 +265,8 @@ def compile(
     ArgumentError, ArgumentTypeError, TargetError
         If an argument is invalid.
     TemplateError, CompileError
-        If the template cannot be rendered, or the compiler rejects the source. A source with host code needs nvcc; if
-        nvcc is missing, the error names the command to run.
+        If the template cannot be rendered, or the compiler rejects the source. A source with host code needs nvcc. If
+        nvcc is missing, the error contains the command to run.
     CacheError, DriverError
         If the cache folder is unsafe, or NVRTC is not installed.
 
@@ -265,7 +290,7 @@ def compile(
         own = getattr(config, "template", text)
         if own != text and (template_root() / text).is_file():
             got = f"{type(config).__name__} of {own}"
-            raise ArgumentError("config", got, f"a config of {text}", f"compile {own!r}, or use another config")
+            raise ArgumentError("config", got, f"a config of {text}", f"compile {own!r}, or pass another config")
         try:
             return _have(_from_template(text, config, chosen, name, flags, debug))
         except TemplateError:
@@ -286,7 +311,8 @@ def source_order(
 ) -> Order:
     """Return the request for a kernel of a CUDA text, or of a .cu or .j2 file.
 
-    Raise TemplateError, and ArgumentError with the name ``field`` for a file that cannot be read.
+    Raises TemplateError if a template cannot be rendered, and an ArgumentError with the name ``field`` if a file cannot
+    be read.
     """
     text, file, folder = text_or_path, _NO_FILE, "/"
     if "\n" not in text and text.endswith((*CUDA_SUFFIXES, TEMPLATE_SUFFIX)):
@@ -301,10 +327,10 @@ def source_order(
 
 
 def default_target() -> Target:
-    """Return the target of compilations and emulations that do not name one.
+    """Return the target of compilations and emulations that do not specify a target.
 
-    It is $CUDATMA_TARGET if this variable is set, otherwise the target of the current device, or sm_90a if cudatma
-    supports no device here. Raise TargetError for an unknown name in the variable.
+    The target is $CUDATMA_TARGET if this variable is set, otherwise that of the current device, or sm_90a if cudatma
+    supports no device on this machine. Raises TargetError if the variable contains an unknown name.
     """
     named = os.environ.get(TARGET_VARIABLE)
     if named:
@@ -314,7 +340,12 @@ def default_target() -> Target:
             raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it to use the GPU's target") from None
     try:
         return detect(context.current_device())
-    except (DriverError, LaunchError, TargetError, ImportError):  # LaunchError: a fork of a process that used CUDA
+    except (
+        DriverError,
+        LaunchError,
+        TargetError,
+        ImportError,
+    ):  # LaunchError: the process was forked after CUDA was initialized
         return get_target(_TARGET_WITHOUT_GPU)
 
 
@@ -329,7 +360,7 @@ def _from_template(
     def source() -> str:
         text = render(template, config, chosen, debug=debug)
         if _file_digests(template) != files:
-            raise TemplateError(f"template {template!r} changed while it was compiled; compile it again")
+            raise TemplateError(f"template {template!r} changed while it was compiled; compile the kernel again")
         return text
 
     return Order(facts, source, chosen, entry, options, _smem_layout(config))
@@ -364,8 +395,9 @@ def _digest(data: bytes) -> str:
 def _code_digests(kind: Any) -> list[str]:
     """Return digests of the Python files on which a config's properties and the rendered text depend.
 
-    Fields alone do not determine the text, because properties compute values from the fields. A class is digested only
-    once, because editing its file does not change the class in memory, and reloading the module creates another class.
+    The fields alone do not determine the text, because properties compute values from the fields. Each class is
+    digested only once, because editing its file does not change the class in memory, and reloading the module creates
+    another class.
     """
     return [_digest(content(path)) for path in _code_files(kind)]
 
@@ -396,10 +428,10 @@ def is_cached(template: str, config: Any, target: str | Target) -> bool:
 
 @contextmanager
 def compiling_alone() -> Iterator[bool]:
-    """Keep other processes that use the cache folder from compiling many kernels at the same time.
+    """Prevent other processes that use the cache folder from compiling the same kernels at the same time.
 
-    The other processes wait, and then find these kernels in the cache. The context yields False if the folder cannot be
-    written, because no other process can then find them.
+    The other processes wait, and then find the kernels in the cache. The context yields False if the folder cannot be
+    written, because other processes cannot find the kernels in this case.
     """
     cache = _cache(default_root())
     with _locked(cache, digest({"compiling": "many kernels"})):
@@ -408,12 +440,13 @@ def compiling_alone() -> Iterator[bool]:
 
 @contextmanager
 def _locked(cache: Cache, key: str) -> Iterator[None]:
-    """Lock a key of the cache, and issue a warning if another process does not release the key."""
+    """Lock a key of the cache, or issue a warning and continue if another process does not release the key."""
     with ExitStack() as held:
         try:
             held.enter_context(cache.lock(key))
         except CacheError as error:
-            # At worst, a process compiles the kernel again. The entry itself is renamed into place.
+            # Without the lock, another process may compile the kernel, too, but each entry is renamed into place as a
+            # whole.
             warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
         yield
 
@@ -424,7 +457,7 @@ def _identity(order: Order) -> tuple[str, dict[str, Any]]:
     version = _nvrtc_version(default_root())
     facts = order.facts | {"schema": _SCHEMA, "target": order.target, "flags": flags, "nvrtc": version}
     if "source" in facts:
-        # NVRTC decides which sources have host code, and nvcc compiles those.
+        # nvcc compiles the sources that NVRTC rejects because they contain host code.
         facts |= {"nvcc": nvcc_fingerprint()}
         if includes := includes_of(facts["source"], order.options, order.folder, version[0]):
             facts |= {"includes": includes}
@@ -432,7 +465,7 @@ def _identity(order: Order) -> tuple[str, dict[str, Any]]:
 
 
 def _is_storable(facts: dict[str, Any]) -> bool:
-    """Return whether the key digests every file that the source can include. Otherwise, each call compiles."""
+    """Return whether the key digests every file that the source can include. If it does not, each call compiles."""
     includes = facts.get("includes")
     return includes is None or includes.is_complete
 
@@ -460,7 +493,7 @@ def _have(order: Order) -> Kernel:
 
 
 def _nvrtc_version(root: Path) -> tuple[int, int]:
-    """Return NVRTC's version, and load NVRTC only if the cache at ``root`` has no version for the installed files."""
+    """Return NVRTC's version from the cache at ``root``, or from NVRTC if the cache does not contain it."""
     versions = _store().nvrtc_versions
     if root not in versions:
         fingerprint = nvrtc_fingerprint()
@@ -470,7 +503,7 @@ def _nvrtc_version(root: Path) -> tuple[int, int]:
 
 
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
-    """Return the result of ``find()``, which the cache folder stores for the same ``facts``. Both values are JSON."""
+    """Return the fact that the cache folder stores for ``facts``, or find and store it. Both values are JSON."""
     key, cache = digest(facts), _cache(root)
     known = cache.recall(key)
     if known is None:
@@ -501,7 +534,7 @@ def _load(key: str, facts: dict[str, Any], order: Order) -> Artifact:
 def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dict[str, bytes]:
     """Return the files of a new artifact.
 
-    Raise CompileError if ptxas serializes the wgmmas of one of cudatma's templates.
+    Raises CompileError if ptxas serializes the wgmmas of one of cudatma's templates.
     """
     source = order.source()
     with hinting(source, order.target, not order.is_plain):
@@ -517,11 +550,11 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dic
     losses = performance_losses(result.log)
     if losses and "template" in order.facts and "debug" not in order.facts:
         folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": result.log.encode()})
-        message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}. Choose another configuration"
+        message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}; choose another configuration"
         raise CompileError(message, result.log, source, None if folder is None else str(folder))
     record = facts | {"target": order.target.name, "seconds": round(result.seconds, 3)}
     record.pop("source", None)
-    if order.is_plain and order.file != _NO_FILE:  # so that the text names the file to which its lines belong
+    if order.is_plain and order.file != _NO_FILE:  # so that readers of the text know the file
         source = f'#line 1 "{line_name(order.file)}"\n{source}'
     return {
         "kernel.cu": source.encode(),
@@ -534,7 +567,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dic
 
 @contextmanager
 def hinting(text: str, target: Target, is_template: bool) -> Iterator[None]:
-    """Put a hint in front of a CompileError's message if the text may be a template or lacks a ``use``."""
+    """Prepend a hint to a CompileError's message if the text may be a template or lacks a ``use`` statement."""
     try:
         yield
     except CompileError as error:
@@ -545,7 +578,7 @@ def hinting(text: str, target: Target, is_template: bool) -> Iterator[None]:
 
 
 def _primitive_hint(error: CompileError, target: Target) -> str:
-    """Return a hint if the compiler does not know a primitive that the template calls, otherwise ""."""
+    """Return a hint if the template calls a primitive without ``use`` or outside its namespace, otherwise ""."""
     unknown = sorted(set(_UNDEFINED.findall(error.log)) & primitives_of(target))
     missing = [name for name in unknown if not re.search(rf"__forceinline__ [^(]*\b{name}\(", error.source)]
     if missing:
@@ -557,7 +590,7 @@ def _primitive_hint(error: CompileError, target: Target) -> str:
 def _choose_entry(ptx: str, named: str | None) -> str:
     known = list(entries(ptx))
     if not known:
-        remedy = 'write extern "C" __global__ void name(..), or instantiate a template explicitly'
+        remedy = 'write extern "C" __global__ void name(...), or instantiate a template explicitly'
         raise ArgumentError("entry", named, "none: the source has no kernel", remedy)
     if named in known:
         return str(named)

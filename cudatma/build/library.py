@@ -1,13 +1,14 @@
-"""Primitives, the shared functions of templates. A rendered source begins with the primitives that it depends on.
+"""Primitives, the shared functions of templates. A rendered source begins with the primitives that it calls.
 
     //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ config.rank ~ "d_load"    in a template that calls them
     //% primitive "mbarrier_init"    ..    //% endprimitive                    around a function
     //% family    ..    //% endfamily                                          around functions that share a comment
 
-LIBRARY includes the files of all primitives, in the order of the output. render() renders it after the template, when
-all uses are known. The block of a primitive may use other primitives. A template that includes a file of the library
-uses all primitives of the file, and the types. Any other file is rendered at its first include in an output. The top
-level of an imported file (``from .. import``) runs once per process, so ``use`` must be inside the file's macros.
+LIBRARY includes the files of all primitives in the order of the output. render() renders LIBRARY after the template,
+when all uses are known. The block of a primitive may use other primitives. A template that includes a file of the
+library uses all primitives of the file, and the types. Any other file is rendered only at its first include in an
+output. The top level of an imported file (``from .. import``) runs once per process, so ``use`` must be inside the
+file's macros.
 """
 
 from __future__ import annotations
@@ -35,9 +36,20 @@ IF_COMMENT = 'If it is a comment, write "// %", or compile the text without temp
 class Uses:
     """State of the current render().
 
-    library: names of the library's files. included: names of the files that were rendered. names: place of the first
-    use of each name. files: library files whose primitives are all used. known: names of all primitives. shown: number
-    of primitives in the output.
+    Attributes
+    ----------
+    library : frozenset of str
+        Names of the library's files.
+    included : set of str
+        Names of the files that were rendered.
+    names : dict of str to str
+        Place of the first use of each name.
+    files : set of str
+        Library files whose primitives are all used.
+    known : set of str
+        Names of all primitives.
+    shown : int
+        Number of primitives in the output.
     """
 
     library: frozenset[str]
@@ -69,25 +81,24 @@ def _targets_with(name: str, environment: jinja2.Environment, values: dict[str, 
 def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> str:
     """Return the text of the primitives that the running render() uses, with their dependencies.
 
-    The text is empty if the render uses no primitive. Raise TemplateError for a name that is not a primitive of the
-    target.
+    The text is empty if the render uses no primitives. Raises TemplateError if a name is not a primitive of the target.
     """
     uses = running.get()
     if not uses.names and not uses.files:
         return ""
     text, counted = "", -1
-    while counted != len(uses.names):  # a primitive may use one that precedes it
+    while counted != len(uses.names):  # a primitive may use another primitive that precedes it in the library
         counted = len(uses.names)
         uses.included, uses.library = {LIBRARY}, frozenset()
         text = environment.get_template(LIBRARY).render(values)
     for name, place in uses.names.items():
         if name not in uses.known:
             if others := _targets_with(name, environment, values):
-                lacking = f"a primitive of {values['target'].name}, which lacks it"
-                raise TemplateError(f"{place}: use got {name!r}; allowed: {lacking}. {others} has it")
+                lacking = f"a primitive that {values['target'].name} supports"
+                raise TemplateError(f"{place}: use: got {name!r}; allowed: {lacking}; compile for {others}")
             near = difflib.get_close_matches(name, uses.known)
-            remedy = f"Did you mean {' or '.join(near)}?" if near else f"See the files that {LIBRARY} includes"
-            raise TemplateError(f"{place}: use got {name!r}; allowed: a primitive of the target. {remedy}")
+            remedy = f"did you mean {' or '.join(near)}?" if near else f"see the files that {LIBRARY} includes"
+            raise TemplateError(f"{place}: use: got {name!r}; allowed: a primitive of the target; {remedy}")
     return text
 
 
@@ -103,7 +114,7 @@ def primitive_names(environment: jinja2.Environment, values: dict[str, Any]) -> 
 
 
 class Library(Extension):
-    """The tags ``use``, ``primitive`` and ``family``, and an ``include`` with a literal name."""
+    """Jinja extension with the tags ``use``, ``primitive`` and ``family``, and an ``include`` of a literal name."""
 
     # Jinja parses ``include`` itself, so filter_stream() renames it.
     tags = {"use", "primitive", "family", "include_once"}  # noqa: RUF012  (jinja2 declares it this way)
@@ -125,7 +136,7 @@ class Library(Extension):
 
     def _parse_include_once(self, parser: Parser, lineno: int) -> nodes.Node:
         if parser.stream.current.type != "string":
-            parser.fail(f"include got no name in quotes; allowed: a path below ptx_templates. {IF_COMMENT}", lineno)
+            parser.fail(f"include: got no name in quotes; allowed: a path below ptx_templates. {IF_COMMENT}", lineno)
         name = next(parser.stream).value
         include = nodes.Include(nodes.Const(name), True, False, lineno=lineno)
         is_first = self.call_method("is_first", [nodes.Const(name)], lineno=lineno)
@@ -149,7 +160,10 @@ class Library(Extension):
         return nodes.CallBlock(self.call_method("family", [], lineno=lineno), [], [], body, lineno=lineno)
 
     def is_first(self, name: str) -> bool:
-        """Return whether an include renders its file here. For a library file, select the file's primitives instead."""
+        """Return whether an include renders its file.
+
+        For a library file, select the file's primitives and return False.
+        """
         uses = running.get()
         if name in uses.library:
             uses.files |= {name, TYPES}
@@ -161,7 +175,7 @@ class Library(Extension):
     def use(self, place: str, *names: str) -> None:
         for name in names:
             if not isinstance(name, str):
-                raise TemplateError(f"{place}: use got {name!r}; allowed: names in quotes")
+                raise TemplateError(f"{place}: use: got {name!r}; allowed: names in quotes")
             running.get().names.setdefault(name, place)
 
     def is_used(self, name: str, file: str) -> bool:

@@ -23,7 +23,7 @@ from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, Compi
 from cudatma.runtime.compiler_log import excerpt, log_warnings, shortened
 from cudatma.target import Target
 
-#: PTX ISA version -> the first CUDA release whose NVRTC writes it [PTX ISA, "Release Notes"].
+#: Maps PTX ISA versions to the first CUDA release whose NVRTC writes them. [PTX ISA, "Release Notes"]
 _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
     (7, 8): (11, 8),
     (8, 0): (12, 0),
@@ -32,14 +32,14 @@ _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
     (8, 8): (12, 9),
     (9, 0): (13, 0),
 }
-#: Line information keeps PTX and SASS readable next to the source and does not change the code; -v puts registers,
-#: spills and barriers of each kernel into the log. Diagnostic 177, "declared but never referenced", is off, because
-#: constants at the top of a generated kernel document the kernel even if this instance does not use all of them. The
-#: option --diag-warn=177 brings it back.
+#: Flags of every compilation. Line information relates PTX and SASS to the source and does not change the code. -v adds
+#: registers, spills and barriers of each kernel to the log. Diagnostic 177, "declared but never referenced", is off,
+#: because the constants of a generated kernel document the kernel even if it does not use all of them. The option
+#: --diag-warn=177 enables this diagnostic.
 _FIXED_FLAGS = ("--generate-line-info", "--ptxas-options=-v", "--diag-suppress=177")
 #: Headers such as cuda.h declare host functions, which NVRTC rejects without this option.
 _HEADER_FLAG = "--device-as-default-execution-space"
-#: Options that would choose another target, or replace the cubin with another kind of output.
+#: Options that are not allowed, because they choose another target or replace the cubin with another kind of output.
 _REFUSED_OPTIONS = (
     *("-arch", "--gpu-architecture", "--pch", "-pch"),
     *("-dlto", "--dlink-time-opt", "-rdc=true", "--relocatable-device-code=true", "-dc", "--device-c"),
@@ -59,8 +59,18 @@ _PLACE = re.compile(r"^/(?P<path>[^\n(]+)(?=\(\d+\): )", re.MULTILINE)
 class Compiled:
     """Result of compiling a source.
 
-    ptx: PTX text. cubin: ELF image for one architecture. log: messages from the compilers, with the resource usage that
-    ptxas reports. nvrtc_version: (major, minor). seconds: wall time of the compilation.
+    Attributes
+    ----------
+    ptx : str
+        PTX text.
+    cubin : bytes
+        ELF image for one architecture.
+    log : str
+        Messages from the compilers, including the resource usage that ptxas reports.
+    nvrtc_version : tuple of int
+        Version (major, minor) of NVRTC.
+    seconds : float
+        Duration of the compilation in seconds.
     """
 
     ptx: str
@@ -71,7 +81,7 @@ class Compiled:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings from the log; see compiler_log.log_warnings()."""
+        """Warnings from the log, as compiler_log.log_warnings() returns them."""
         return log_warnings(self.log)
 
 
@@ -91,7 +101,7 @@ def _no_nvrtc(error: Exception) -> NoReturn:
 def nvrtc_version() -> tuple[int, int]:
     """Return the version (major, minor) of the NVRTC that compile_source() uses.
 
-    The first call loads the library but compiles nothing. Raise DriverError if NVRTC is missing.
+    The first call loads the library but compiles nothing. Raises DriverError if NVRTC is missing.
     """
     nvrtc = _nvrtc()
     try:
@@ -99,7 +109,7 @@ def nvrtc_version() -> tuple[int, int]:
     except (RuntimeError, ImportError) as error:
         if isinstance(error, DriverError):
             raise
-        # cuda.bindings raises its own exception if it does not find the library.
+        # cuda.bindings raises a RuntimeError or ImportError if it does not find the library.
         _no_nvrtc(error)
     return int(major), int(minor)
 
@@ -107,8 +117,9 @@ def nvrtc_version() -> tuple[int, int]:
 def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
     """Return path, size in bytes and modification time in ns of NVRTC's wheels and of cuda.bindings on ``sys.path``.
 
-    As long as these values stay the same, the result of nvrtc_version() stays the same. Loading the library would take
-    longer than loading a cached kernel. The result is empty if NVRTC does not come from a wheel.
+    As long as these values stay the same, the result of nvrtc_version() stays the same. They replace nvrtc_version(),
+    because loading the library would take longer than loading a cached kernel. The result is empty if NVRTC does not
+    come from a wheel.
     """
     libraries: list[Path] = []
     bindings: list[Path] = []
@@ -128,7 +139,8 @@ def source_options(
 ) -> tuple[str, ...]:
     """Return the compiler's options for include folders and macros, followed by ``options``.
 
-    ``defines`` is a mapping from names to values, or a sequence of "NAME" and "NAME=VALUE". Raise ArgumentTypeError.
+    ``defines`` is a mapping from names to values, or a sequence of "NAME" and "NAME=VALUE". Raises ArgumentTypeError if
+    an argument has another type.
     """
     if isinstance(include_dirs, str | os.PathLike) or not all(isinstance(at, str | os.PathLike) for at in include_dirs):
         raise ArgumentTypeError("include_dirs", include_dirs, "a sequence of paths")
@@ -148,15 +160,18 @@ def _check_options(options: Sequence[str]) -> None:
         _require_utf8(f"options[{index}]", option)
         if option.split("=")[0] in _REFUSED_OPTIONS or option in _REFUSED_OPTIONS:
             raise ArgumentError(
-                f"options[{index}]", option, "an option that keeps target and output", "name the target with target="
+                f"options[{index}]",
+                option,
+                "an option that changes neither target nor output",
+                "pass the target as target=",
             )
 
 
 def compile_flags(target: Target, options: Sequence[str] = (), includes: Includes | None = None) -> tuple[str, ...]:
     """Return the NVRTC options for a compilation, which are part of the cache key.
 
-    Raise ArgumentTypeError unless the caller's options are strings, and ArgumentError for an option that names another
-    architecture or changes the kind of output.
+    Raises ArgumentTypeError if the caller's options are not strings, and ArgumentError if an option changes the
+    architecture or the kind of output.
     """
     _check_options(options)
     standard = () if option_values(options, "-std", "--std") else (STANDARD_FLAG,)
@@ -173,7 +188,10 @@ def _require_utf8(field: str, text: str) -> None:
 
 
 def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) -> None:
-    """Raise TargetError, which names the required release, unless this NVRTC compiles for the target."""
+    """Raise TargetError unless this NVRTC compiles for the target.
+
+    The error states the required release.
+    """
     version = nvrtc_version() if version is None else version
     needed = min((cuda for isa, cuda in _CUDA_OF_PTX_ISA.items() if isa >= target.ptx_isa), default=(13, 0))
     if version < needed:
@@ -197,13 +215,13 @@ def compile_source(
     """Compile one source for one architecture.
 
     ``source`` is CUDA C++ text, ``name`` is the file name for errors, and ``folder`` is where ``#include "..."``
-    searches first. A source with host code is compiled by nvcc. If the compilation fails, ``keep`` receives the
-    artifacts by file name (source, log, PTX if there is any) and returns the folder that holds them. Raise TargetError
-    if this NVRTC does not support the target, CompileError if the compiler rejects the source or nvcc is needed and
+    searches first. nvcc compiles sources with host code. If the compilation fails, ``keep`` receives the artifacts by
+    file name (source, log, and PTX if there is any) and returns the folder that contains them. Raises TargetError if
+    this NVRTC does not support the target, CompileError if the compiler rejects the source or nvcc is needed but
     missing, and DriverError if NVRTC is missing.
     """
     if "\0" in source:
-        raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text")
+        raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text without NUL characters")
     _require_utf8("source", source)
     version = nvrtc_version()
     require_nvrtc_for(target, version)
@@ -234,7 +252,7 @@ def compile_source(
 
 
 def _host_place(source: str, name: str, log: str) -> str:
-    """Return "file:line" of the host code that makes NVRTC fail, or "" if it fails for another reason."""
+    """Return "file:line" of the host code that makes NVRTC fail, or "" if NVRTC fails for another reason."""
     if (line := host_line(source)) is not None:
         return f"{name}:{line}"
     missing = _MISSING_HEADER.search(log)
@@ -248,13 +266,16 @@ def _place(match: re.Match[str]) -> str:
 
 
 def _own_names(log: str, folder: str, name: str) -> str:
-    """Remove the folder from the source's name, and the prefix of the names in #line directives (render.line_name)."""
+    """Remove the folder from the source's name, and the prefix that render.line_name() adds from other names."""
     log = log.replace(os.path.join(folder, name), name)
     return _PLACE.sub(lambda match: match[0] if os.path.isfile(match[0]) else match["path"], log)
 
 
 def _run(source: str, name: str, flags: Sequence[str], includes: Includes | None) -> tuple[str, str, bytes]:
-    """Create, compile and destroy a program. Return the log, the PTX, and the cubin (empty after an error)."""
+    """Create, compile and destroy an NVRTC program.
+
+    Return the log, the PTX, and the cubin, which is empty after an error.
+    """
     nvrtc = _nvrtc()
     standard = includes.standard if includes else ()
     names, texts = [name.encode() for name, _ in standard], [text.encode() for _, text in standard]
@@ -264,7 +285,7 @@ def _run(source: str, name: str, flags: Sequence[str], includes: Includes | None
     try:
         code = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])[0]
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        # PTX exists even if ptxas rejected it, and ptxas' messages refer to its lines.
+        # Fetch the PTX even if ptxas rejected it, because the messages of ptxas refer to its lines.
         ptx = _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         cubin = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program) if int(code) == 0 else b""
     finally:
@@ -279,7 +300,8 @@ def _fetch(size_of: Any, get: Any, program: Any) -> bytes:
     result = size_of(program)
     if int(result[0]) != 0 or int(result[1]) == 0:
         return b""
-    # Not `b" " * n`: if n is 1, that is CPython's shared one-byte object, which NVRTC would overwrite.
+    # A bytes object would not do. If it had one byte, CPython would share it, and NVRTC would overwrite the shared
+    # object.
     buffer = bytearray(int(result[1]))
     return bytes(buffer) if int(get(program, buffer)[0]) == 0 else b""
 

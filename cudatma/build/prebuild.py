@@ -1,7 +1,7 @@
 """Compilation of many kernels at once in several processes.
 
-NVRTC compiles one kernel at a time in a process, even if several threads call it. The workers are new processes and not
-forks, because a fork cannot use the CUDA context of its parent.
+NVRTC compiles one kernel at a time in a process, even if several threads call it. The workers are new processes instead
+of forks, because a forked process cannot use the CUDA context of its parent.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def usable_cores() -> int:
 def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, done: Done) -> None:
     """Compile kernels into the cache with ``jobs`` processes, or in this process if ``jobs`` is 1.
 
-    ``orders`` holds (template, config) as for load_kernel(); the classes of the configs must be importable, and
-    duplicates count once. ``done`` is called for each compiled config, in any order, with the config and either None or
-    the compiler's error. The caller's debug mode applies. After KeyboardInterrupt, no further kernel is started, and
-    the running compilations are finished. Raise ArgumentError for invalid ``jobs``, CompileError if a process dies,
-    and any load_kernel() error that does not come from the compiler.
+    ``orders`` contains pairs (template, config) as for load_kernel(). The classes of the configs must be importable,
+    and duplicates are compiled once. ``done`` is called for each compiled config, in any order, with the config and
+    either None or the compiler's error. The caller's debug mode applies. After a KeyboardInterrupt, running
+    compilations are finished and no others are started. Raises ArgumentError if ``jobs`` is invalid, CompileError if a
+    process dies, and any error from load_kernel() that does not come from the compiler.
     """
     compile_one = partial(_refusal, target=get_target(target).name, debug=wants_debug(None))
     for (_, config), refusal in each(compile_one, dict.fromkeys(orders), jobs):
@@ -48,11 +48,11 @@ def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: i
 def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[tuple[Item, Result]]:
     """Call ``do`` for each item in ``jobs`` new processes, and yield (item, do(item)) in the order of completion.
 
-    If ``jobs`` is 1, the calls run in this process and in order. ``do``, items and results must support pickling.
-    Raise ArgumentError for invalid ``jobs``, CompileError if a process dies, and any error from ``do``.
+    If ``jobs`` is 1, the calls run in this process and in order. ``do``, the items and the results must support
+    pickling. Raises ArgumentError if ``jobs`` is invalid, CompileError if a process dies, and any error from ``do``.
     """
     if jobs < 1:
-        raise ArgumentError("jobs", jobs, "1 or more")
+        raise ArgumentError("jobs", jobs, "at least 1")
     pending = list(items)
     if jobs == 1 or not pending:
         for item in pending:
@@ -77,8 +77,8 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
         for future in as_completed(under_way):
             yield under_way[future], future.result()
     except _WorkerDiedError as error:
-        message = f"one of {jobs} processes that compile died, perhaps because memory ran out; use fewer jobs"
-        message += ", or let this process use fewer cores (taskset)"
+        message = f"one of {jobs} processes that compile died, possibly because memory ran out; use fewer jobs"
+        message += ", or restrict this process to fewer cores with taskset"
         raise CompileError(message) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -95,13 +95,13 @@ _serve()
 
 
 class _WorkerDiedError(Exception):
-    """A worker ended without an answer."""
+    """A worker process ended without an answer."""
 
 
 class _Worker:
     """A Python subprocess that runs functions on request, one at a time.
 
-    Unlike a worker of multiprocessing, it can be started by a daemonic process, such as vLLM's workers, and it does not
+    Unlike a worker of multiprocessing, it can be started by a daemonic process, such as a vLLM worker, and does not
     import the program's main file.
     """
 
@@ -116,7 +116,10 @@ class _Worker:
         self._send(sys.path)
 
     def call(self, do: Callable[[Item], Result], item: Item) -> Result:
-        """Return do(item). Raise any error from ``do``, and _WorkerDiedError if the process has ended."""
+        """Return do(item).
+
+        Raises any error from ``do``, and _WorkerDiedError if the process has ended.
+        """
         try:
             self._send((do, item))
             succeeded, result = pickle.load(self._answers)
@@ -139,7 +142,7 @@ def _serve() -> None:
     """Answer the calls of a parent process until it closes the pipe or ends."""
     calls = sys.stdin.buffer
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # output of libraries must not mix with the answers
+        os.dup2(2, 1)  # libraries must not print into the stream of answers
         while True:
             try:
                 do, item = pickle.load(calls)
@@ -163,7 +166,10 @@ def _picklable(error: Exception) -> Exception:
 
 
 def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
-    """Compile (source, target, file name). Return the result or NVRTC's error. Callers pass this function to each()."""
+    """Compile an order (source, target, file name), and return the result or NVRTC's error.
+
+    Callers pass this function to each().
+    """
     source, target, name = order
     try:
         return compile_source(source, get_target(target), name=name)
@@ -172,7 +178,7 @@ def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
 
 
 def _refusal(order: tuple[str, Any], target: str, debug: bool) -> CompileError | None:
-    """Compile one kernel or find it in the cache. Return the compiler's error, or None after success."""
+    """Compile one kernel or load it from the cache, and return the compiler's error or None."""
     template, config = order
     try:
         load_kernel(template, config, target, debug=debug)

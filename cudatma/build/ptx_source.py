@@ -1,4 +1,4 @@
-"""Function that returns a kernel's PTX for the emulator, from PTX or CUDA text, a file, or a Kernel."""
+"""Function that returns a kernel's PTX for the emulator from PTX or CUDA text, a file, or a Kernel."""
 
 from __future__ import annotations
 
@@ -24,8 +24,16 @@ _CUDA_SUFFIXES = (*CUDA_SUFFIXES, TEMPLATE_SUFFIX)
 class PtxSource:
     """PTX text and its properties.
 
-    entry: name of the kernel, or "" if the caller gave none. target: target for which CUDA was compiled, or None if the
-    source was PTX. lines: lines of the CUDA source, if there is one.
+    Attributes
+    ----------
+    ptx : str
+        PTX text.
+    entry : str, default: ""
+        Name of the kernel, or "" if the caller gave none.
+    target : Target or None, default: None
+        Target for which CUDA was compiled, or None if the source was PTX.
+    lines : dict, default: {}
+        Lines of the CUDA source, which are empty if the source was PTX.
     """
 
     ptx: str
@@ -47,10 +55,10 @@ def ptx_source(
     """Return the PTX of a kernel.
 
     ``kernel`` is PTX text, CUDA C++ text, the path of a .ptx, .cu or .j2 file, or a Kernel. ``entry`` is the kernel's
-    name, or an unambiguous part of the name. ``target``, by default default_target(), is the target for which CUDA is
-    compiled. ``template`` says whether CUDA text is rendered first, as by cudatma.compile(); a .j2 file is always
-    rendered. ``options``, ``include_dirs`` and ``defines`` are as for cudatma.compile(). Raise ArgumentError for a
-    file that cannot be read, ArgumentTypeError, TemplateError, CompileError, and DriverError if NVRTC is missing.
+    name, or an unambiguous part of the name. CUDA is compiled for ``target``, by default default_target(). If
+    ``template`` is true, CUDA text is rendered first, as by cudatma.compile(); a .j2 file is always rendered.
+    ``options``, ``include_dirs`` and ``defines`` are as for cudatma.compile(). Raises ArgumentError if a file cannot be
+    read, DriverError if NVRTC is missing, and ArgumentTypeError, TemplateError and CompileError as compile() does.
     """
     if isinstance(kernel, Kernel):
         return PtxSource(kernel.ptx, entry or kernel.entry, kernel.target, source_lines(kernel.source, kernel.ptx))

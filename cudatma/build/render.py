@@ -1,15 +1,15 @@
-"""The project's only Jinja environment. It renders a template for a config and a target as CUDA source.
+"""The project's only Jinja environment, which renders a template for a config and a target as CUDA source.
 
-Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so these delimiters replace them:
+Templates look like CUDA. Jinja's default delimiters collide with C++ and PTX, so these delimiters replace them:
 
-    ${ config.stages }                                a value; only str and int may be printed
-    //% include "primitives/mbarrier.cuh.j2"        a statement that takes a whole line
-    //# why                                         a note that does not reach the output
-    /*% if x %*/ .. /*% endif %*/   /*# why #*/     the same inside a line
+    ${ config.stages }                                prints a value, which must be a str or int
+    //% include "primitives/mbarrier.cuh.j2"        a statement on its own line
+    //# why                                         a comment that the output omits
+    /*% if x %*/ .. /*% endif %*/   /*# why #*/     a statement and a comment within a line
 
-The environment is sandboxed: a template sees `config`, `target` and `debug`, and reaches no other part of Python
-through them. An unknown name is an error, and filters that would hide or scramble values (`default`, `random`) do not
-exist. Primitives are selected by name; see library.py.
+The environment is sandboxed. A template sees `config`, `target` and `debug`, and cannot reach other Python objects
+through them. An unknown name is an error. Filters that would hide errors or give random values (`default`, `random`)
+are removed. Templates select primitives by name, as library.py describes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from cudatma.build.library import IF_COMMENT, LIBRARY, Library, Uses, primitive_
 from cudatma.errors import TemplateError, similar
 from cudatma.target import Target, get_target
 
-#: Filters that templates may use. Each preserves the order of its input and prints only str and int values.
+#: Filters that templates may use. They preserve the order of their input and print only str and int values.
 _FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map", "replace", "reverse", "upper")
 _GLOBALS = ("range",)
 _SOURCE_NAME = "<source>"
 
-#: include, import, from .. import and extends, as a line statement or a block; the names are literals, see library.py.
-#: use and primitive refer to the library. The pattern begins with a literal character so that re can skip most of a
-#: file.
+#: Matches include, import, from .. import and extends with a literal name, as a line statement or a block, and the
+#: statements use and primitive, which refer to the library. The pattern begins with a literal character so that re can
+#: skip most of a file.
 _REFERENCE = re.compile(
     r"""/[/*]%[-+]?[ \t]*(?:(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1|(?:use|primitive)\b)""",
 )
-#: Syntax that is common in templates and does not occur in CUDA. A ${ in a // comment does not count.
+#: Matches syntax that is common in templates and does not occur in CUDA. A ${ in a // comment does not match.
 _TEMPLATE_SYNTAX = re.compile(
     r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|use|set|if|for|macro)\b|^(?:(?!//).)*\$\{|/\*%", re.MULTILINE
 )
@@ -57,7 +57,7 @@ _SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=[^\n}])|(?<=\n\};)\n
 
 
 class LineDirectives(Extension):
-    """Extension that inserts a #line directive wherever the output's line numbers diverge from the template's.
+    """Extension that inserts a #line directive wherever the line numbers of the output and of the template diverge.
 
     The compiler, and therefore PTX, hazards and hang reports, then use the line numbers of the user's file. The body of
     a macro has no directive, because it may be printed in the middle of a line.
@@ -91,7 +91,7 @@ class LineDirectives(Extension):
 
 
 def _opens_body(statement: list[str]) -> int:
-    """Return 1 for a statement that captures the text after it, -1 for one that ends the capture, otherwise 0."""
+    """Return 1 for a statement that begins to capture text, -1 for a statement that ends the capture, otherwise 0."""
     if not statement:
         return 0  # Jinja reports the error
     if statement[0] in ("macro", "call", "filter") or (statement[0] == "set" and "=" not in statement):
@@ -104,7 +104,7 @@ def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[
     if at_line_start:
         return f'#line {number} "{name}"\n{text}', False
     end = text.find("\n")
-    while text[:end].endswith("\\"):  # a directive would interrupt the continued line
+    while text[:end].endswith("\\"):  # a directive must not interrupt the continued line
         end = text.find("\n", end + 1)
     if end < 0:
         return text, True
@@ -121,32 +121,34 @@ def line_name(name: str) -> str:
 def _printable(value: Any) -> Any:
     """Return a value that ``${ }`` may print (Jinja's finalize).
 
-    The types must match exactly, because a bool or an IntEnum is an int that prints as a name.
+    The type must be exactly str or int, because a bool or an IntEnum is an int that would be printed as a name.
     """
     if type(value) in (str, int) or isinstance(value, jinja2.Undefined):
-        return value  # an Undefined raises an error that names the variable
-    raise TypeError(f"${{ }} got {value!r} ({type(value).__name__}); allowed: str, int. Let the config convert it")
+        return value  # Jinja raises an error with the name of an undefined variable
+    raise TypeError(
+        f"${{ }}: got {value!r} ({type(value).__name__}); allowed: str, int; convert the value in the config"
+    )
 
 
 @lru_cache(maxsize=1)
 def template_root() -> Path:
     """Return the template folder.
 
-    In a wheel it is next to the package's modules; in a checkout it is next to the package. Raise TemplateError if
-    neither folder exists.
+    The folder is next to the package's modules in a wheel, and next to the package in a checkout. Raises TemplateError
+    if neither folder exists.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "ptx_templates", package.parent / "ptx_templates"):
         if (folder / "primitives").is_dir():
             return folder
     raise TemplateError(
-        f"template folder: got none next to {package}; allowed: an installed cudatma or a whole checkout."
-        " Reinstall cudatma"
+        f"template folder: got none next to {package}; allowed: an installed cudatma or a whole checkout;"
+        " reinstall cudatma"
     )
 
 
 class _Loader(jinja2.FileSystemLoader):
-    """Loader for the templates in a folder. A parsed template is reused only while its text stays the same."""
+    """Loader of the templates in a folder, which reuses a parsed template only while its text stays the same."""
 
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         text, filename, _ = super().get_source(environment, template)
@@ -162,7 +164,10 @@ class _Loader(jinja2.FileSystemLoader):
 
 @lru_cache(maxsize=8)
 def _environment(root: Path, has_lines: bool = False) -> jinja2.Environment:
-    """Return the environment for a template folder. ``has_lines`` says whether it adds #line directives."""
+    """Return the environment for a template folder.
+
+    ``has_lines`` states whether the environment adds #line directives.
+    """
     environment = ImmutableSandboxedEnvironment(
         block_start_string="/*%",
         block_end_string="%*/",
@@ -196,23 +201,24 @@ def render(
 ) -> str:
     """Render a template for a config and a target.
 
-    The same arguments give the same bytes.
+    The same arguments always give the same text.
 
     Parameters
     ----------
     template : str
-        A name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
+        A name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text of the template if ``is_source`` is
+        true.
     config : dataclass instance or None
         ``config`` in the template. Its ``notes``, an iterable of str, become lines of the opening comment.
     target : str or Target
         ``target`` in the template.
     is_source : bool, default False
-        Whether ``template`` is the text itself.
+        Whether ``template`` is the text of the template.
     name : str, optional
         File name of the text. The source then has #line directives with this name.
     debug : bool, default False
-        ``debug`` in the template. Primitives then bound their waits and check their arguments; see
-        docs/howto/debug_a_hang.md.
+        ``debug`` in the template. If it is true, primitives limit the duration of their waits and check their
+        arguments, as docs/howto/debug_a_hang.md describes.
 
     Returns
     -------
@@ -239,18 +245,18 @@ def render(
             loaded = environment.get_template(template)
         body = loaded.render(values)
         if is_source and "shared_address" in template and (uses := running.get().names):
-            uses.setdefault("shared_address", shown)  # the arguments of primitives are addresses
+            uses.setdefault("shared_address", shown)  # the arguments of primitives are shared addresses
         library = render_library(environment, values)
     except TemplateError:
         raise
-    except Exception as error:  # any error from an expression in the template
+    except Exception as error:  # an expression in the template may raise any error
         raise TemplateError(_explain(shown, error, folder)) from error
     finally:
         running.reset(token)
     if library and name is not None:  # continue at line 1 of the user's file
         library = f'#line 1 "{line_name(name)}"\n\n{library}'
     body = f"{library}\n{body}".strip("\n")
-    if name is None:  # with #line directives, each blank line counts
+    if name is None:  # #line directives number blank lines, too
         body = re.sub(r"\n{3,}", "\n\n", body)
     opening, body = _opening_comment(shown, config, chosen, debug), f"\n{body}\n"
     # Keep a user's text unchanged, line by line.
@@ -268,10 +274,10 @@ def is_like_template(text: str) -> bool:
 
 
 def template_texts(*templates: str) -> dict[str, bytes]:
-    """Return the current contents of templates and of all files that they can include, which the cache key digests.
+    """Return the current contents of templates and of all files that they can include. The cache key digests them.
 
-    The templates come first, then the other files by name. Nothing is parsed or rendered. Raise TemplateError for a
-    missing file.
+    The given templates come first, followed by the other files in the order of their names. Nothing is parsed or
+    rendered. Raises TemplateError if a file is missing.
     """
     root, texts = str(template_root()), dict[str, bytes]()
     waiting = [(template, "") for template in reversed(templates)]
@@ -285,12 +291,12 @@ def template_texts(*templates: str) -> dict[str, bytes]:
 
 
 def template_files(template: str) -> tuple[Path, ...]:
-    """Return the paths of the files of template_texts()."""
+    """Return the paths of the files that template_texts() returns."""
     return tuple(template_root() / name for name in template_texts(template))
 
 
 def _library_files() -> frozenset[str]:
-    """Return the names of the files whose primitives templates use. A folder without a library has none."""
+    """Return the names of the files that define primitives, or an empty set if the template folder has no library."""
     root = template_root()
     return frozenset(_references(content(f"{root}/{LIBRARY}"))) if (root / LIBRARY).is_file() else frozenset()
 
@@ -313,11 +319,11 @@ def _template_text(root: str, name: str, user: str) -> bytes:
         with suppress(OSError, ValueError):  # ValueError: the name contains a null character
             return content(f"{root}/{name}")
     where = f", included by {user}" if user else ""
-    raise TemplateError(f"template {name!r}{where}: got no such file; allowed: a path below {root}")
+    raise TemplateError(f"template: got {name!r}{where}, which does not exist; allowed: a path below {root}")
 
 
 def _explain(name: str, error: Exception, root: Path) -> str:
-    """Return ``template:line: reason``, with the line of the innermost template that the error passed through."""
+    """Return ``template:line: reason``, where the line is that of the innermost template in the traceback."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         remedy = f" {IF_COMMENT}" if (error.message or "").startswith("Encountered unknown tag") else ""
         return f"{error.name or name}:{error.lineno}: {error.message}{remedy}"
@@ -333,14 +339,14 @@ def _explain(name: str, error: Exception, root: Path) -> str:
         meant = similar(str(error.name), files)
         hint = f" (did you mean {meant}?)" if meant else ""
         return f"{place}: got no template {error.name!r}{hint}; allowed: a path below {root}"
-    reason = "it prints or computes more than memory holds" if isinstance(error, MemoryError) else str(error)
+    reason = "the template needs more memory than is available" if isinstance(error, MemoryError) else str(error)
     return f"{place}: {reason}"
 
 
 def _opening_comment(name: str, config: Any, target: Target, debug: bool = False) -> str:
     lines = [f"cudatma: {name} for {target.name}"]
     if debug:
-        lines.append("debug: every wait ends after a time and says what it waited for")
+        lines.append("debug: every wait has a timeout, and a wait that times out writes a record")
     if config is not None:
         lines.append(f"config: {type(config).__name__}")
         if is_dataclass(config):
@@ -356,7 +362,10 @@ def _opening_comment(name: str, config: Any, target: Target, debug: bool = False
 
 
 def _shown(value: Any, field: str) -> str:
-    """Return a config's value as text that is the same in every process. Raise TemplateError if the type has none."""
+    """Return a config's value as text that is the same in every process.
+
+    Raises TemplateError if no such text is defined for the type.
+    """
     if value is None or type(value) in (bool, int, float, str, bytes):
         return repr(value)
     if isinstance(value, (Enum, np.dtype)):
@@ -373,5 +382,5 @@ def _shown(value: Any, field: str) -> str:
         return f"{type(value).__name__}({', '.join(inner)})"
     raise TemplateError(
         f"config.{field}: got {type(value).__name__}; allowed: int, float, str, bool, None, an enum, a NumPy dtype, or"
-        " a tuple or dataclass of them. A config's text must not depend on the process"
+        " a tuple or dataclass of them; use a type whose text is the same in every process"
     )

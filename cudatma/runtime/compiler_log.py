@@ -9,8 +9,7 @@ from pathlib import Path
 
 from cudatma.errors import counted
 
-#: Maps file names to the text of each line, keyed by line number. As in the emulator, file names do not include the
-#: folder.
+#: Maps file names, without the folder as in the emulator, to the text of each line by line number.
 Lines = dict[str, dict[int, str]]
 
 _DIRECTIVE = re.compile(r'#line (?P<number>\d+) "(?P<file>[^"]*)"')
@@ -24,7 +23,7 @@ _LONG_LINE = 400
 def lines_of(source: str, name: str = "kernel.cu") -> Lines:
     """Return the lines of a source, numbered according to its #line directives.
 
-    The file of the first directive comes first. Without directives, all lines belong to ``name``.
+    The file of the first directive is the first key of the result. Without directives, all lines belong to ``name``.
     """
     plain = dict(enumerate(source.splitlines(), 1))
     if _DIRECTIVE.search(source) is None:
@@ -42,19 +41,19 @@ def lines_of(source: str, name: str = "kernel.cu") -> Lines:
 
 
 def own_lines(source: str, name: str = "kernel.cu") -> Lines:
-    """Return the lines that lines_of() returns, except the lines of included files."""
+    """Return the lines of a source as lines_of() does, without the lines of included files."""
     file, lines = next(iter(lines_of(source, name).items()))
     return {file: lines}
 
 
 def source_lines(source: str, ptx: str, name: str = "kernel.cu") -> Lines:
-    """Return the lines of own_lines(), followed by the lines of each existing file that the PTX names."""
+    """Return the lines of a source and of each existing file whose name is in the PTX."""
     files = own_lines(source, name)
     paths: dict[str, set[str]] = {}
     for path in _PTX_FILE.findall(ptx):
         paths.setdefault(path.rpartition("/")[2], set()).add(path)
     for file, (path, *others) in paths.items():
-        # The emulator names a file without its folder.
+        # Skip names that several files share, because the emulator does not distinguish folders.
         if file not in files and not others:
             with suppress(OSError):
                 text = Path(path).read_text(encoding="utf-8", errors="backslashreplace")
@@ -88,7 +87,7 @@ def excerpt(log: str, source: str, name: str, ptx: str = "") -> str:
 
 
 def shortened(line: str) -> str:
-    """Return a line of a log without the middle of a long list of template arguments."""
+    """Return a line of a log, without its middle if it is long, for example because of template arguments."""
     half = _LONG_LINE // 2
     return line if len(line) <= _LONG_LINE else f"{line[:half]} ... {line[-half:]}"
 
@@ -100,8 +99,8 @@ _WARNING = re.compile(rf"warning|{_LOSS}|is injected in around line", re.IGNOREC
 def log_warnings(log: str) -> tuple[str, ...]:
     """Return the lines with warnings and performance losses from an NVRTC log.
 
-    These are compiler warnings, "Potential Performance Loss" from ptxas (wgmma serialized, setmaxnreg ignored), and
-    waits and arrives that ptxas injected around wgmma.
+    These lines are compiler warnings, "Potential Performance Loss" from ptxas (serialized wgmma or ignored setmaxnreg),
+    and waits and arrives that ptxas injected around wgmma.
     """
     return tuple(line.strip() for line in log.splitlines() if _WARNING.search(line) and "Remark:" not in line)
 
@@ -114,7 +113,7 @@ def performance_losses(log: str) -> tuple[str, ...]:
 def register_count(log: str, entry: str) -> int | None:
     """Return the number of registers per thread of an entry, from a log with ``--ptxas-options=-v``.
 
-    The result is 0 if ptxas ignores setmaxnreg, and None if the log has no number.
+    The result is 0 if ptxas ignores setmaxnreg, and None if the log does not contain the number.
     """
     if any("'setmaxnreg' ignored" in line for line in log.splitlines()):
         return 0

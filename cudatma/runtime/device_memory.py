@@ -1,4 +1,4 @@
-"""Device memory that is freed with its object, and device memory that other processes on the host can map."""
+"""Device memory with the lifetime of a Python object, and device memory that other processes on the host can map."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cudatma.pipeline import align_up
 
 
 class DeviceMemory:
-    """Allocation of ``nbytes`` bytes on a device. It is freed with the object.
+    """Allocation of ``nbytes`` bytes on a device, which is freed with the object.
 
-    The object must stay alive while a launch or a graph uses the memory. pointer: the address, 256-byte aligned. Raises
-    DriverError if there is no driver or not enough memory, and LaunchError if the device does not exist. [CUDA driver
-    API, cuMemAlloc]
+    The object must stay alive while a launch or a graph uses the memory. ``pointer`` is the address, which is 256-byte
+    aligned. Raises DriverError if there is no driver or not enough memory, and LaunchError if the device does not
+    exist. [CUDA driver API, cuMemAlloc]
     """
 
     __slots__ = ("__weakref__", "device", "nbytes", "pointer")
@@ -28,12 +28,12 @@ class DeviceMemory:
             self.pointer = int(check(driver.cuMemAlloc(nbytes), "cuMemAlloc"))
 
     def write(self, data: bytes) -> None:
-        """Copy bytes to the start of the memory and wait until the copy is complete."""
+        """Copy bytes to the start of the memory, and wait until the copy has completed."""
         with self._stream() as (driver, stream):
             check(driver.cuMemcpyHtoDAsync(self.pointer, data, len(data), stream), "cuMemcpyHtoDAsync")
 
     def clear(self, offset: int, nbytes: int) -> None:
-        """Set ``nbytes`` bytes at an offset to zero and wait until they are written."""
+        """Set ``nbytes`` bytes at an offset to zero, and wait until they are written."""
         with self._stream() as (driver, stream):
             check(driver.cuMemsetD8Async(self.pointer + offset, 0, nbytes, stream), "cuMemsetD8Async")
 
@@ -41,7 +41,8 @@ class DeviceMemory:
     def _stream(self) -> Iterator[tuple[Any, Any]]:
         """Yield the driver and a new stream, and synchronize the stream at the end.
 
-        The default stream would wait for other streams, including captured ones.
+        The default stream is not used, because it would wait for other streams, including streams that are being
+        captured.
         """
         with context.using(self.device) as driver, context.outside_captures(driver):
             stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "cuStreamCreate")
@@ -57,36 +58,42 @@ class DeviceMemory:
                 with context.using(self.device) as driver, context.outside_captures(driver):
                     driver.cuMemFree(self.pointer)
         except Exception:
-            # The interpreter or the driver is shutting down, which also frees the memory.
+            # The shutdown of the interpreter or the driver, which causes this error, also frees the memory.
             self.pointer = 0
 
     def __reduce__(self) -> Any:
         raise TypeError("device memory belongs to one process and cannot be pickled")
 
 
-#: Minimum size of an allocation in bytes. The driver takes smaller allocations from blocks of this size, and a handle
-#: refers to a whole block.
+#: Minimum size of an allocation in bytes. The driver places smaller allocations in shared blocks of this size, and a
+#: handle refers to a whole block.
 _BLOCK_BYTES = 2 << 20
 
 
 def shareable_memory(nbytes: int, device: int) -> DeviceMemory:
-    """Return at least ``nbytes`` zero bytes that have their own handle. Raises DriverError or LaunchError."""
+    """Return at least ``nbytes`` bytes of zeros that another process can open.
+
+    Raises DriverError if the driver fails, and LaunchError if the device does not exist.
+    """
     memory = DeviceMemory(align_up(nbytes, _BLOCK_BYTES), device)
     memory.clear(0, memory.nbytes)
     return memory
 
 
 def memory_handle(memory: DeviceMemory) -> bytes:
-    """Return the handle with which another process opens the memory. Raises DriverError."""
+    """Return the handle with which another process opens the memory.
+
+    Raises DriverError if the driver fails.
+    """
     with context.using(memory.device) as driver:
         handle = check(driver.cuIpcGetMemHandle(memory.pointer), "cuIpcGetMemHandle")
     return bytes(handle.reserved)
 
 
 def open_memory(handle: bytes, device: int) -> int:
-    """Return the address at which ``device`` accesses another process's memory, until close_memory().
+    """Map another process's memory, and return its address on ``device``.
 
-    Raises DriverError if the GPUs cannot access each other's memory.
+    The mapping ends with close_memory(). Raises DriverError if the GPUs cannot access each other's memory.
     """
     with context.using(device) as driver, context.outside_captures(driver):
         ipc_handle = driver.CUipcMemHandle()
@@ -96,6 +103,9 @@ def open_memory(handle: bytes, device: int) -> int:
 
 
 def close_memory(pointer: int, device: int) -> None:
-    """Unmap another process's memory. Raises DriverError."""
+    """Unmap another process's memory.
+
+    Raises DriverError if the driver fails.
+    """
     with context.using(device) as driver, context.outside_captures(driver):
         check(driver.cuIpcCloseMemHandle(pointer), "cuIpcCloseMemHandle")

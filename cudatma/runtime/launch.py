@@ -1,4 +1,4 @@
-"""Compiled kernels: their artifacts, how they are loaded onto a device, and how they are launched.
+"""Compiled kernels: their artifacts, loading onto a device, and launches.
 
 A launch checks everything before it calls the driver. After the first launch on a device, a launch does not allocate,
 synchronize or compile, and can be captured into a CUDA graph. A kernel cannot be loaded during a capture, so call
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LaunchPlan:
-    """A launch that lacks only its stream, as ``Kernel.plan`` returns it.
+    """A prepared launch without its stream, as ``Kernel.plan`` returns it.
 
     A plan does not keep arrays alive. Only one thread may use a plan at a time.
 
@@ -59,8 +59,8 @@ class LaunchPlan:
     kernel : Kernel
         The kernel.
     arguments : list
-        One ctypes object per parameter. Change these objects in place between launches: ``arguments[0].value =
-        pointer`` for arrays and scalars, ``arguments[1][0] = address`` for a tensor map, whose first eight bytes are
+        One ctypes object per parameter. Change these objects in place between launches: set ``arguments[0].value =
+        pointer`` for an array or scalar, or ``arguments[1][0] = address`` for a tensor map, whose first eight bytes are
         the address.
     config : LaunchConfig
         Shape of the launch.
@@ -124,7 +124,7 @@ class LaunchPlan:
             self._config.sharedMemBytes = self._shared_bytes = shared_bytes
 
     def shape(self) -> LaunchConfig:
-        """Return the launch as `reshape` changed it.
+        """Return the shape of the launch after the latest `reshape`.
 
         Returns
         -------
@@ -151,13 +151,13 @@ class LaunchPlan:
         LaunchError
             If the process is a forked child.
         """
-        if stream != self._stream:  # setting the stream takes up to a third of the time of the driver call
+        if stream != self._stream:  # setting the stream takes up to a third as long as the driver call
             self._config.hStream = self._stream = stream
         if context.forked or self._call(self._config, self._handle, self._addresses, 0)[0]:
             self._launch_again()
 
     def _launch_again(self) -> None:
-        """Launch again in the right context, or raise the driver's error. This is not on the hot path."""
+        """Launch again in the device's context, or raise the driver's error. This method is not on the hot path."""
         with context.using(self.device):
             code = self._call(self._config, self._handle, self._addresses, 0)[0]
             if code:
@@ -165,7 +165,7 @@ class LaunchPlan:
 
 
 class DebugPlan(LaunchPlan):
-    """A launch of a kernel compiled with debug=True. It waits for the stream and may raise PipelineHang."""
+    """A launch of a kernel compiled with ``debug=True``, which waits for its stream and may raise PipelineHang."""
 
     __slots__ = ("_listener",)
 
@@ -189,7 +189,10 @@ class DebugPlan(LaunchPlan):
         super().reshape(grid, shared_bytes, False)
 
     def launch(self, stream: int) -> None:
-        """Launch on a stream and wait until the kernel ends. Raises PipelineHang, and LaunchError during a capture."""
+        """Launch on a stream and wait until the kernel ends.
+
+        Raises PipelineHang if the kernel recorded waits, and LaunchError during a graph capture.
+        """
         blocks = self._config.gridDimX * self._config.gridDimY * self._config.gridDimZ
         with context.using(self.device):
             self._listener.run(lambda: super(DebugPlan, self).launch(stream), blocks, stream)
@@ -218,7 +221,7 @@ class Kernel:
     folder : Path, optional
         Folder with the artifacts, or None if they are only in memory.
     smem_layout : sequence of tuple
-        (name, offset, bytes) of each part of dynamic shared memory; empty if unknown.
+        (name, offset, bytes) of each part of dynamic shared memory, or empty if unknown.
 
     Attributes
     ----------
@@ -275,7 +278,10 @@ class Kernel:
         context.after_fork(self, Kernel._forget)
 
     def _forget(self) -> None:
-        """Renew the lock and drop modules in a forked child, where the lock may be held and the modules are invalid."""
+        """Renew the lock and discard the modules in a forked child.
+
+        A thread of the parent may hold the lock, and the modules are not valid in the child.
+        """
         self._lock = threading.Lock()
         self._functions = {}
         self._listeners = {}
@@ -306,9 +312,9 @@ class Kernel:
         return log_warnings(self.log)
 
     def load(self, device: int | None = None) -> None:
-        """Load the kernel onto a device, as its first launch does.
+        """Load the kernel onto a device before its first launch.
 
-        Call it before a graph capture or a measurement.
+        Call this method before a graph capture, during which a kernel cannot be loaded, or before a measurement.
 
         Parameters
         ----------
@@ -335,7 +341,7 @@ class Kernel:
         Returns
         -------
         bool
-            Whether the kernel is loaded there.
+            Whether the kernel is loaded on the device.
         """
         return device in self._functions
 
@@ -371,10 +377,10 @@ class Kernel:
         stream : stream or int, optional
             Stream or its handle. Default: the current stream of the arguments' library.
         programmatic : bool, default: False
-            Whether the kernel may start before the previous kernel ends. It must then execute griddepcontrol.wait
-            before it touches memory that the previous kernel writes.
+            Whether the kernel may start before the previous kernel ends. The kernel must then execute
+            griddepcontrol.wait before it accesses memory that the previous kernel writes.
         backend : {"cuda", "emulator"}, optional
-            "emulator" runs one schedule on NumPy arrays; see ``emulate``. Default: the emulator if the arrays are on
+            "emulator" runs one schedule on NumPy arrays, like ``emulate``. Default: the emulator if the arrays are on
             the host, no stream is given and the machine has no usable GPU, otherwise "cuda".
 
         Raises
@@ -421,7 +427,7 @@ class Kernel:
         hazards: str = "raise",
         **options: Any,
     ) -> Report:
-        """Run the kernel's PTX on the CPU under several schedules, and report its hazards.
+        """Run the kernel's PTX on the CPU under several schedules, and return a report with its hazards.
 
         Parameters
         ----------
@@ -438,7 +444,7 @@ class Kernel:
         replay : int, optional
             Run only this schedule.
         hazards : {"raise", "collect"}, default: "raise"
-            Whether hazards raise HazardError or are collected in the report.
+            "raise" raises HazardError if there are hazards, and "collect" only adds them to the report.
         **options
             Other arguments of ``emulator.EmulatedModule.launch``.
 
@@ -479,16 +485,16 @@ class Kernel:
         return ListeningModule(module, self._names)
 
     def report(self, *, threads: int | None = None, shared_bytes: int | None = None) -> KernelReport:
-        """Return what the compiled kernel contains; ``str()`` of the result is a page of text.
+        """Return a report on the compiled kernel, whose ``str()`` is a page of text.
 
-        The report has registers, spills, shared memory, occupancy, tables of the TMA, mbarrier and tensor-core
-        instructions with their source lines, and what each loop waits for. SASS needs nvdisasm or cuobjdump
-        (the extra ``sass``); a note says what is missing without them.
+        The report contains registers, spills, shared memory, occupancy, tables of the TMA, mbarrier and tensor-core
+        instructions with their source lines, and the waits of each loop. SASS needs nvdisasm or cuobjdump (the extra
+        ``sass``). Without these programs, a note in the report lists the missing parts.
 
         Parameters
         ----------
         threads : int, optional
-            Threads per CTA, which determine the occupancy. Default: from ``__launch_bounds__``.
+            Number of threads per CTA, which determines the occupancy. Default: from ``__launch_bounds__``.
         shared_bytes : int, optional
             Dynamic shared memory per CTA in bytes. Default: from the config.
 
@@ -531,9 +537,10 @@ class Kernel:
         programmatic: bool = False,
         device: int | None = None,
     ) -> LaunchPlan:
-        """Check and marshal the arguments once for many launches, and load the kernel.
+        """Prepare a launch that can be repeated: check and marshal its arguments, and load the kernel.
 
-        Launches of the plan do not wait for the producers of the arrays. The caller must order this work.
+        Launches of the plan do not wait for the producers of the arrays. The caller must order the launches after their
+        work.
 
         Parameters
         ----------
@@ -578,7 +585,7 @@ class Kernel:
                 from cudatma.runtime.hang.listeners import Listener
 
                 self._listeners[device] = Listener(function.module, self._names, device)
-        # A programmatic launch would write its notes before the previous kernel ends.
+        # A programmatic launch would overwrite the notes before the previous kernel ends.
         alone = replace(config, programmatic=False)
         return DebugPlan(self, function, alone, arguments, device, self._listeners[device])
 
@@ -593,7 +600,7 @@ class Kernel:
         Returns
         -------
         Resources
-            Resources per thread and per block.
+            Resources per thread and per CTA.
         """
         return self._on(context.current_device() if device is None else device).resources
 
@@ -637,7 +644,7 @@ class Kernel:
         if function is not None:
             return function
         if type(device) is not int:
-            raise LaunchError("device", type(device).__name__, "the ordinal of a device (an int), or None")
+            raise LaunchError("device", type(device).__name__, "an int, the ordinal of a device, or None")
         gpu = context.device(device)
         if not self.target.loads_on(gpu.compute_capability):
             shown = f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
@@ -662,7 +669,7 @@ def _on_host(args: Sequence[object]) -> bool:
 def _backend(requested: str | None) -> str:
     chosen = backend_for("Kernel.launch", requested, has_reference=False)
     if chosen == "reference":
-        remedy = "user kernels have no NumPy reference"
+        remedy = "choose another backend, because user kernels have no NumPy reference"
         raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
     return chosen
 
@@ -685,7 +692,7 @@ def _launch_failure(code: int) -> DriverError:
 
     try:
         result = driver.CUresult(code)
-    except ValueError:  # a result code of a newer driver
+    except ValueError:  # the result code comes from a newer driver
         return DriverError("cuLaunchKernelEx", code, f"CUresult {code}")
     status, text = driver.cuGetErrorString(result)
     return DriverError("cuLaunchKernelEx", code, f"{result.name}: {text.decode()}" if int(status) == 0 else result.name)

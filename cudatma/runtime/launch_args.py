@@ -1,7 +1,8 @@
 """Conversion of Python values to the bytes of a kernel's parameters, as ctypes objects.
 
-Widths and kinds come from the parameters in the kernel's PTX, never from the value. A Python int therefore gets the
-width of its parameter, and is rejected if it does not fit. Source: PTX ISA, "Kernel Function Parameters" and ".entry".
+The widths and kinds come from the parameters in the kernel's PTX and never from the values. A Python int is therefore
+converted to the width of its parameter, and raises an error if it does not fit. Source: PTX ISA, "Kernel Function
+Parameters" and ".entry".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, CompileError, LaunchError
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-#: The pattern is anchored at the start of a line, so that a search takes only a millisecond and comments do not match.
+#: Pattern of an entry, which is anchored at the start of a line so that comments do not match.
 _ENTRY = re.compile(r"^(?:[ \t]*\.(?:visible|weak))?[ \t]*\.entry[ \t]+([\w$%]+)\s*(?:\(([^)]*)\))?", re.MULTILINE)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z])(\d+)\s+"
@@ -33,8 +34,15 @@ _PARAMETER = re.compile(
 class Parameter:
     """A parameter of a kernel.
 
-    kind: "int" (integers, booleans and pointers), "float", or "bytes" for a structure or array passed by value, such as
-    a tensor map or a __half. size_bytes: width of the parameter. name: name in the PTX.
+    Attributes
+    ----------
+    name : str
+        Name in the PTX.
+    kind : str
+        "int" for integers, booleans and pointers, "float", or "bytes" for a structure or array that is passed by value,
+        such as a tensor map or a __half.
+    size_bytes : int
+        Width of the parameter in bytes.
     """
 
     name: str
@@ -52,7 +60,7 @@ def entries(ptx: str) -> dict[str, tuple[Parameter, ...]]:
     Raises CompileError if a parameter list cannot be parsed.
     """
     kernels, at = dict[str, tuple[Parameter, ...]](), ptx.find(".entry")
-    while at >= 0:  # searching for the regular expression takes milliseconds
+    while at >= 0:  # str.find is faster than a search for the regular expression
         if match := _ENTRY.match(ptx, ptx.rfind("\n", 0, at) + 1):
             kernels[match[1]] = _parameters(match[1], _COMMENT.sub(" ", match[2] or ""))
         at = ptx.find(".entry", at + 1)
@@ -66,7 +74,7 @@ def _parameters(entry: str, text: str) -> tuple[Parameter, ...]:
 def _parameter(entry: str, text: str) -> Parameter:
     match = _PARAMETER.search(text.strip())
     if match is None:
-        raise CompileError(f"the PTX of {entry} has a parameter that cannot be read: {text.strip()}")
+        raise CompileError(f"the PTX of {entry} has a parameter that cannot be parsed: {text.strip()}")
     letter, bits, name, count = match.groups()
     if count is not None:
         return Parameter(name, "bytes", int(count) * int(bits) // 8)
@@ -85,10 +93,17 @@ _FLOAT32_MAX = 3.4028234663852886e38
 class Arguments:
     """Marshalled arguments of a launch.
 
-    values: one ctypes object per parameter; changing an object in place changes the next launch. device: the ordinal
-    that all arrays and tensor maps share, or None if there are none. kind: the library whose current stream is the
-    default. It is "torch" if an argument is a torch tensor or a tensor map of a torch tensor, otherwise "cupy".
-    producers: handles of the streams that the producers of the arrays name.
+    Attributes
+    ----------
+    values : list
+        One ctypes object per parameter. Changing an object in place changes the next launch.
+    device : int or None
+        Ordinal of the device of all arrays and tensor maps, or None if there are no arrays or tensor maps.
+    kind : str
+        Library whose current stream is the default: "torch" if an argument is a torch tensor or a tensor map of a torch
+        tensor, otherwise "cupy".
+    producers : list of int
+        Handles of the streams that the arrays name for their producers.
     """
 
     values: list[Any]
@@ -104,12 +119,13 @@ class Arguments:
 def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Arguments:
     """Return the arguments of a launch in the form that the kernel expects.
 
-    Pointers accept device arrays from any library and None (null). 128-byte parameters accept tensor maps (``.data`` of
-    128 bytes, ``.device``), and structures accept bytes. Other values may be int, bool, float, NumPy scalars or ctypes
-    objects. Raises LaunchError for a wrong number, width, range or kind, and for arrays on different devices.
+    Pointers accept device arrays from any library and None (null). Parameters of 128 bytes accept tensor maps (objects
+    with ``.data`` of 128 bytes and ``.device``), and structures accept bytes. Other values may be int, bool, float,
+    NumPy scalars or ctypes objects. Raises LaunchError if the number, the width, the range or the kind of an argument
+    is wrong, or if arrays are on different devices.
     """
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
-        raise LaunchError("args", type(args).__name__, "a tuple or list, one value per parameter")
+        raise LaunchError("args", type(args).__name__, "a tuple or list with one value per parameter")
     if len(args) != len(parameters):
         names = ", ".join(f"{p.name}: {p.size_bytes} B" for p in parameters)
         raise LaunchError("args", f"{len(args)} arguments", f"{len(parameters)} ({names or 'none'})")
@@ -170,9 +186,9 @@ def _float(parameter: Parameter, value: float, field: str) -> Any:
         number = float(value)
     except OverflowError as error:
         got = f"an int of {int(value).bit_length()} bits"
-        raise LaunchError(field, got, f"a value in the range of a floating-point type, for {parameter.name}") from error
+        raise LaunchError(field, got, f"a value in the range of a float for {parameter.name}") from error
     if parameter.size_bytes == 4 and _FLOAT32_MAX < abs(number) < float("inf"):
-        raise LaunchError(field, value, f"a float, up to {_FLOAT32_MAX:g}, for {parameter.name}")
+        raise LaunchError(field, value, f"a float of at most {_FLOAT32_MAX:g} for {parameter.name}")
     return _FLOATS[parameter.size_bytes](number)
 
 
@@ -180,8 +196,8 @@ def _numpy_scalar(parameter: Parameter, value: Any, field: str) -> Any:
     dtype = value.dtype
     _sized(parameter, value, dtype.itemsize, field)
     kind = "float" if dtype.kind == "f" or dtype == BFLOAT16 else "int" if dtype.kind in "iu" else "bytes"
-    # The compiler treats __half and __nv_bfloat16 as structures, so a "bytes" parameter accepts any scalar of its
-    # width.
+    # A "bytes" parameter accepts any scalar of its width, because the compiler treats __half and __nv_bfloat16 as
+    # structures.
     if parameter.kind not in (kind, "bytes"):
         raise LaunchError(field, f"{value!r} ({dtype})", f"{parameter.kind} for {parameter.name}", "convert the scalar")
     ctype = (_INTEGERS if parameter.kind == "int" else _FLOATS if parameter.kind == "float" else {}).get(dtype.itemsize)
@@ -195,8 +211,13 @@ def _tensor_map(parameter: Parameter, value: Any, field: str, into: Arguments) -
     except (AttributeError, TypeError, BufferError, RuntimeError):
         data = None
     if data is None or isinstance(value, np.ndarray) or data.nbytes != TENSOR_MAP_BYTES or not data.contiguous:
-        allowed = f"a TensorMap, or {TENSOR_MAP_BYTES} bytes, for {parameter.name}"
-        raise LaunchError(field, type(value).__name__, allowed, "tensor maps are passed by value: __grid_constant__")
+        allowed = f"a TensorMap or {TENSOR_MAP_BYTES} bytes for {parameter.name}"
+        raise LaunchError(
+            field,
+            type(value).__name__,
+            allowed,
+            "pass the TensorMap itself, because the parameter is __grid_constant__",
+        )
     if is_torch(getattr(value, "owner", None)):
         into.kind = "torch"
     _note_producer(into, producer_of(getattr(value, "owner", None)))
@@ -214,13 +235,13 @@ def _array(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any
         info = describe(value, field)
     except ArgumentTypeError as error:
         allowed = "a device array, TensorMap, int, float, bool, NumPy scalar, ctypes object, bytes or None"
-        remedy = "pass a TensorMap to a parameter of 128 bytes: const __grid_constant__ TensorMap"
+        remedy = "pass a TensorMap to a parameter of type const __grid_constant__ TensorMap"
         raise LaunchError(field, error.got, allowed, remedy) from error
     if not parameter.is_pointer_wide:
         raise _not_a_pointer(parameter, f"an array of {info.dtype}", field)
     if info.device is None:
         raise LaunchError(
-            field, "an array in host memory", "an array on the GPU", device_remedy("use cupy.asarray to copy it there")
+            field, "an array in host memory", "an array on the GPU", device_remedy("copy it with cupy.asarray")
         )
     if info.kind == "torch":
         into.kind = "torch"

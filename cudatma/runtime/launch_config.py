@@ -25,9 +25,12 @@ _AXES = "xyz"
 class FunctionLimits:
     """Limits of a kernel on a device.
 
-    max_threads: maximum number of threads per block, which depends on registers and __launch_bounds__.
-    max_dynamic_shared_bytes: maximum dynamic shared memory per block, which is the opt-in limit minus static shared
-    memory.
+    Attributes
+    ----------
+    max_threads : int
+        Maximum number of threads per CTA, which depends on registers and ``__launch_bounds__``.
+    max_dynamic_shared_bytes : int
+        Maximum dynamic shared memory per CTA, which is the opt-in limit minus static shared memory.
     """
 
     max_threads: int
@@ -36,7 +39,10 @@ class FunctionLimits:
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """A launch without its stream and arguments. cluster is None for a launch without clusters."""
+    """Shape and attributes of a launch, without its stream and arguments.
+
+    ``cluster`` is None for a launch without clusters.
+    """
 
     grid: Dim3
     block: Dim3
@@ -45,7 +51,7 @@ class LaunchConfig:
     programmatic: bool
 
     def for_driver(self, driver: Any) -> Any:
-        """Return the CUlaunchConfig on stream 0. The result keeps its attributes alive."""
+        """Return the CUlaunchConfig for stream 0, which keeps its attributes alive."""
         names, attributes = driver.CUlaunchAttributeID, []
         if self.cluster is not None:
             value = driver.CUlaunchAttributeValue()
@@ -73,7 +79,10 @@ def _attribute(driver: Any, name: Any, value: Any) -> Any:
 
 
 def dim3(value: object, field: str) -> Dim3:
-    """Return an int or a tuple of one to three ints, each at least 1, as (x, y, z). Raises LaunchError."""
+    """Return an int or a tuple of one to three ints as (x, y, z).
+
+    Raises LaunchError if an extent is not an int of at least 1.
+    """
     parts: Any = value if isinstance(value, tuple | list) else (value,)
     try:
         whole = tuple(operator.index(part) for part in parts)
@@ -83,7 +92,7 @@ def dim3(value: object, field: str) -> Dim3:
         raise LaunchError(field, value, "an int or a tuple of one to three ints")
     for index, extent in enumerate(whole):
         if extent < 1:
-            raise LaunchError(f"{field}[{index}]", extent, "1 and up", "skip the launch if there is nothing to do")
+            raise LaunchError(f"{field}[{index}]", extent, "at least 1", "skip the launch if the grid is empty")
     x, y, z = (*whole, 1, 1)[:3]
     return x, y, z
 
@@ -100,7 +109,7 @@ def make_config(
 ) -> LaunchConfig:
     """Check the shape of a launch against the target and, with ``limits``, against the kernel and the device.
 
-    A cluster of one CTA becomes None. Raises a LaunchError that names the field.
+    A cluster of one CTA becomes None. Raises a LaunchError with the name of the invalid field.
     """
     grid3, block3 = dim3(grid, "grid"), dim3(block, "block")
     _within("grid", grid3, _GRID_LIMITS)
@@ -141,5 +150,7 @@ def _cluster(target: Target, cluster: object, grid: Dim3) -> Dim3 | None:
     for axis, of_grid, of_cluster in zip(_AXES, grid, shape, strict=True):
         if of_grid % of_cluster:
             allowed = f"a multiple of cluster.{axis} = {of_cluster}"
-            raise LaunchError(f"grid.{axis}", of_grid, allowed, "round the grid up and let the surplus CTAs return")
+            raise LaunchError(
+                f"grid.{axis}", of_grid, allowed, "round the grid up, and return early from the surplus CTAs"
+            )
     return shape if blocks > 1 else None

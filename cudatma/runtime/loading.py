@@ -21,9 +21,20 @@ from cudatma.target import Target
 class Resources:
     """Resources of a loaded kernel.
 
-    registers, local_bytes: number of registers and bytes of local memory (spills and stack) per thread.
-    static_shared_bytes: static shared memory per block. constant_bytes: constant memory of the kernel. max_threads,
-    max_dynamic_shared_bytes: maximum number of threads and of dynamic shared bytes per block.
+    Attributes
+    ----------
+    registers : int
+        Number of registers per thread.
+    local_bytes : int
+        Local memory (spills and stack) per thread in bytes.
+    static_shared_bytes : int
+        Static shared memory per CTA in bytes.
+    constant_bytes : int
+        Constant memory of the kernel in bytes.
+    max_threads : int
+        Maximum number of threads per CTA.
+    max_dynamic_shared_bytes : int
+        Maximum dynamic shared memory per CTA in bytes.
     """
 
     registers: int
@@ -47,7 +58,7 @@ class Function:
 def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
     """Raise LaunchError during a graph capture on the stream, because a module cannot be loaded then."""
     if context.is_capturing(driver, stream):
-        remedy = f"call kernel.load({device}), or launch it once, before the capture begins"
+        remedy = f"call kernel.load({device}) or launch the kernel once before the capture begins"
         raise LaunchError(
             "stream", f"a stream that captures a graph, before {entry} is loaded", "a loaded kernel", remedy
         )
@@ -56,9 +67,9 @@ def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
 def load_function(
     driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, gpu: Device
 ) -> Function:
-    """Load a kernel into the GPU's context, which must be current, and allow it the maximum shared memory.
+    """Load a kernel into the GPU's context, which must be current, and raise its limit of dynamic shared memory.
 
-    Raises DriverError if the driver fails, and LaunchError if the cubin has other parameters.
+    Raises DriverError if the driver fails, and LaunchError if the parameters in the cubin differ from ``parameters``.
     """
     with context.outside_captures(driver):
         module = check(driver.cuModuleLoadData(cubin), "cuModuleLoadData")
@@ -87,10 +98,10 @@ def _resources(driver: Any, handle: Any, shared_limit_bytes: int) -> Resources:
 
 
 def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter]) -> None:
-    """Raise LaunchError unless the PTX and the cubin agree on the parameters.
+    """Raise LaunchError unless the PTX and the cubin have the same parameters.
 
-    Wrong widths would make the driver read past the arguments. Drivers before 12.4 lack cuFuncGetParamInfo, so nothing
-    is checked with them.
+    If a width were wrong, the driver would read beyond the arguments. The check is skipped for drivers before CUDA
+    12.4, which lack cuFuncGetParamInfo.
     """
     for index, parameter in enumerate(parameters):
         try:
@@ -100,4 +111,6 @@ def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter
         size = result[2] if int(result[0]) == 0 else None
         if size != parameter.size_bytes:
             got = f"{parameter.size_bytes} bytes in the PTX, but {size} in the cubin"
-            raise LaunchError(f"parameters[{index}]", got, "PTX and cubin from one compilation", "compile it again")
+            raise LaunchError(
+                f"parameters[{index}]", got, "PTX and cubin from one compilation", "compile the kernel again"
+            )

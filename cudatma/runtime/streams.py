@@ -23,11 +23,12 @@ from cudatma.errors import DriverError, LaunchError, check
 _LEGACY, _PER_THREAD = 1, 2
 #: The stream that cuda.bindings uses for handle 0. All launches go through cuda.bindings.
 _ZERO = _PER_THREAD if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in ("", "0") else _LEGACY
-#: The driver's stream ids are nonnegative; numbers of threads are below this value.
+#: Identity of the legacy default stream. The driver's stream ids are nonnegative, and thread numbers are less than this
+#: value.
 _LEGACY_IDENTITY = -1
 #: CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC and CU_GRAPH_USER_OBJECT_MOVE in cuda.h.
 _ACTIVE, _NO_DESTRUCTOR_SYNC, _MOVE = 1, 1, 1
-#: Number of bytes for a sem_t. It takes 32 bytes on 64-bit Linux.
+#: Number of bytes to allocate for a sem_t, which has 32 bytes on 64-bit Linux.
 _SEMAPHORE_BYTES = 64
 
 _thread_numbers = itertools.count(_LEGACY_IDENTITY - 1, -1)
@@ -50,8 +51,12 @@ class _Life:
 class _Thread(threading.local):
     """State of a thread.
 
-    life: the identity of the thread's default stream. status: the int into which the driver writes the capture status,
-    and a reference to this int.
+    Attributes
+    ----------
+    life : _Life or None
+        Object that holds the identity of the thread's default stream.
+    status : tuple or None
+        The int into which the driver writes the capture status, and a reference to this int.
     """
 
     life: _Life | None = None
@@ -69,9 +74,9 @@ context.after_fork(_thread, _Thread._renew)
 def identity(device: int, stream: int) -> int | None:
     """Return the identity of a stream in the process, or None while the stream is captured into a graph.
 
-    No two streams ever have the same identity. The function makes two driver calls, or none for the legacy default
-    stream, which cannot be captured. Raises DriverError if a call fails. [CUDA driver API, cuStreamGetId,
-    cuStreamIsCapturing]
+    Different streams have different identities during the life of the process. The function makes two driver calls, or
+    none for the legacy default stream, which cannot be captured. Raises DriverError if a call fails. [CUDA driver API,
+    cuStreamGetId, cuStreamIsCapturing]
     """
     if stream <= _PER_THREAD:
         return _of_this_thread(device) if (stream or _ZERO) == _PER_THREAD else _LEGACY_IDENTITY
@@ -94,7 +99,7 @@ def _prepare() -> tuple[Any, Any]:
     return _thread.status
 
 
-#: cuStreamIsCapturing from libcuda and cuStreamGetId from cuda.bindings, set at the first use.
+#: cuStreamIsCapturing from libcuda and cuStreamGetId from cuda.bindings, which _prepare() sets.
 _is_capturing: Any = None
 _get_id: Any = None
 
@@ -105,7 +110,7 @@ def _libcuda() -> Any:
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     library.cuStreamIsCapturing.argtypes = (pointer,)
-    # Version 2 returns no dependencies by default; version 3 needs CUDA 12.3.
+    # Version 2 does not need to return dependencies, and version 3 needs CUDA 12.3.
     library.cuStreamGetCaptureInfo_v2.argtypes = (pointer,) * 6
     library.cuCtxGetCurrent.argtypes = (pointer,)
     library.cuUserObjectCreate.argtypes = (pointer, pointer, pointer, number, number)
@@ -115,7 +120,7 @@ def _libcuda() -> Any:
 
 
 def _query_again(device: int, stream: int) -> int | None:
-    """Repeat the query in the device's context, or raise the driver's error. This is not on the hot path."""
+    """Repeat the query in the device's context, or raise the driver's error. This function is not on the hot path."""
     with context.using(device) as driver:
         capturing = context.is_capturing(driver, stream)
         number = int(check(driver.cuStreamGetId(stream), "cuStreamGetId"))
@@ -142,10 +147,18 @@ def _thread_number() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A capture in progress.
+    """A graph capture in progress.
 
-    number: a number that is unique in the process. graph: CUgraph. stream: identity of the capturing stream within the
-    capture. Work on two streams of one capture may become concurrent branches.
+    Work on two streams of one capture may become concurrent branches of the graph.
+
+    Attributes
+    ----------
+    number : int
+        Number of the capture, which is unique in the process.
+    graph : int
+        Address of the CUgraph.
+    stream : int
+        Identity of the capturing stream within the capture.
     """
 
     number: int
@@ -156,7 +169,7 @@ class Capture:
 def capture_of(device: int, stream: int) -> Capture | None:
     """Return the capture in progress on a stream, or None if there is none.
 
-    Raises LaunchError if the capture was invalidated, and DriverError if the driver fails. [CUDA driver API,
+    Raises LaunchError if the capture has been invalidated, and DriverError if the driver fails. [CUDA driver API,
     cuStreamGetCaptureInfo]
     """
     stream = stream or _ZERO
@@ -172,7 +185,7 @@ def capture_of(device: int, stream: int) -> Capture | None:
         if status.value != _ACTIVE:
             got, remedy = (
                 "a stream whose capture has been invalidated",
-                "end the capture; an earlier call invalidated it",
+                "end the capture, which an earlier call invalidated",
             )
             raise LaunchError("stream", got, "a stream that can be captured", remedy)
         # The driver does not return the id of a capturing stream [H200, driver 580.159: cuStreamGetId,
@@ -199,14 +212,17 @@ class GraphLife:
     """Detector for the end of a graph, its executables and all of their launches.
 
     The graph owns a user object. The driver runs the object's destructor in a driver thread, which may neither call
-    CUDA nor wait for Python. The destructor is therefore sem_post() from the C library, and has_ended() reads the
+    CUDA nor wait for Python. The destructor is therefore sem_post() from the C library, and has_ended() polls the
     semaphore. [CUDA C++ Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
     """
 
     __slots__ = ("_semaphore",)
 
     def __init__(self, graph: int) -> None:
-        """Watch a CUgraph, during its capture or later. Raises DriverError if the driver fails."""
+        """Watch a CUgraph during its capture or later.
+
+        Raises DriverError if the driver fails.
+        """
         library, libc = _libcuda(), _libc()
         # The C library allocates the semaphore, because the graph may outlive the interpreter.
         self._semaphore = libc.calloc(1, _SEMAPHORE_BYTES)
@@ -236,9 +252,9 @@ class GraphLife:
 def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -> None:
     """Make a stream wait for the work that the producers of arrays have queued. The host does not wait.
 
-    The function calls the driver only if a producer names its stream; CuPy and torch do not. It adds no wait if the
-    streams are not in the same capture, because a wait would merge the captures. [CUDA Array Interface 3,
-    Synchronization]
+    The function calls the driver only if an array names the stream of its producer. CuPy arrays and torch tensors do
+    not. If the two streams are not in the same capture, the function adds no wait, because a wait would merge the
+    captures. [CUDA Array Interface 3, Synchronization]
     """
     for array in arrays:
         if array is not None and array.producer is not None:
@@ -261,7 +277,7 @@ def order_after(stream: int, producer: int, device: int) -> None:
 
 
 def wait_for_producers(device: int, *arrays: ArrayInfo) -> None:
-    """Make the host wait for the producers of arrays. An object can then launch on any stream later.
+    """Make the host wait for the producers of arrays, so that the arrays can be used on any stream later.
 
     The function does not wait for a stream that is being captured.
     """

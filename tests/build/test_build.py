@@ -476,7 +476,7 @@ def test_the_target_is_that_of_the_gpu_or_sm_90a(monkeypatch: pytest.MonkeyPatch
 
     for error in (
         DriverError("cuInit", None, "no CUDA driver"),
-        TargetError("device", "compute capability 8.0", "9.0 and up"),
+        TargetError("device", "compute capability 8.0", "at least 9.0"),
         LaunchError("process", 7, "a process that initializes CUDA itself"),
     ):
 
@@ -507,9 +507,9 @@ def test_every_command_takes_the_same_target(
 
 
 def test_a_remedy_is_one_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TargetError, match="TMA needs sm_90"):
+    with pytest.raises(TargetError, match=r"choose sm_90 \(Hopper\) or later"):
         get_target("sm_80")
-    with pytest.raises(TargetError, match="sm_90a without a GPU"):
+    with pytest.raises(TargetError, match="sm_90a if there is no GPU"):
         get_target("sm_91")
 
     def without(device: int = 0) -> Any:
@@ -525,7 +525,7 @@ def test_a_remedy_is_one_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) 
         lambda: cudatma.dequantize(weight, backend="cuda"),
         lambda: cudatma.ragged_copy([array], [array.copy()], backend="cuda"),
     ):
-        with pytest.raises(FieldError, match="no usable NVIDIA GPU; backend='emulator'"):
+        with pytest.raises(FieldError, match="for host arrays, because this machine has no usable NVIDIA GPU"):
             call()
     monkeypatch.setattr(tune, "gpu_of", without)
     with pytest.raises(DriverError, match="--dry-run and --compile-only need none"):

@@ -477,7 +477,7 @@ def test_a_lock_that_stays_held_is_an_error(cache: Cache) -> None:
     with (
         cache.lock(KEY),
         cache.lock(OTHER),
-        pytest.raises(CacheError, match="held by another"),
+        pytest.raises(CacheError, match="locked by another"),
         cache.lock(KEY, timeout_s=0.02),
     ):
         pass

@@ -113,7 +113,7 @@ def test_max_stages_is_the_largest_number_that_fits(ring: tuple[Operand, ...], o
     most = max_stages(target, ring, other)
     if most:
         PipelineSpec(most, ring).check_fits(target, other_bytes=other)
-    with pytest.raises(ArgumentError, match=f"at most {most} stages fit" if most else "not even one stage fits"):
+    with pytest.raises(ArgumentError, match=f"use at most {most} stages" if most else "not even one stage fits"):
         PipelineSpec(most + 1, ring).check_fits(target, other_bytes=other)
 
 
@@ -130,7 +130,7 @@ def test_a_ring_by_hand() -> None:
     assert [config.consumer_parity(i) for i in range(7)] == [0, 0, 0, 1, 1, 1, 0]
     assert [config.producer_parity(i) for i in range(7)] == [1, 1, 1, 0, 0, 0, 1]
     assert config.notes()[1:] == (
-        "  +0 activation: 5000 bytes, brought by threads",
+        "  +0 activation: 5000 bytes, written by threads",
         "  +5120 weight: 8192 bytes, 8192 by TMA",
         "  +13312 scale: 256 bytes, 256 by TMA",
         "  barriers at +40704: full[3], empty[3]",
@@ -164,7 +164,7 @@ def test_every_consumer_of_a_cluster_frees_a_slot() -> None:
     assert "8 consumer arrivals" in config.notes()[0]
 
 
-@pytest.mark.parametrize(("told", "fate"), [(8449, "never ends"), (8447, "before the data is there")])
+@pytest.mark.parametrize(("told", "fate"), [(8449, "never end"), (8447, "end too early")])
 def test_a_wrong_byte_count_is_named_with_its_consequence(told: int, fate: str) -> None:
     with pytest.raises(ArgumentError, match=r"8448 = 8192 \(weight\) \+ 256 \(scale\)") as caught:
         PipelineSpec(2, (WEIGHT, SCALE, HAND), expect_tx_bytes=told)
@@ -175,9 +175,9 @@ def test_a_wrong_byte_count_is_named_with_its_consequence(told: int, fate: str) 
 def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence() -> None:
     config = PipelineSpec(2, (WEIGHT,), 1, 4, cluster=2)
     config.check_arrivals(produced=1, released=4)
-    with pytest.raises(ArgumentError, match="the producer would wait forever"):
+    with pytest.raises(ArgumentError, match="the producer would otherwise wait forever"):
         config.check_arrivals(released=3)
-    with pytest.raises(ArgumentError, match="consumers would continue before the slot is ready"):
+    with pytest.raises(ArgumentError, match="consumers would otherwise continue too early"):
         config.check_arrivals(produced=2)
 
 

@@ -202,7 +202,7 @@ CASES = [
     # what is no array
     Case("x a list", ArgumentTypeError, "x", "list", lambda b: b.gemm(x=[1.0] * K)),
     Case("interface with a mask", ArgumentTypeError, "x", "mask", lambda b: b.gemm(x=Interface(b.x(), mask=b.x()))),
-    Case("interface without data", ArgumentTypeError, "x", "broken", lambda b: b.gemm(x=Interface(b.x(), data=None))),
+    Case("interface without data", ArgumentTypeError, "x", "invalid", lambda b: b.gemm(x=Interface(b.x(), data=None))),
     Case("interface of another type", ArgumentTypeError, "x.dtype", "float32",
          lambda b: b.gemm(x=Interface(b.x(), typestr="<f4"))),
     Case("interface, big-endian", ArgumentTypeError, "x.dtype", ">f2",
@@ -216,7 +216,8 @@ CASES = [
     Case("interface, null", ArgumentError, "x.pointer", "0x0", lambda b: b.gemm(x=Interface(b.x(), data=(0, False)))),
     Case("interface, an address of nobody", ArgumentError, "x", "0x10",
          lambda b: b.gemm(x=Interface(b.x(), data=(16, False)))),
-    Case("interface, stream 0", ArgumentError, "x.stream", "from 1 up", lambda b: b.gemm(x=Interface(b.x(), stream=0))),
+    Case("interface, stream 0", ArgumentError, "x.stream", "at least 1",
+         lambda b: b.gemm(x=Interface(b.x(), stream=0))),
     # options
     Case("workspace an array", ArgumentTypeError, "workspace", "ndarray", lambda b: b.gemm(workspace=b.x())),
     Case("stream by name", ArgumentTypeError, "stream", "str", lambda b: b.gemm(stream="default")),

@@ -93,7 +93,7 @@ ACCESSES: tuple[Access, ...] = (
     Access("shared", "LOAD", "shared_alignment", shift=64, detail="128-byte aligned"),
     Access("swizzle_128", "LOAD", "swizzle_alignment", shift=512, map={"swizzle": "128B"}, detail="swizzle 128B"),
     Access("swizzle_32", "LOAD", "swizzle_alignment", shift=128, map={"swizzle": "32B", "box": (16, 16)}, detail="256"),
-    Access("rank", "LOAD_3D", "map_rank", detail="rank 2 in an instruction for rank 3"),
+    Access("rank", "LOAD_3D", "map_rank", detail="rank 2, but the instruction is for rank 3"),
     Access("mode", "LOAD_IM2COL", "map_mode", map={"rank": 3}, detail="the tensor map is tiled"),
     Access("beside_the_map", "LOAD_BESIDE", "map_alignment"),
     Access("xor_of_floats", "REDUCE_XOR", "reduce_type", detail="element format 6"),

@@ -1,10 +1,8 @@
 """Host side of a debug kernel on a GPU or the emulator.
 
-It writes the panel before a launch and reads the records afterwards.
-
-On a GPU, the records are in pinned host memory, so they can be read even if the context is lost. Everything else is in
-device memory. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer,
-cuStreamSynchronize.
+The host writes the panel before a launch and reads the records after the launch. On a GPU, the records are in pinned
+host memory, so that the host can read them even if the context is lost. The other data is in device memory. Source:
+CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer, cuStreamSynchronize.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from cudatma.runtime.hang.report import Names, hang_of
 class Listener:
     """Host side of a debug kernel (a CUmodule) on a device. The kernel's launches run one at a time.
 
-    Like the module, the memory is never freed.
+    The memory of a Listener is never freed, like the module.
     """
 
     def __init__(self, module: Any, names: Names, device: int) -> None:
@@ -40,7 +38,9 @@ class Listener:
             self._panel, size = int(variable[0]), int(variable[1])
             if size != shared.PANEL_BYTES:
                 got = f"{size} bytes of {shared.PANEL_NAME}"
-                raise LaunchError("kernel", got, f"{shared.PANEL_BYTES} in this version", "compile it again")
+                raise LaunchError(
+                    "kernel", got, f"{shared.PANEL_BYTES} bytes in this version", "compile the kernel again"
+                )
             size = shared.CAPACITY * shared.RECORD.itemsize
             flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
             host = int(check(driver.cuMemHostAlloc(size, flags), "cuMemHostAlloc"))
@@ -52,8 +52,8 @@ class Listener:
     def run(self, launch: Callable[[], None], blocks: int, stream: int) -> None:
         """Launch a grid of ``blocks`` CTAs on a stream of the current context and wait until the grid ends.
 
-        Raises PipelineHang for the waits that the kernel recorded, LaunchError during a graph capture, and DriverError
-        if the driver fails.
+        Raises PipelineHang if the kernel recorded waits, LaunchError during a graph capture, and DriverError if the
+        driver fails.
         """
         driver = context.initialise()
         _refuse_capture(driver, stream, self._names.entry)
@@ -65,7 +65,7 @@ class Listener:
             try:
                 check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
                 reserved = self._reserved(driver)
-            except DriverError as error:  # the records are still readable
+            except DriverError as error:  # the records can still be read
                 failure = error
             known = is_verified(context.device(self._device).compute_capability)
             hang = hang_of(
@@ -77,7 +77,7 @@ class Listener:
             raise failure
 
     def _prepare(self, driver: Any, blocks: int, stream: int) -> None:
-        """Clear the records and notes and write the panel, in stream order, while nothing else runs."""
+        """Clear the records and notes and write the panel in stream order, while no kernel uses them."""
         check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
         self._records.view(np.uint8)[...] = 0
         needed = max(8, shared.notes_bytes(blocks))
@@ -102,16 +102,16 @@ class Listener:
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
     """Raise LaunchError during a graph capture, because a debug launch waits for its stream."""
     if context.is_capturing(driver, stream):
-        got = f"a stream that captures a graph, for {entry} with debug=True"
-        remedy = "a debug launch waits until the kernel ends; capture a kernel compiled without debug=True"
+        got = f"a stream that captures a graph, for a launch of {entry} with debug=True"
+        remedy = "capture a kernel compiled without debug=True, because a debug launch waits until the kernel ends"
         raise LaunchError("stream", got, "a stream that is not being captured", remedy)
 
 
 class ListeningModule:
     """An EmulatedModule with the host side of its debug kernels.
 
-    launch() takes the same arguments as the module's launch() and also raises PipelineHang. Hazards that occur after
-    the kernel was aborted are not reported. A debug launch is never programmatic.
+    launch() has the arguments of EmulatedModule.launch() and also raises PipelineHang. Hazards that occur after the
+    kernel was aborted are not reported. A debug launch is never programmatic.
     """
 
     def __init__(self, module: Any, names: Names) -> None:
@@ -131,7 +131,7 @@ class ListeningModule:
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> Any:
-        """Launch on the emulator and return the Report. After a PipelineHang, the arrays are unchanged."""
+        """Launch on the emulator, and return the Report. A PipelineHang leaves the arrays unchanged."""
         del programmatic
         blocks = math.prod(grid) if isinstance(grid, Iterable) else int(grid)
         records = np.zeros(shared.CAPACITY, shared.RECORD)

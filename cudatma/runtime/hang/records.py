@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError
 
 #: Name of the module variable that the host sets before each launch. [CUDA driver API, cuModuleGetGlobal]
 PANEL_NAME = "cudatma_debug_panel"
-#: Format of the panel: aborted, timeout in ns, addresses of records and CTA notes; capacity, taken, blocks, reserved.
+#: Format of the panel: abort time, timeout in ns, addresses of records and notes, capacity, taken, blocks, reserved.
 _PANEL = struct.Struct("<QQQQIIII")
 PANEL_BYTES = _PANEL.size
 RECORD = np.dtype(
@@ -34,12 +34,12 @@ RECORD = np.dtype(
         ("cluster_rank", "<u4"),
     ]
 )
-#: Maximum number of records per launch. The kernel only counts further waits.
+#: Maximum number of records per launch. The kernel counts further waits but does not record them.
 CAPACITY = 4096
-#: Size of the notes of a CTA: 64 barriers, 16 named barriers, a flag, and four numbers per warp for 32 warps; 8 bytes
-#: each.
+#: Size of the notes of a CTA. 64 mbarriers, 16 named barriers, a flag, and four numbers of each of 32 warps have 8
+#: bytes each.
 BLOCK_NOTES_BYTES = (64 + 16 + 1 + 4 * 32) * 8
-#: Maximum number of CTAs with notes. Later CTAs do not detect an uninitialized mbarrier, and their bar.sync may wait
+#: Maximum number of CTAs with notes. Further CTAs do not detect uninitialized mbarriers, and their bar.sync may wait
 #: forever.
 MAX_NOTED_BLOCKS = 1 << 16
 
@@ -60,7 +60,8 @@ def is_debug_ptx(ptx: str) -> bool:
 def timeout_seconds() -> float:
     """Return the maximum duration of a wait in seconds.
 
-    It is $CUDATMA_DEBUG_TIMEOUT if this variable is set, otherwise 2. Raises ArgumentError for an invalid value.
+    The duration is $CUDATMA_DEBUG_TIMEOUT if this variable is set, otherwise 2 seconds. Raises ArgumentError if the
+    value is invalid.
     """
     text = os.environ.get(TIMEOUT_VARIABLE)
     if not text:
@@ -70,12 +71,17 @@ def timeout_seconds() -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= _LONGEST_SECONDS:
-        raise ArgumentError(TIMEOUT_VARIABLE, text, f"seconds, more than 0 and at most {_LONGEST_SECONDS:g}")
+        raise ArgumentError(
+            TIMEOUT_VARIABLE, text, f"a number of seconds greater than 0 and at most {_LONGEST_SECONDS:g}"
+        )
     return seconds
 
 
 def panel_bytes(records: int, notes: int, blocks: int) -> bytes:
-    """Return the panel before a launch of ``blocks`` CTAs, with the device addresses of records and notes."""
+    """Return the contents of the panel before a launch of ``blocks`` CTAs.
+
+    ``records`` and ``notes`` are the device addresses of the records and the CTA notes.
+    """
     nanoseconds = int(timeout_seconds() * 1e9)
     return _PANEL.pack(0, nanoseconds, records, notes, CAPACITY, 0, min(blocks, MAX_NOTED_BLOCKS), 0)
 
@@ -93,7 +99,7 @@ def notes_bytes(blocks: int) -> int:
 def states(records: np.ndarray[Any, Any]) -> dict[tuple[tuple[int, ...], int], int]:
     """Return the 8 bytes of each barrier, keyed by CTA and address.
 
-    They were read when no copies or arrivals were in flight.
+    The kernel read the bytes when no copies or arrivals were in flight.
     """
     waits = np.isin(records["kind"], (WAIT_EXPIRED, WAITED)) & (records["second"] == STATE_READ)
     by_barrier = {}

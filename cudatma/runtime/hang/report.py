@@ -1,6 +1,6 @@
-"""Text of a hang report: which threads wait, where they wait, on which barrier, and what the barrier still needs.
+"""Text of a hang report: the waiting threads, their source lines, their barriers, and the missing arrivals and bytes.
 
-The rule numbers come from ``enum Rule`` in parts/debug_panel.cuh.j2.
+The rule numbers are those of ``enum Rule`` in parts/debug_panel.cuh.j2.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def _mode(number: int) -> str:
     return ("tiled", "im2col", "im2col wide")[number] if number < 3 else f"mode {number}"
 
 
-#: Maps each rule to its name and to a function that returns the text for the two numbers in a record.
+#: Maps each rule to its name and to a function that returns its text for the two numbers in a record.
 RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     1: ("barrier_alignment", lambda a, b: f"an mbarrier must be {a}-byte aligned"),
-    2: ("barrier_uninitialised", lambda a, b: "no mbarrier_init was seen at this address in this block"),
-    3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; allowed: 1 to {b}"),
-    4: ("expected_bytes", lambda a, b: f"expect_tx of {a} bytes; a phase can count at most {b}"),
-    5: ("map_alignment", lambda a, b: f"tensor map at {b << 32 | a:#x}; it must be 64-byte aligned"),
-    6: ("map_rank", lambda a, b: f"a tensor map of rank {a} in an instruction for rank {b}"),
+    2: ("barrier_uninitialised", lambda a, b: "mbarrier_init was not called for this address in this block"),
+    3: ("barrier_count", lambda a, b: f"the count of mbarrier_init is {a}; it must be 1 to {b}"),
+    4: ("expected_bytes", lambda a, b: f"the size of expect_tx is {a} bytes; it must be at most {b}"),
+    5: ("map_alignment", lambda a, b: f"the tensor map at {b << 32 | a:#x} must be 64-byte aligned"),
+    6: ("map_rank", lambda a, b: f"the tensor map has rank {a}, but the instruction is for rank {b}"),
     7: ("map_mode", lambda a, b: f"the tensor map is {_mode(a)}, but the instruction is for {_mode(b)} maps"),
     8: (
         "coordinate_alignment",
@@ -44,7 +44,7 @@ RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     ),
     9: (
         "negative_coordinate",
-        lambda a, b: f"coordinate {b} is {_signed(a)}; in stores and reductions it must be at least 0",
+        lambda a, b: f"coordinate {b} is {_signed(a)}; it must be at least 0 in stores and reductions",
     ),
     10: ("shared_alignment", lambda a, b: f"a box in shared memory must be {a}-byte aligned"),
     11: (
@@ -55,29 +55,43 @@ RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     13: ("bulk_shared", lambda a, b: f"the shared address of a bulk copy must be a multiple of {a}"),
     14: (
         "bulk_global",
-        lambda a, b: f"a bulk copy at global address {b << 32 | a:#x}; the address must be a multiple of 16",
+        lambda a, b: f"the global address of a bulk copy is {b << 32 | a:#x}; it must be a multiple of 16",
     ),
-    15: ("bulk_bytes", lambda a, b: f"a bulk copy of {a} bytes; the size must be a multiple of {b}"),
+    15: ("bulk_bytes", lambda a, b: f"the size of a bulk copy is {a} bytes; it must be a multiple of {b}"),
     16: (
         "dimension",
-        lambda a, b: f"dimension {b} of the tensor map has {a + 1} elements; an access allows at most 2**31",
+        lambda a, b: f"dimension {b} of the tensor map has {a + 1} elements; it must have at most 2**31 for an access",
     ),
-    17: ("bounding_box", lambda a, b: f"coordinate {b} is {_signed(a)}, outside the im2col map's bounding box"),
-    18: ("padded_store", lambda a, b: f"a store through an im2col map with corners {_signed(a)} and {_signed(b)}"),
+    17: (
+        "bounding_box",
+        lambda a, b: f"coordinate {b} is {_signed(a)}; it must be inside the im2col map's bounding box",
+    ),
+    18: (
+        "padded_store",
+        lambda a, b: (
+            f"the corners of the im2col map are {_signed(a)} and {_signed(b)}; a store must stay inside the tensor"
+        ),
+    ),
 }
 
 
 _BARRIER_BYTES = 8
-#: First bit of the CTA's rank in its cluster, in a shared address.
+#: First bit of the CTA's rank in a shared::cluster address.
 _RANK_SHIFT = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names for addresses and lines of a kernel.
+    """Names of a kernel's addresses and lines.
 
-    entry: name of the kernel. source: CUDA text of the kernel. layout: (name, offset, bytes) of each part of dynamic
-    shared memory, from the config's ``smem_layout()``.
+    Attributes
+    ----------
+    entry : str
+        Name of the kernel.
+    source : str, default: ""
+        CUDA text of the kernel.
+    layout : sequence of tuple, default: ()
+        (name, offset, bytes) of each part of dynamic shared memory, from the config's ``smem_layout()``.
     """
 
     entry: str
@@ -98,10 +112,10 @@ class Names:
         return f"mbarrier at {address:#x} ({where})"
 
     def line(self, number: int) -> str:
-        """Return the text of a line without indentation, or "".
+        """Return the text of a source line without indentation, or "" if the line does not exist.
 
-        Lines are numbered as in the text passed to compile(). For cudatma's own templates, they are numbered as in the
-        generated source.
+        The line number refers to the text passed to compile(), or to the generated source of one of cudatma's
+        templates.
         """
         (lines,) = own_lines(self.source).values()
         return lines.get(number, "").strip()
@@ -109,7 +123,7 @@ class Names:
 
 _WARP = 32
 _RANK = {"refused": 0, "expired": 1, "waiting": 2}
-_UNREAD = "the state of the barrier was not read because its block has no notes or there were too many records"
+_UNREAD = "the state of the barrier was not read, because its block has no notes or there were too many records"
 #: Maximum number of groups of equal waits in a message.
 _LISTED = 16
 _STATES = {
@@ -125,14 +139,41 @@ _STATES = {
 class StuckWait:
     """A warp that could not continue.
 
-    state: "expired" (the wait timed out), "waiting" (the warp was still waiting when the kernel was aborted), or
-    "refused" (the warp attempted an operation that the hardware would trap; ``rule`` names the operation and ``detail``
-    describes it). barrier: array and stage, or "named barrier 3". address: address of the barrier in the shared window,
-    or number of the named barrier. block, warp: position in grid and block. lanes: mask of the lanes that waited
-    together. parity: the parity waited for, or None for named barriers and refusals. arrivals: the argument of
-    mbarrier_init, or the number of threads of a named barrier; 0 if unknown. raw, bits: the mbarrier's 8 bytes when
-    nothing was in flight any more, and their decoded state, or None. verified: whether the decoding was verified on
-    this kind of GPU. line, text: number and text of the source line.
+    Attributes
+    ----------
+    state : str
+        "expired" if the wait timed out, "waiting" if the warp was still waiting when the kernel was aborted, or
+        "refused" if the warp attempted an operation that the hardware would trap.
+    barrier : str
+        Array and stage of the barrier, or "named barrier 3".
+    address : int
+        Address of the barrier in the shared window, or number of the named barrier.
+    block : tuple of int
+        Position of the CTA in the grid.
+    warp : int
+        Index of the warp in the CTA.
+    lanes : int
+        Mask of the lanes that waited together.
+    parity : int or None
+        Parity for which the warp waited, or None for named barriers and refused operations.
+    arrivals : int
+        Argument of mbarrier_init, or number of threads of a named barrier; 0 if unknown.
+    raw : int or None
+        The 8 bytes of the mbarrier when no copies or arrivals were in flight, or None if they were not read.
+    bits : BarrierBits or None
+        State that ``raw`` encodes.
+    verified : bool
+        Whether the encoding was verified on GPUs of this compute capability.
+    waited_seconds : float
+        Duration of the wait in seconds.
+    line : int
+        Number of the source line, or 0 if unknown.
+    text : str
+        Text of the source line.
+    rule : str, default: ""
+        Name of the rule that a refused operation violates.
+    detail : str, default: ""
+        Description of a refused operation or of the state of a named barrier.
     """
 
     state: str
@@ -154,7 +195,7 @@ class StuckWait:
 
     @property
     def lane(self) -> int:
-        """Lowest lane that waits."""
+        """Index of the lowest lane that waits."""
         return (self.lanes & -self.lanes).bit_length() - 1
 
     @property
@@ -173,7 +214,7 @@ class StuckWait:
 
     @property
     def cause(self) -> str:
-        """Likely cause, derived from the state of the barrier, or "" if unknown."""
+        """Likely cause, derived from the state of the barrier, or "" if the cause is unknown."""
         if self.rule:
             return self.detail
         if self.bits is None:
@@ -201,7 +242,7 @@ def hang_of(
 ) -> PipelineHang | None:
     """Return the error that the records of a launch describe, or None if there are no records.
 
-    ``records`` has shape (n,) and dtype RECORD. ``verified`` says whether the layout of an mbarrier was verified on
+    ``records`` has shape (n,) and dtype RECORD. ``verified`` states whether the encoding of an mbarrier was verified on
     this GPU, ``where`` is the name of the GPU or the emulator, and ``reserved`` is the number of records that the
     launch would have written without a limit.
     """
@@ -215,9 +256,9 @@ def hang_of(
 def _order(wait: StuckWait) -> tuple[Any, ...]:
     """Return the sort key of a wait.
 
-    Refused operations come first. Half-done barriers follow, because they cause most other waits. Waits that are over
-    come last. Within each of these groups, expired waits come first, beginning with the longest; waits of one block are
-    ordered by warp.
+    Refused operations come first. Waits on barriers with some, but not all, arrivals or bytes follow, because these
+    barriers cause most other waits. Waits whose phase has completed come last. Within each of these groups, expired
+    waits come first, beginning with the longest, and waits of one block are ordered by warp.
     """
     follows = not wait.rule and not wait.is_half_done
     return (follows, wait.is_over, _RANK[wait.state], -round(wait.waited_seconds, 2), wait.block[::-1], wait.warp)

@@ -150,7 +150,7 @@ LAUNCHES = [
     Case("an object for an argument", LaunchError, "args[0]", "object", lambda b: launch((object(), *RIGHT_ARGS[1:]))),
     Case("a complex scalar for a float", LaunchError, "args[0]", "float",
          lambda b: marshal([Parameter("z", "float", 8)], [np.complex64(1)])),
-    Case("an empty grid", LaunchError, "grid[0]", "1 and up", lambda b: launch(grid=0)),
+    Case("an empty grid", LaunchError, "grid[0]", "at least 1", lambda b: launch(grid=0)),
     Case("a grid of four dimensions", LaunchError, "grid", "one to three", lambda b: launch(grid=(1, 1, 1, 1))),
     Case("a grid of fractions", LaunchError, "grid", "1.5", lambda b: launch(grid=1.5)),
     Case("a grid too high", LaunchError, "grid.y", "65535", lambda b: launch(grid=(1, 65536))),
@@ -174,9 +174,9 @@ LAUNCHES = [
          lambda b: c.Kernel(b"", "k", c.get_target("sm_90a"), ptx=KERNEL_PTX).load("0")),
     Case("an entry that is not there", ArgumentError, "entry", "got z",
          lambda b: c.Kernel(b"", "z", c.get_target("sm_90a"), ptx=KERNEL_PTX)),
-    Case("a ring of no stages", ArgumentError, "stages", "1 and up",
+    Case("a ring of no stages", ArgumentError, "stages", "at least 1",
          lambda b: c.PipelineSpec(0, (c.Operand("w", 128, 128),))),
-    Case("a ring that expects other bytes", ArgumentError, "expect_tx_bytes", "never ends",
+    Case("a ring that expects other bytes", ArgumentError, "expect_tx_bytes", "never end",
          lambda b: c.PipelineSpec(2, (c.Operand("w", 128, 128),), expect_tx_bytes=256)),
 ]
 
@@ -205,7 +205,7 @@ COMPILING = [
          lambda b: compile_text('extern "C" __global__ void k() { asm volatile("nonsense.b32;"); }')),
     Case("template unknown", TemplateError, "kernels/none.cu.j2", "allowed: ",
          lambda b: compile_text("kernels/none.cu.j2")),
-    Case("template outside of the folder", TemplateError, "../secret.j2", "got no such file",
+    Case("template outside of the folder", TemplateError, "../secret.j2", "which does not exist",
          lambda b: compile_text("../secret.j2")),
     Case("template with a syntax error", TemplateError, "kernel.cu:1", "expression",
          lambda b: compile_text("//% if\nint a;", template=True)),
@@ -223,6 +223,6 @@ COMPILING = [
     Case("render of an unknown target", TargetError, "target", "sm_1",
          lambda b: render("", None, "sm_1", is_source=True)),
     Case("feature unknown", TargetError, "feature", "tcgen05", lambda b: c.get_target("sm_90a").has("tcgen05")),
-    Case("feature that is missing", TargetError, "target", "a GEMM needs it; CUDATMA_TARGET=sm_90a",
+    Case("feature that is missing", TargetError, "target", "set CUDATMA_TARGET=sm_90a for the emulator",
          lambda b: c.get_target("sm_120a").require("wgmma", "a GEMM")),
 ]
