@@ -138,9 +138,10 @@ def default_root() -> Path:
 
 
 def size_limit_bytes() -> int:
-    """Return the size limit of the cache in bytes, which is $CUDATMA_CACHE_SIZE_MB megabytes, by default 1024.
+    """Return the size limit of the cache in bytes.
 
-    Raises CacheError if the variable is not a nonnegative integer.
+    The limit in megabytes is $CUDATMA_CACHE_SIZE_MB if this variable is set, otherwise 1024. Raises CacheError if the
+    variable is not a nonnegative integer.
     """
     text = os.environ.get(SIZE_VARIABLE, "").strip() or str(_DEFAULT_SIZE_MB)
     if not text.isdecimal() or len(text) > 12:

@@ -7,7 +7,7 @@ Templates look like CUDA. Jinja's default delimiters collide with C++ and PTX, s
     //# why                                         a comment that the output omits
     /*% if x %*/ .. /*% endif %*/   /*# why #*/     a statement and a comment within a line
 
-The environment is sandboxed. A template sees `config`, `target` and `debug`, and cannot reach other Python objects
+The environment is sandboxed. A template can use `config`, `target` and `debug`, but cannot access other Python objects
 through them. An unknown name is an error. Filters that would hide errors or give random values (`default`, `random`)
 are removed. Templates select primitives by name, as library.py describes.
 """

@@ -86,7 +86,7 @@ class LaunchPlan:
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
 
     def twin(self) -> LaunchPlan:
-        """Return a plan for the same launch with its own arguments, which another thread can use.
+        """Return a copy of the plan with its own arguments, for use by another thread.
 
         Returns
         -------

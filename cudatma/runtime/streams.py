@@ -188,8 +188,8 @@ def capture_of(device: int, stream: int) -> Capture | None:
                 "end the capture, which an earlier call invalidated",
             )
             raise LaunchError("stream", got, "a stream that can be captured", remedy)
-        # The driver does not return the id of a capturing stream [H200, driver 580.159: cuStreamGetId,
-        # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED], but within one capture the handle identifies it.
+        # For a capturing stream, cuStreamGetId fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (H200, driver 580.159).
+        # Within one capture, however, the handle identifies the stream.
         return Capture(number.value, graph.value or 0, _thread_number() if stream == _PER_THREAD else stream)
 
 
