@@ -266,7 +266,8 @@ def pointer_device(pointer: int, field: str = "pointer") -> int:
 
 @lru_cache(maxsize=1)
 def _pointer_attribute() -> Any:
-    """Return libcuda's cuPointerGetAttribute, because cuda.bindings 13.3 returns device 0 (cuda-python issue 2928)."""
+    """Return cuPointerGetAttribute from libcuda. With cuda.bindings 13.3, it returns device 0 (cuda-python issue
+    2928)."""
     return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
 
 

@@ -199,9 +199,9 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
     """Return the number of shared-memory wavefronts of one warp access, and the minimum for these lanes.
 
     ``addresses`` contains a byte address for each of at most 32 lanes, or None for an inactive lane. ``access_bytes``
-    is 1, 2, 4, 8 or 16 and must divide the addresses. Shared memory has 32 banks of 4 bytes. It splits a wide access
-    into groups of 32, 16 or 8 lanes that together access at most 128 bytes. Lanes that access the same word cause no
-    conflict. Raises ArgumentError if the size or an address is invalid.
+    is 1, 2, 4, 8 or 16 and must divide the addresses. Shared memory has 32 banks of 4 bytes. The hardware splits a wide
+    access into groups of 32, 16 or 8 lanes that together access at most 128 bytes. Lanes that access the same word
+    cause no conflict. Raises ArgumentError if the size or an address is invalid.
     """
     lanes = list(addresses)
     if access_bytes not in (1, 2, 4, 8, 16):
@@ -231,7 +231,7 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
 def bank_conflicts(addresses: Iterable[int | None], access_bytes: int) -> int:
     """Return the number of wavefronts of a warp access beyond the minimum, which is 0 if there are no conflicts.
 
-    The arguments are those of wavefronts().
+    The arguments are the same as for wavefronts().
     """
     total, minimum = wavefronts(addresses, access_bytes)
     return total - minimum

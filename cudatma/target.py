@@ -118,7 +118,7 @@ class Target:
         feature : str
             A name from ``FEATURES``.
         purpose : str
-            Operation that needs the feature, for the error message.
+            Name of the operation that needs the feature. The error message contains this text.
 
         Raises
         ------

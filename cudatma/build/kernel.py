@@ -329,8 +329,8 @@ def source_order(
 def default_target() -> Target:
     """Return the target of compilations and emulations that do not specify a target.
 
-    The target is $CUDATMA_TARGET if this variable is set, otherwise that of the current device, or sm_90a if cudatma
-    supports no device on this machine. Raises TargetError if the variable contains an unknown name.
+    The target is $CUDATMA_TARGET if this variable is set, otherwise the target of the current device, or sm_90a if
+    cudatma supports no device on this machine. Raises TargetError if the variable contains an unknown name.
     """
     named = os.environ.get(TARGET_VARIABLE)
     if named:

@@ -117,9 +117,9 @@ def nvrtc_version() -> tuple[int, int]:
 def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
     """Return path, size in bytes and modification time in ns of NVRTC's wheels and of cuda.bindings on ``sys.path``.
 
-    As long as these values stay the same, the result of nvrtc_version() stays the same. They replace nvrtc_version(),
-    because loading the library would take longer than loading a cached kernel. The result is empty if NVRTC does not
-    come from a wheel.
+    As long as these values stay the same, the result of nvrtc_version() stays the same. Comparing these values is
+    faster than nvrtc_version(), because loading the library takes longer than loading a cached kernel. The result is
+    empty if NVRTC does not come from a wheel.
     """
     libraries: list[Path] = []
     bindings: list[Path] = []
@@ -300,8 +300,7 @@ def _fetch(size_of: Any, get: Any, program: Any) -> bytes:
     result = size_of(program)
     if int(result[0]) != 0 or int(result[1]) == 0:
         return b""
-    # A bytes object would not do. If it had one byte, CPython would share it, and NVRTC would overwrite the shared
-    # object.
+    # Use a bytearray, because CPython shares bytes objects of length 1, and NVRTC would overwrite the shared object.
     buffer = bytearray(int(result[1]))
     return bytes(buffer) if int(get(program, buffer)[0]) == 0 else b""
 
