@@ -216,7 +216,7 @@ class DriverError(CudaTmaError, RuntimeError):
     code : int or None
         Result code of the function, or None if there is no driver.
     detail : str
-        Name of the result code, or a description of what is missing.
+        Name of the result code, or a description of the missing component.
     remedy : str, default: ""
         Imperative clause that states what the caller can do.
     """

@@ -56,7 +56,7 @@ class Function:
 
 
 def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
-    """Raise LaunchError during a graph capture on the stream, because a module cannot be loaded then."""
+    """Raise LaunchError during a graph capture on the stream, because a capture does not allow loading a module."""
     if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}) or launch the kernel once before the capture begins"
         raise LaunchError(
