@@ -99,7 +99,7 @@ ACCESSES: tuple[Access, ...] = (
     Access("xor_of_floats", "REDUCE_XOR", "reduce_type", detail="element format 6"),
     Access("xor_of_int64", "REDUCE_XOR", "reduce_type", dtype="int64", map={"box": (16, 16)}),
     Access("expected", "EXPECT", "expected_bytes", bytes=1 << 20, detail="at most 1048575"),
-    Access("no_arrivals", "INIT", "barrier_count", c0=0, detail="0 arrivals"),
+    Access("no_arrivals", "INIT", "barrier_count", c0=0, detail="mbarrier_init is 0"),
     Access("a_column_in_the_padding", "LOAD_IM2COL", c1=-1, map={"corners": (-1, 1)}),
     Access("a_stored_column", "STORE_IM2COL", c0=8, c1=2, map={"corners": (0, 0)}),
     Access(
@@ -109,7 +109,7 @@ ACCESSES: tuple[Access, ...] = (
         "behind_the_box", "LOAD_IM2COL", "bounding_box", c1=65, map={"corners": (-1, 1)}, detail="coordinate 1 is 65"
     ),
     Access("tiled_of_im2col", "LOAD_3D", "map_mode", map={"corners": (0, 0)}, detail="the tensor map is im2col"),
-    Access("padded_store", "STORE_IM2COL", "padded_store", map={"corners": (-1, 0)}, detail="corners -1 and 0"),
+    Access("padded_store", "STORE_IM2COL", "padded_store", map={"corners": (-1, 0)}, detail="im2col map are -1 and 0"),
     Access("bulk_size", "BULK_LOAD", "bulk_bytes", bytes=24, detail="24 bytes"),
     Access("bulk_global", "BULK_STORE", "bulk_global", c0=8),
     Access("bulk_shared", "BULK_STORE", "bulk_shared", shift=8),
