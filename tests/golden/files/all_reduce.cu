@@ -11,7 +11,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -21,7 +21,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -45,22 +45,22 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 namespace cudatma {
 constexpr u32 RANKS = 2;
 constexpr u32 WORDS = 3;   // words per packet; a word holds two elements
-constexpr u32 BATCH = 2;   // packets of each rank that a thread loads before it waits for the first one
+constexpr u32 BATCH = 2;   // packets of each rank that a thread loads before it waits for the first packet
 
-// The state of a rank. An inbox holds packets [slot][sending rank][packet]. Launches with odd numbers use one slot, launches with even
-// numbers the other.
+// The state of a rank. An inbox is an array of packets with axes [slot][sending rank][packet]. Launches with odd numbers use slot 1, and
+// launches with even numbers use slot 0.
 struct Member {
     uint4* inboxes[RANKS];   // the inboxes of all ranks, each in the memory of its GPU
-    u32* next_launch;        // for each CTA, the number of the next launch; the first launch has number 1
-    volatile u32* gave_up;   // nonzero after a peer has failed to send
-    u64* failure;            // in host memory: the rank whose packet is missing, and the number of the launch
+    u32* next_launch;        // number of the next launch for each CTA, beginning at 1
+    volatile u32* gave_up;   // nonzero if a peer has failed to send
+    u64* failure;            // in host memory: launch number << 32 | (rank whose packet is missing + 1)
     u64 timeout_ns;
-    u32 slot_packets;        // number of packets per rank in a slot
-    u32 rank;                // the number of this rank
+    u32 slot_packets;        // packets per rank in a slot
+    u32 rank;                // this rank
 };
 
-// [PTX ISA, st] Store a packet with one 128-bit access, so that a reader that sees the number of the launch (w) also sees the words of that
-// launch. The store is relaxed at system scope, because other GPUs must see the packet but no other access needs to be ordered.
+// [PTX ISA, st] Store a packet with one 128-bit access, so that a packet with the number of a launch (w) also contains the words of that
+// launch. The store has system scope, because other GPUs read the packet, and is relaxed, because it need not order other accesses.
 __device__ __forceinline__ void store_packet(uint4* to, uint4 packet) {
     asm volatile(
         "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
@@ -93,14 +93,14 @@ __device__ __forceinline__ u64 globaltimer() {
     return now;
 }
 
-// Report the rank whose packet is missing to the host.
+// Report to the host that the packet of rank `peer` is missing.
 __device__ __forceinline__ void report(u64* failure, u32 peer, u32 launch) {
     const u64 what = (u64)launch << 32 | (peer + 1);
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(failure), "l"(what) : "memory");
 }
 
-// Wait for a packet of this launch. A peer may be several kernels behind, or it may have failed. After timeout_ns, the thread gives up: it
-// sets the packet to NaNs and the number of the launch to 0, and does not wait for other packets.
+// Wait for a packet of this launch. A peer may be several kernels behind, or it may have failed. After timeout_ns, the thread gives up. It
+// then sets the packet to NaNs and `launch` to 0, so that it does not wait for other packets.
 __device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from, const Member& member, u32 peer, u32& launch) {
     if (packet.w == launch && launch != 0) return;
     const u64 began = globaltimer();
@@ -124,7 +124,7 @@ __device__ __forceinline__ uint4 packet_of(const u32* message, u32 words, u32 in
     return packet;
 }
 
-// Add up one word of all ranks in fp32. All ranks add in the same order, so the result is bitwise equal on all of them.
+// Add up one word of all ranks in fp32. All ranks add in the same order, so that their results are bitwise equal.
 __device__ __forceinline__ u32 sum_words(const u32 (&words)[RANKS]) {
     float low = low_to_float(words[0]), high = high_to_float(words[0]);
 #pragma unroll
@@ -149,21 +149,22 @@ __device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, co
         if (index * WORDS + i < words) message[index * WORDS + i] = sum_words(parts[i]);
 }
 
-// Add up a message of all ranks in place. Each rank sends its message to all inboxes, and adds up the messages in its own inbox. Packets
-// carry the number of their launch, so inboxes need not be cleared. The number is not a parameter, because a graph must be able to replay
-// the launch. Instead, each CTA counts the launches; all launches have the same grid.
+// Add up a message of all ranks in place. Each rank sends its message to all inboxes, and adds up the messages in its own inbox. Each
+// packet contains the number of its launch, so inboxes need not be cleared. The number cannot be a launch parameter, because a graph
+// replays a launch with the same parameters. Instead, each CTA counts the launches. All launches must have the same grid.
 //
-// Two slots are enough. A rank's launch n + 2 overwrites the packets of launch n, but only after its own launch n + 1 has ended. That
-// launch has received a packet of launch n + 1 from every peer, and each peer sent this packet after its launch n had ended and had
-// therefore read all packets of launch n. The launches of a rank must not overlap: they are in one stream or ordered by events.
+// Two slots suffice. A rank's launch n + 2 overwrites the packets of launch n, but it starts only after the rank's launch n + 1 has ended.
+// Launch n + 1 has then received a packet from every peer, and each peer sent its packet after its own launch n had read all packets. This
+// argument requires that the launches of a rank do not overlap, so they must be in one stream or ordered by events.
 //
-// After a peer has failed to send, all results are NaNs: later launches neither send nor wait, and the host finds the failure.
+// After a peer has failed to send, later launches neither send nor wait, and all results are NaNs. The host reads `failure` and raises an
+// error.
 __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u32 words) {
-    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
-    griddepcontrol_wait();                // previous kernels have written the message and the number of the launch
+    griddepcontrol_launch_dependents();   // allows the next kernel to start and load its weights
+    griddepcontrol_wait();                // previous kernels write the message and the number of the launch
     u32* const next_launch = member.next_launch + blockIdx.x;
     const u32 number = *next_launch;
-    u32 launch = *member.gave_up ? 0 : number;   // read once: other CTAs may give up at any time
+    u32 launch = *member.gave_up ? 0 : number;   // read only once, because other CTAs may give up at any time
     const u32 slot = launch % 2 * RANKS * member.slot_packets;
     const u32 packets = (words + WORDS - 1) / WORDS;
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
@@ -201,12 +202,12 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
         }
     }
 
-    __syncthreads();   // all threads of the CTA have read the number of the launch
-    if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;   // odd and even numbers alternate; 0 is skipped
+    __syncthreads();   // thread 0 overwrites the number of the launch, which all threads must have read
+    if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;   // 0 means failure, and the slot of 1 is in use
 }
 }  // namespace cudatma
 
-// Add up the `words` words of the message in place. A word holds two elements.
+// Add up the `words` words of the messages of all ranks in place. A word contains two elements.
 extern "C" __global__ void __launch_bounds__(512, 1)
 all_reduce(const __grid_constant__ cudatma::Member member, cudatma::u32* message, cudatma::u32 words) {
     cudatma::all_reduce(member, message, words);

@@ -37,7 +37,7 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -54,7 +54,7 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 }
 
 // [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0 to 16) bytes
-// are read; the other bytes become zero. Both addresses must be 16-byte aligned.
+// are read, and the other bytes become zero. Both addresses must be 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
@@ -88,11 +88,10 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
-// to the descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
-// groups of 64 elements of M or N.
+// `swizzle` is 0 for none, 1 for 128B, 2 for 64B and 3 for 32B. (Tensor maps number the swizzles in reverse.) In a K-major operand with a
+// swizzle, `stride_bytes` is the distance between groups of 8 rows, and `leading_bytes` is not used. To advance by 16 elements (32 bytes)
+// of K, add 2 to the descriptor. In an M-major or N-major (transposed) operand, `stride_bytes` is the distance between groups of 8 elements
+// of K, and `leading_bytes` is the distance between groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -108,7 +107,7 @@ __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most the latest Newest (0 to 7) wgmma groups of this warpgroup are pending.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
@@ -121,8 +120,8 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
-// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each number a constant: for a number unknown at
-// compile time, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant. If a number were
+// unknown at compile time, ptxas would reserve all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -134,22 +133,22 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
-// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
+// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -163,9 +162,9 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 64;   // queries per CTA
 constexpr u32 TILE_N = 64;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns of v and of the result
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
 constexpr u32 V = 16384;                      // 16384 B
 constexpr u32 Q = 32768;                      // 8192 B
@@ -197,8 +196,8 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
-// queries attend to.
+// A tile consists of queries of one sequence and one head of q. `row0` is its first query, and `kv_head` is the head of k and v to which
+// its queries attend.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
@@ -210,7 +209,7 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
+// ---- Masks: row r attends to keys first_key(r) to end_key(r) - 1 ----------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return problem.k_length;
 }
@@ -219,45 +218,45 @@ __device__ __forceinline__ int first_key(const Problem& problem, u32 row) {
     return 0;
 }
 
-// Blocks of keys: begin to end - 1.
+// The blocks of keys from begin to end - 1.
 struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain at least one key that a row of the tile sees.
+// Return the blocks that contain at least one key to which a row of the tile attends.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
+// ---- Slots: rows of q, k and v, divided into spans as wide as the swizzle -------------------------------------------
 constexpr u32 WARPGROUPS = 1;   // number of consumer warpgroups; each has 64 queries
 constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in bytes, elements and vectors
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
-// Named barriers. __syncthreads() uses 0.
+// The named barriers of this kernel. __syncthreads() uses barrier 0.
 enum NamedBarrier : u32 {
     WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
-// Return the offset within a span of a 16-byte vector of a row.
+// Return the offset of a row's 16-byte vector within a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
-// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+// In each 16 x 8 fragment, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values; each covers 16 keys
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
-// descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. This function computes scores = q k^T. a
+// and b are matrix descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -271,7 +270,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] Like the function above, but for output += p v: a is in registers, like operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] This function is like the previous one, but computes output += p v. a is in registers and has the layout of
+// operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -312,17 +312,17 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The maximum of a row that has not seen a key. It is the lowest finite float, so that a score of minus infinity has an exponent of minus
-// infinity, not NaN.
+// The initial maximum of a row, which is the lowest finite float instead of minus infinity, so that a masked score minus the maximum is
+// minus infinity instead of NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
-// The state of a thread's two rows. maximum: the largest scaled score at the last rescaling of the row, as a power of 2. sum: this thread's
-// part of the sum of 2^(scaled score - maximum).
+// The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
+// thread's part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
-// Set the scores of the keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
+// Set masked scores to minus infinity. `row` is the thread's first row, and `key0` is the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -378,7 +378,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the probabilities to MMA operands. Each operand covers 16 keys, that is, two fragments of the scores.
+// Round the probabilities to MMA operands. Each operand covers 16 keys, which are two fragments of the scores.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
     for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
@@ -394,7 +394,7 @@ __device__ __forceinline__ void rescale_output(Output& output, const float (&res
         for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
 }
 
-// Initialize the output and the state of rows that have not seen a key.
+// Initialize the output and the state of a thread's rows.
 __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -412,15 +412,15 @@ struct LogSums {
     float* lse;          // the logarithm of each row's sum, or nullptr
 };
 
-// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the sum is
-// relative to 2^maximum.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row attends to no key. The sum is relative to
+// 2^maximum.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Return the reciprocal of a row's sum, or 0 if the row has seen no key.
+// Return the reciprocal of a row's sum, or 0 if the row attends to no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
-// Add up the sums of the four threads of each row.
+// Add up the partial sums of the four threads that share each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -429,7 +429,7 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
     }
 }
 
-// Divide the output by the rows' sums, and store the logarithms of the sums. row: the thread's first row.
+// Divide the output by the rows' sums, and store the logarithms of the sums. `row` is the thread's first row.
 __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, const LogSums& logs, const Place& place,
                                             u32 row, u32 lane) {
     float sums[2] = {rows.sum[0], rows.sum[1]}, maxima[2] = {rows.maximum[0], rows.maximum[1]}, inverse[2];
@@ -446,7 +446,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. `row0` is the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -457,7 +457,8 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// Stage a warp's rows in the shared memory of the queries, and write them with 16-byte stores. row0: the warp's first row in the tile.
+// Stage a warp's rows in the shared memory of the queries, and write them to global memory with 16-byte stores. `row0` is the warp's first
+// row in the tile.
 __device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
                                            u32 row0, u32 lane) {
     constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
@@ -473,8 +474,8 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     }
 }
 
-// Process a block of keys: compute the scores and the softmax, and multiply by the values. q, k, v: shared addresses of the slots. row0:
-// the warp's first query in the sequence.
+// Process a block of keys: compute the scores and the softmax, and multiply by the values. `q`, `k` and `v` are the shared addresses of the
+// tile's queries and of the slots. `row0` is the warp's first query in the sequence.
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
                                              u32 warpgroup, u32 lane) {
     Scores scores;
@@ -493,12 +494,12 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
     wgmma_wait_group<0>();
 }
 
-// ---- Loads: all threads copy vectors of 16 bytes into the swizzle ---------------------------------------------------
+// ---- Loads: all threads copy 16-byte vectors to swizzled shared memory ----------------------------------------------
 constexpr u32 THREADS = 128 * WARPGROUPS;
 constexpr u32 ROWS = THREADS / SPAN_VECTORS;   // rows that the threads copy at a time; each row is one span wide
 
-// Copy Rows rows of a head, beginning with row0. Rows after the first `rows` rows of the head become zero. pitch: elements from one row to
-// the next.
+// Copy Rows rows of a head, beginning at row0. Rows after the first `rows` rows of the head become zero. `pitch` is the number of elements
+// from one row to the next.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
     static_assert(Rows % ROWS == 0 && ROWS % 8 == 0, "all threads copy, and the swizzle repeats");
@@ -512,18 +513,18 @@ __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, 
             cp_async_16(destination + j / SPAN * Rows * SPAN_BYTES + i * SPAN_BYTES, source + i * pitch + j, row0 + row + i < rows ? 16 : 0);
 }
 
-// Copy this thread's part of a block of keys and values as one group. The group is empty unless is_needed is true.
+// Copy this thread's part of a block of keys and values as one group. If is_needed is false, the group is empty.
 __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u16* k_head, const u16* v_head, u32 block,
                                            bool is_needed) {
     if (is_needed) {
         load_rows<TILE_N, HEAD_DIM>(smem + K + slot * K_STAGE_BYTES, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
         load_rows<TILE_N, V_HEAD_DIM>(smem + V + slot * V_STAGE_BYTES, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
     }
-    cp_async_commit_group();   // commit even an empty group, because cp_async_wait_group() counts groups
+    cp_async_commit_group();   // an empty group is committed, too, because cp_async_wait_group() counts groups
 }
 }  // namespace cudatma
 
-// Attention, version a1: cp.async fills two slots with keys and values. Each CTA computes one tile. All warps load one block ahead and
+// Attention, version a1. cp.async fills two slots with keys and values. Each CTA computes one tile. All warps load one block ahead and
 // multiply.
 extern "C" __global__ void __launch_bounds__(128, 1)
 attention_a1_bf16_d64_64x64_s2(
@@ -536,7 +537,7 @@ attention_a1_bf16_d64_64x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);
@@ -554,14 +555,14 @@ attention_a1_bf16_d64_64x64_s2(
     const u32 row0 = 16 * warp_index;   // the warp's first row in the tile
     u32 slot = 0;
     for (u32 block = blocks.end; block-- > blocks.begin; slot ^= 1) {
-        cp_async_wait_group<0>();         // this thread's copies of the block have landed
-        fence_proxy_async_shared_cta();   // wgmma reads them through the async proxy
-        __syncthreads();                  // all copies have landed, and all warps have multiplied the previous block
+        cp_async_wait_group<0>();         // wait for this thread's copies of the block
+        fence_proxy_async_shared_cta();   // wgmma reads the copied rows through the async proxy
+        __syncthreads();                  // wait for all threads' copies, and until all warps have multiplied the previous block
         load_stage(problem, smem, slot ^ 1, k_head, v_head, block - 1, block > blocks.begin);
         attend_block(output, rows, problem, smem + Q, smem + K + slot * K_STAGE_BYTES, smem + V + slot * V_STAGE_BYTES, block,
                      place.row0 + row0, warpgroup, lane);
     }
     finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
-    warpgroup_sync(warpgroup);   // the warpgroup has read its queries, which the results overwrite
+    warpgroup_sync(warpgroup);   // the results overwrite the queries, which all warps of the warpgroup must have read
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }

@@ -19,7 +19,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -37,7 +38,7 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call this function.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -50,7 +51,7 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -60,14 +61,15 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24 to 256, a multiple of 8), and wait until the CTA's pool
-// has enough registers.
+// [PTX ISA, setmaxnreg] Increase this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8). The function waits until
+// the CTA's pool has enough registers.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the freed registers to the CTA's pool.
+// [PTX ISA, setmaxnreg] Decrease this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8), and return the others to
+// the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
@@ -80,12 +82,12 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -105,7 +107,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -116,18 +119,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];"
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to element (c0, c1, ..) of `map` as part of this thread's current
-// bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads
-// that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
+// [PTX ISA, cp.async.bulk.tensor] Store a box from shared address `src` to element (c0, c1, ...) and the following elements of `map` as
+// part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
                  " [%0, {%2, %3, %4, %5}], [%1];"
@@ -167,11 +170,10 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
-// to the descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
-// groups of 64 elements of M or N.
+// `swizzle` is 0 for none, 1 for 128B, 2 for 64B and 3 for 32B. (Tensor maps number the swizzles in reverse.) In a K-major operand with a
+// swizzle, `stride_bytes` is the distance between groups of 8 rows, and `leading_bytes` is not used. To advance by 16 elements (32 bytes)
+// of K, add 2 to the descriptor. In an M-major or N-major (transposed) operand, `stride_bytes` is the distance between groups of 8 elements
+// of K, and `leading_bytes` is the distance between groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -187,7 +189,7 @@ __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most the latest Newest (0 to 7) wgmma groups of this warpgroup are pending.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
@@ -202,40 +204,42 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
-    // barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
+    // all CTAs must also synchronize before one uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -244,8 +248,8 @@ struct TmaPipeline {
         fence_mbarrier_init();
     }
 
-    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread calls it instead of init_barriers(). acquire()
-    // and release*() must not be called; the producer must know in another way when a slot is free.
+    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread must call this function instead of
+    // init_barriers(). acquire() and release*() must not be called, so the producer must determine in another way when a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
         fence_mbarrier_init();
@@ -259,12 +263,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -280,13 +284,13 @@ struct TmaPipeline {
     // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: call release_used() once for the warp. All lanes must call it.
+    // Consumer: call release_used() once for the warp. All lanes must call this function.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
     }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -294,12 +298,12 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each number a constant: for a number unknown at
-// compile time, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant. If a number were
+// unknown at compile time, ptxas would reserve all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -311,27 +315,27 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
-// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
+// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// The position of a thread among the consumers. warp: index of the warp in its warpgroup.
+// The position of a thread among the consumers. `warp` is the index of the warp in its warpgroup.
 struct ThreadPosition {
     u32 warpgroup, warp, lane;
 };
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -345,9 +349,9 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128;   // queries per CTA
 constexpr u32 TILE_N = 64;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns of v and of the result
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
 constexpr u32 V = 16384;                      // 16384 B
 constexpr u32 Q = 32768;                      // 16384 B
@@ -377,15 +381,15 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
-// queries attend to.
+// A tile consists of queries of one sequence and one head of q. `row0` is its first query, and `kv_head` is the head of k and v to which
+// its queries attend.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
 // Return the position of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
-// queries of each head come first, because they see the most keys. The last group has more heads, because their short tiles fill the gaps
-// at the end.
+// queries of each head come first, because they attend to the most keys. The last group has more heads, so that their short tiles keep all
+// SMs busy at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -397,7 +401,7 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
+// ---- Masks: row r attends to keys first_key(r) to end_key(r) - 1 ----------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return min((int)problem.k_length, max(0, (int)(row + problem.upper)));
 }
@@ -406,48 +410,48 @@ __device__ __forceinline__ int first_key(const Problem& problem, u32 row) {
     return 0;
 }
 
-// Blocks of keys: begin to end - 1.
+// The blocks of keys from begin to end - 1.
 struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain at least one key that a row of the tile sees.
+// Return the blocks that contain at least one key to which a row of the tile attends.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
+// ---- Slots: rows of q, k and v, divided into spans as wide as the swizzle -------------------------------------------
 constexpr u32 WARPGROUPS = 2;   // number of consumer warpgroups; each has 64 queries
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 STAGES = 2;   // slots of the ring of keys, and of the ring of values
+constexpr u32 STAGES = 2;   // slots of each of the two rings, one of keys and one of values
 constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;
 constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in bytes, elements and vectors
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
-// Named barriers. __syncthreads() uses 0.
+// The named barriers of this kernel. __syncthreads() uses barrier 0.
 enum NamedBarrier : u32 {
     WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
-// Return the offset within a span of a 16-byte vector of a row.
+// Return the offset of a row's 16-byte vector within a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
-// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+// In each 16 x 8 fragment, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values; each covers 16 keys
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
-// descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. This function computes scores = q k^T. a
+// and b are matrix descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -461,7 +465,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] Like the function above, but for output += p v: a is in registers, like operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] This function is like the previous one, but computes output += p v. a is in registers and has the layout of
+// operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -502,17 +507,17 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The maximum of a row that has not seen a key. It is the lowest finite float, so that a score of minus infinity has an exponent of minus
-// infinity, not NaN.
+// The initial maximum of a row, which is the lowest finite float instead of minus infinity, so that a masked score minus the maximum is
+// minus infinity instead of NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
-// The state of a thread's two rows. maximum: the largest scaled score at the last rescaling of the row, as a power of 2. sum: this thread's
-// part of the sum of 2^(scaled score - maximum).
+// The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
+// thread's part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
-// Set the scores of the keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
+// Set masked scores to minus infinity. `row` is the thread's first row, and `key0` is the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -568,7 +573,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the probabilities to MMA operands. Each operand covers 16 keys, that is, two fragments of the scores.
+// Round the probabilities to MMA operands. Each operand covers 16 keys, which are two fragments of the scores.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
     for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
@@ -584,7 +589,7 @@ __device__ __forceinline__ void rescale_output(Output& output, const float (&res
         for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
 }
 
-// Initialize the output and the state of rows that have not seen a key.
+// Initialize the output and the state of a thread's rows.
 __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -602,15 +607,15 @@ struct LogSums {
     float* lse;          // the logarithm of each row's sum, or nullptr
 };
 
-// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the sum is
-// relative to 2^maximum.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row attends to no key. The sum is relative to
+// 2^maximum.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Return the reciprocal of a row's sum, or 0 if the row has seen no key.
+// Return the reciprocal of a row's sum, or 0 if the row attends to no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
-// Add up the sums of the four threads of each row.
+// Add up the partial sums of the four threads that share each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -619,7 +624,7 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
     }
 }
 
-// Divide the output by the rows' sums, and store the logarithms of the sums. row: the thread's first row.
+// Divide the output by the rows' sums, and store the logarithms of the sums. `row` is the thread's first row.
 __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, const LogSums& logs, const Place& place,
                                             u32 row, u32 lane) {
     float sums[2] = {rows.sum[0], rows.sum[1]}, maxima[2] = {rows.maximum[0], rows.maximum[1]}, inverse[2];
@@ -636,7 +641,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. `row0` is the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -647,8 +652,8 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
-// Load Rows rows of a head as boxes that are one span wide.
+// ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
+// Load Rows rows of a head in boxes as wide as one span of the swizzle.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
 #pragma unroll
@@ -671,7 +676,8 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
 // ---- Rings of keys and values ---------------------------------------------------------------------------------------
 using Ring = TmaPipeline<STAGES>;
 
-// Initialize the rings of keys and values. All threads of the CTA must call it. One thread fills a slot; each consumer warp releases it.
+// Initialize the rings of keys and values. All threads of the CTA must call this function. One thread fills a slot, and each consumer warp
+// releases the slot.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
     k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
@@ -708,8 +714,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // The sums are never negative, so the condition is always true. Without this dependence on the sums, ptxas would move the next wait
-    // before the exponentials.
+    // The condition on the sums is always true, because they are never negative. Without this dependence on the sums, ptxas would move the
+    // next wait before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -720,8 +726,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Wait for the slots of a block and release them. Without the wait, this warpgroup could get more than one lap of the ring ahead of the
-// other warpgroups.
+// Wait for the slots of a block and release them. Without the waits, this warpgroup could release slots more than one lap of the ring ahead
+// of the other warpgroups.
 __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane) {
     k_ring.wait();
     v_ring.wait();
@@ -731,15 +737,15 @@ __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane)
     v_ring.advance();
 }
 
-// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. q: the queries in shared
-// memory. row0: the warpgroup's first query in the sequence.
+// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. `q` is the shared address of
+// the queries, and `row0` is the warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
-    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because all queries see all of their keys.
+    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because all queries attend to all of their keys.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
-    // Skip the blocks that only the queries of later warpgroups see.
+    // Skip the blocks to which only queries of later warpgroups attend.
     const u32 own_end = max(blocks.begin + 1, (end_key(problem, last_row) + TILE_N - 1) / TILE_N);
 #pragma unroll 1
     for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, at.lane);
@@ -767,16 +773,16 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     v_ring.advance();
 }
 
-constexpr u32 Q_STAGES = 1;   // slots for the queries of a tile; the tile's results overwrite them
+constexpr u32 Q_STAGES = 1;   // slots for the queries of a tile, which the tile's results overwrite
 using Queries = TmaPipeline<Q_STAGES>;   // the consumer threads and the storing thread release a slot
 using Staged = TmaPipeline<Q_STAGES>;    // the consumer warps fill a slot with results
 
-// ---- Tiles to CTAs --------------------------------------------------------------------------------------------------
-// A CTA's first tile is its own index. The producer fetches the later tiles from a counter in global memory, so that a CTA with short tiles
-// computes more tiles. It stores the number of the tile for each slot of queries in TILES. The slot's full barrier publishes the queries
-// and the number.
+// ---- Schedule: dynamic ----------------------------------------------------------------------------------------------
+// The number of a CTA's first tile is blockIdx.x. The producer fetches the numbers of later tiles from a counter in global memory, so that
+// a CTA with short tiles computes more tiles. For each slot of queries, it stores the number of the tile in TILES. The slot's full barrier
+// makes both the queries and the number visible.
 
-// Return the number of the CTA's next tile. Call it once after each tile. The last call in the grid resets the counter to 0.
+// Return the number of the CTA's next tile. Call this function once after each tile. The last call in the grid resets the counter to 0.
 __device__ __forceinline__ u32 fetch_tile(u32* counter, u32 tiles) {
     u32 previous;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
@@ -784,13 +790,13 @@ __device__ __forceinline__ u32 fetch_tile(u32* counter, u32 tiles) {
     return gridDim.x + previous;
 }
 
-// Store the tile's number for the current slot, and expect the bytes of its queries.
+// Store the number of a tile for the current slot, and make the slot's barrier expect the bytes of the tile's queries.
 __device__ __forceinline__ void publish_tile(const Queries& queries, u32 smem, u32 tile, u32 bytes) {
     st_shared_b32(smem + TILES + 4 * queries.stage, tile);
     queries.expect_tx(bytes);
 }
 
-// Wait for the next slot of queries, and set its tile. Return false if there are no more tiles.
+// Wait for the next slot of queries, and set `tile` to its tile. Return false if there are no more tiles.
 __device__ __forceinline__ bool next_tile(const Queries& queries, const Problem& problem, u32 smem, u32& tile) {
     queries.wait();
     tile = ld_shared_b32(smem + TILES + 4 * queries.stage);
@@ -798,8 +804,8 @@ __device__ __forceinline__ bool next_tile(const Queries& queries, const Problem&
 }
 
 // ---- Loads: one thread ----------------------------------------------------------------------------------------------
-// Load one tile after another while the consumers compute the previous tiles. The first keys of a tile do not wait for a slot of queries.
-// The number of a tile is fetched as late as the rings allow.
+// Load this CTA's tiles while the consumers compute the previous tiles. The first keys of a tile do not wait for a slot of queries. The
+// thread fetches the number of a tile only after it has issued all loads of the previous tile, so that CTAs share the tiles evenly.
 __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
                                         const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32* tile_counter) {
     const u32 tiles = problem.tiles_m * problem.tiles_n;
@@ -818,11 +824,11 @@ __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_
         queries.advance();
     }
     queries.acquire();
-    publish_tile(queries, smem, tile, 0);   // no more tiles
+    publish_tile(queries, smem, tile, 0);   // ends the loops of the consumers and of the storing thread
 }
 
 // ---- Stores: one thread of another warp -----------------------------------------------------------------------------
-// Store the results of one tile after another, and release each slot when TMA has read it. TMA does not write rows outside the tensor.
+// Store the results of this CTA's tiles, and release each slot after TMA has read it. TMA does not write rows outside the tensor.
 __device__ __forceinline__ void store_tiles(Staged& staged, Queries& queries, const Problem& problem, u32 smem,
                                             const TensorMap* output_map) {
     for (u32 tile; next_tile(queries, problem, smem, tile); queries.advance()) {
@@ -840,7 +846,7 @@ __device__ __forceinline__ void store_tiles(Staged& staged, Queries& queries, co
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Compute one tile after another, and stage the results for store_tiles(). All threads of the consumer warps must call it.
+// Compute this CTA's tiles, and stage the results for store_tiles(). All threads of the consumer warps must call this function.
 __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                         u32 smem, const LogSums& logs, const ThreadPosition& at) {
     for (u32 tile; next_tile(queries, problem, smem, tile); queries.advance()) {
@@ -852,18 +858,18 @@ __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, 
         clear(output, rows);
         if (blocks.begin < blocks.end) mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, q, row0, at);
         finish_rows(output, rows, problem, logs, place, row0 + 16 * at.warp + at.lane / 4, at.lane);
-        warpgroup_sync(at.warpgroup);   // the warpgroup has read its queries, which the results overwrite
+        warpgroup_sync(at.warpgroup);   // the results overwrite the queries, which all warps of the warpgroup must have read
         stage_output(output, q, 64 * at.warpgroup + 16 * at.warp, at.lane);
         fence_proxy_async_shared_cta();
         __syncwarp();
         if (at.lane == 0) staged.arrive(queries.stage);
-        queries.release_used(queries.stage);   // every lane arrives, because each has read the tile's number
+        queries.release_used(queries.stage);   // every lane arrives, because every lane has read the tile's number
     }
 }
 }  // namespace cudatma
 
-// Attention, version a4: like a3, but CTAs are persistent and compute one tile after another. TMA stores the results while the next tile is
-// computed.
+// Attention, version a4. This version is like a3, but CTAs are persistent and compute one tile after another. TMA stores the results of a
+// tile while the consumers compute the next tile.
 extern "C" __global__ void __launch_bounds__(384, 1)
 attention_a4_bf16_d64_causal_128x64_s2_q1(
     const __grid_constant__ cudatma::TensorMap q_map,
@@ -876,7 +882,7 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     Queries queries;
@@ -885,8 +891,8 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     queries.attach(smem + Q_FULL_BARRIERS);
     staged.attach(smem + STAGED_BARRIERS);
     if (threadIdx.x == 0) {
-        // One thread loads the queries; the storing thread and all consumer threads release them. With one arrival per warp, racecheck
-        // would report a race on the tile's number.
+        // One thread loads the queries, and the storing thread and all consumer threads release the slot. With one arrival per warp,
+        // racecheck would report a race on the tile's number.
         queries.init_barriers(1, 1 + 32 * CONSUMER_WARPS);
         staged.init_full_barriers(CONSUMER_WARPS);
     }

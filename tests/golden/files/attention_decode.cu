@@ -21,7 +21,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -39,7 +40,7 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call this function.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -52,7 +53,7 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -69,12 +70,12 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -94,7 +95,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -105,9 +107,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -120,7 +122,7 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
 }
 
 // [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0 to 16) bytes
-// are read; the other bytes become zero. Both addresses must be 16-byte aligned.
+// are read, and the other bytes become zero. Both addresses must be 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
@@ -172,11 +174,10 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
-// to the descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
-// groups of 64 elements of M or N.
+// `swizzle` is 0 for none, 1 for 128B, 2 for 64B and 3 for 32B. (Tensor maps number the swizzles in reverse.) In a K-major operand with a
+// swizzle, `stride_bytes` is the distance between groups of 8 rows, and `leading_bytes` is not used. To advance by 16 elements (32 bytes)
+// of K, add 2 to the descriptor. In an M-major or N-major (transposed) operand, `stride_bytes` is the distance between groups of 8 elements
+// of K, and `leading_bytes` is the distance between groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -192,7 +193,7 @@ __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most the latest Newest (0 to 7) wgmma groups of this warpgroup are pending.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
@@ -207,40 +208,42 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
-    // barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
+    // all CTAs must also synchronize before one uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -257,12 +260,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -274,13 +277,13 @@ struct TmaPipeline {
     // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: call release_used() once for the warp. All lanes must call it.
+    // Consumer: call release_used() once for the warp. All lanes must call this function.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
     }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -288,31 +291,31 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
-// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
+// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// The position of a thread among the consumers. warp: index of the warp in its warpgroup.
+// The position of a thread among the consumers. `warp` is the index of the warp in its warpgroup.
 struct ThreadPosition {
     u32 warpgroup, warp, lane;
 };
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -326,9 +329,9 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 64;   // rows per CTA
 constexpr u32 TILE_N = 64;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns of v and of the result
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
 constexpr u32 V = 16384;                      // 16384 B
 constexpr u32 Q = 32768;                      // 8192 B
@@ -363,8 +366,8 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile: rows of one sequence and one head of k and v, beginning with row0. Each row is a query of one of the `group` heads of q that
-// share the head of k and v: row r is query r / group of head r % group of the group. All heads of a query are in the same tile.
+// A tile consists of rows of one sequence and one head of k and v, beginning with row0. Each row is a query of one of the `group` heads of
+// q that share the head of k and v. Row r is query r / group of head r % group of the group. All heads of a query are in the same tile.
 struct Place {
     u32 row0, kv_head, batch;
 };
@@ -375,14 +378,14 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     return Place{(rest - batch * problem.row_tiles) * TILE_M, tile - rest * problem.kv_heads, batch};
 }
 
-// Return the problem with the lengths of one sequence. q_length becomes the number of rows.
+// Return the problem with the number of keys of one sequence. q_length remains the number of rows.
 __device__ __forceinline__ Problem sequence_problem(const Problem& problem, const int* seqlens, u32 batch) {
     Problem sequence = problem;
     sequence.k_length = min((u32)max(0, seqlens[batch]), problem.k_length);
     return sequence;
 }
 
-// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
+// ---- Masks: row r attends to keys first_key(r) to end_key(r) - 1 ----------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return problem.k_length;
 }
@@ -391,50 +394,50 @@ __device__ __forceinline__ int first_key(const Problem& problem, u32 row) {
     return 0;
 }
 
-// Blocks of keys: begin to end - 1.
+// The blocks of keys from begin to end - 1.
 struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain at least one key that a row of the tile sees.
+// Return the blocks that contain at least one key to which a row of the tile attends.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// Divide the blocks among `parts` CTAs, and return part number `part`. No part is empty unless there are no blocks.
+// Divide the blocks among `parts` CTAs, and return part number `part`.
 __device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 parts) {
     const u32 count = blocks.end - blocks.begin;
     return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
 }
 
-// ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
+// ---- Slots: rows of q, k and v, divided into spans as wide as the swizzle -------------------------------------------
 constexpr u32 CONSUMER_WARPS = 4;
-constexpr u32 STAGES = 2;   // slots of the ring of keys, and of the ring of values
+constexpr u32 STAGES = 2;   // slots of each of the two rings, one of keys and one of values
 constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in bytes, elements and vectors
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
-// Named barriers. __syncthreads() uses 0.
+// The named barriers of this kernel. __syncthreads() uses barrier 0.
 enum NamedBarrier : u32 {
     CONSUMERS_BARRIER = 1,
 };
 
-// Return the offset within a span of a 16-byte vector of a row.
+// Return the offset of a row's 16-byte vector within a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
-// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+// In each 16 x 8 fragment, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values; each covers 16 keys
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
-// descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. This function computes scores = q k^T. a
+// and b are matrix descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -448,7 +451,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] Like the function above, but for output += p v: a is in registers, like operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] This function is like the previous one, but computes output += p v. a is in registers and has the layout of
+// operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -489,17 +493,17 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The maximum of a row that has not seen a key. It is the lowest finite float, so that a score of minus infinity has an exponent of minus
-// infinity, not NaN.
+// The initial maximum of a row, which is the lowest finite float instead of minus infinity, so that a masked score minus the maximum is
+// minus infinity instead of NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
-// The state of a thread's two rows. maximum: the largest scaled score at the last rescaling of the row, as a power of 2. sum: this thread's
-// part of the sum of 2^(scaled score - maximum).
+// The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
+// thread's part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
-// Set the scores of the keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
+// Set masked scores to minus infinity. `row` is the thread's first row, and `key0` is the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -555,7 +559,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the probabilities to MMA operands. Each operand covers 16 keys, that is, two fragments of the scores.
+// Round the probabilities to MMA operands. Each operand covers 16 keys, which are two fragments of the scores.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
     for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
@@ -571,7 +575,7 @@ __device__ __forceinline__ void rescale_output(Output& output, const float (&res
         for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
 }
 
-// Initialize the output and the state of rows that have not seen a key.
+// Initialize the output and the state of a thread's rows.
 __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -590,13 +594,14 @@ struct LogSums {
     const float* sink;   // for each head, the scaled score of an additional key whose value is zero
 };
 
-// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the sum is
-// relative to 2^maximum.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row attends to no key. The sum is relative to
+// 2^maximum.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Add exp(sink) to a row's sum, raise the maximum to the sink if it is lower, and return the factor by which to multiply the row's output.
+// Add exp(sink) to a row's sum, raise the maximum to the sink if the maximum is lower, and return the factor by which the row's output must
+// be multiplied.
 __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
     const float power = 1.44269504f * logs.sink[head], highest = fmaxf(maximum, power), factor = ex2_approx_ftz(maximum - highest);
     maximum = highest;
@@ -604,7 +609,7 @@ __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, f
     return sum == 0.0f ? 0.0f : __fdividef(factor, sum);
 }
 
-// Add up the sums of the four threads of each row.
+// Add up the partial sums of the four threads that share each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -613,7 +618,7 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
     }
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. `row0` is the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -627,7 +632,8 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
 // ---- Rings of keys and values ---------------------------------------------------------------------------------------
 using Ring = TmaPipeline<STAGES>;
 
-// Initialize the rings of keys and values. All threads of the CTA must call it. One thread fills a slot; each consumer warp releases it.
+// Initialize the rings of keys and values. All threads of the CTA must call this function. One thread fills a slot, and each consumer warp
+// releases the slot.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
     k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
@@ -635,8 +641,9 @@ __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem)
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
-// Clear the rows of a slot of values from first_row to the end of the slot. The keys of these rows are beyond the end of the sequence.
-// Their probabilities are zero, but zero times NaN is NaN. All consumer threads must call it and then synchronize.
+// Zero the rows of a slot of values from first_row to the end of the slot. These rows belong to keys beyond the end of the sequence. The
+// probabilities of these keys are zero, but a NaN in their values would still reach the output, because zero times NaN is NaN. All consumer
+// threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
@@ -646,7 +653,7 @@ __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     fence_proxy_async_shared_cta();   // order the zeros before accesses by the async proxy (wgmma and the next TMA load)
 }
 
-// ---- Queries: the consumer threads copy vectors of 16 bytes into the swizzle ----------------------------------------
+// ---- Queries: the consumer threads copy them into swizzled shared memory --------------------------------------------
 __device__ __forceinline__ void load_queries(const Problem& problem, u32 smem, const u16* q, const Place& place) {
     constexpr u32 VECTORS = HEAD_DIM / 8;   // vectors per row
     const u16* sequence = q + place.batch * problem.q_batch;
@@ -661,13 +668,13 @@ __device__ __forceinline__ void load_queries(const Problem& problem, u32 smem, c
     }
     cp_async_commit_group();
     cp_async_wait_group<0>();
-    fence_proxy_async_shared_cta();   // wgmma reads them through the async proxy
+    fence_proxy_async_shared_cta();   // wgmma reads the copied rows through the async proxy
 }
 
 // ---- Keys and values ------------------------------------------------------------------------------------------------
 constexpr u32 BOX_ROWS = 16, BOXES = TILE_N / BOX_ROWS;   // rows per box (a box is within one page); boxes per block
 
-// The boxes of a block in the cache.
+// The position in the cache of each box of a block.
 struct Block {
     int row[BOXES], page[BOXES];
 };
@@ -697,14 +704,14 @@ __device__ __forceinline__ void load_block(u32 slot, const TensorMap* map, u32 b
                                          kv_head, block.page[i]);
 }
 
-// Load the blocks of a part. The last block comes first. Call it from one thread.
+// Load the blocks of a part, from the last to the first. Call this function from one thread.
 __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const TensorMap* k_map,
                                         const TensorMap* v_map, const int* page_table, const Place& place, const Blocks& blocks) {
     if (blocks.begin == blocks.end) return;
     Block next = find_block(sequence, page_table, place, blocks.end - 1);
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         const Block current = next;
-        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // do this before waiting for slots
+        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // read before the waits for slots
         k_ring.acquire();
         k_ring.expect_tx(K_STAGE_BYTES);
         load_block<HEAD_DIM>(smem + K + k_ring.stage * K_STAGE_BYTES, k_map, k_ring.get_barrier(), current, place.kv_head);
@@ -716,8 +723,8 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Proble
     }
 }
 
-// ---- Results: of one CTA, or of several that share a tile's keys ----------------------------------------------------
-// The query and the head of a row of the tile.
+// ---- Results of one CTA ---------------------------------------------------------------------------------------------
+// The query and the head of q to which a row of the tile belongs.
 struct RowPlace {
     u32 query, head;
 
@@ -763,7 +770,7 @@ __device__ __forceinline__ void store_rows(Output& output, const Rows& rows, con
     }
 }
 
-// ---- Across CTAs: the parts of a tile's keys ------------------------------------------------------------------------
+// ---- Results of several CTAs that share a tile's keys ---------------------------------------------------------------
 // The partial results of one part of a tile: fp32 output rows and, after the rows of all parts of all tiles, the maximum (in powers of 2)
 // and the sum of each row.
 struct Partials {
@@ -777,7 +784,7 @@ struct Partials {
     }
 };
 
-// Store a warp's rows as a part of the result.
+// Store a warp's rows as partial results.
 __device__ __forceinline__ void store_partials(const Output& output, const Rows& rows, const Problem& problem, float* partials,
                                                const Place& place, u32 warp, u32 lane) {
     const Partials own(problem, partials, blockIdx.y);
@@ -792,10 +799,10 @@ __device__ __forceinline__ void store_partials(const Output& output, const Rows&
     }
 }
 
-// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The last CTA sees the stores of the other CTAs and
-// resets the counter to 0. All threads of the consumer warps must call it.
+// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The stores of the other CTAs are visible to the
+// last CTA, which resets the counter to 0. All threads of the consumer warps must call this function.
 __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts) {
-    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // orders the stores of all threads before the atomic below, which releases them
+    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the atomic below releases the stores of all threads, so they must precede it
     if (threadIdx.x == 0) {
         u32 earlier;
         asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
@@ -816,8 +823,8 @@ __device__ __forceinline__ void store_vector(const Problem& problem, const Place
     if (logs.lse != nullptr && vector == 0) to.store_lse(problem, place, logs.lse, log_of_sum(maximum, total));
 }
 
-// Combine the parts of a tile in ascending order, so that the result is bitwise reproducible. A thread computes four columns of a row at a
-// time.
+// Combine the parts of a tile in ascending order, so that the result is bitwise reproducible. Each thread computes four columns of a row at
+// a time.
 __device__ __forceinline__ void combine(const Problem& problem, float* partials, u32 parts, u16* result, const LogSums& logs,
                                         const Place& place) {
     constexpr u32 VECTORS = V_HEAD_DIM / 4, AT_ONCE = 8;   // vectors per row; parts whose loads are in flight at the same time
@@ -869,8 +876,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // The sums are never negative, so the condition is always true. Without this dependence on the sums, ptxas would move the next wait
-    // before the exponentials.
+    // The condition on the sums is always true, because they are never negative. Without this dependence on the sums, ptxas would move the
+    // next wait before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -881,12 +888,12 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. q: the queries in shared
-// memory. row0: the warpgroup's first query in the sequence.
+// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. `q` is the shared address of
+// the queries, and `row0` is the warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
-    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because all queries see all of their keys.
+    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because all queries attend to all of their keys.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
     Probabilities p;
@@ -909,8 +916,8 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     wgmma_wait_group<0>();
 }
 
-// Compute the attention of a tile's queries to the keys of `blocks`, which is one of the `parts` parts of all keys. All threads of the
-// consumer warps must call it. The last CTA of the tile combines the parts.
+// Compute the attention of a tile's queries to the keys in `blocks`, one of the `parts` parts of the sequence's keys. All threads of the
+// consumer warps must call this function. The last CTA of the tile combines the parts.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const u16* q, u16* output_rows,
                                         const LogSums& logs, float* partials, u32* counters, const Place& place, const Blocks& blocks, u32 parts,
                                         u32 warp, u32 lane) {
@@ -923,12 +930,12 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
         v_ring.wait();
         clear_values(smem + V, TILE_N - (end - sequence.k_length));
     }
-    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all threads see the queries and the zeros
+    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // no warp may read the queries or the zeros before all threads have written them
     if (blocks.begin < blocks.end)
         mainloop(output, rows, k_ring, v_ring, sequence, blocks, smem, smem + Q, place.row0, ThreadPosition{0, warp, lane});
     add_up_sums(rows.sum);
     if (parts == 1) {
-        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all warps have read the queries, which the results overwrite
+        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the results overwrite the queries, which all warps must have read
         store_rows(output, rows, sequence, smem, output_rows, logs, place, warp, lane);
         return;
     }
@@ -937,7 +944,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention of a few new queries to a cache. A CTA processes the queries of all heads that share a head of k and v, and a part of the
+// Attention of a few new queries to a cache. A CTA processes the queries of all heads that share a head of k and v, and one part of the
 // sequence's keys. One warp loads, and four warps multiply. The last CTA of a tile combines the parts.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
@@ -955,7 +962,7 @@ attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 32 * CONSUMER_WARPS) {
         prefetch_tensormap(&k_map);

@@ -21,7 +21,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -31,22 +31,22 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
-// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
+// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     return __uint_as_float(pair << 16);
 }
@@ -68,9 +68,9 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 32;   // queries per CTA
 constexpr u32 TILE_N = 32;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns of v and of the result
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 K = 0;                          // 4096 B
 constexpr u32 V = 4096;                       // 4096 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
@@ -106,15 +106,15 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
-// queries attend to.
+// A tile consists of queries of one sequence and one head of q. `row0` is its first query, and `kv_head` is the head of k and v to which
+// its queries attend.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
 // Return the position of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
-// queries of each head come first, because they see the most keys. The last group has more heads, because their short tiles fill the gaps
-// at the end.
+// queries of each head come first, because they attend to the most keys. The last group has more heads, so that their short tiles keep all
+// SMs busy at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -126,7 +126,7 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
+// ---- Masks: row r attends to keys first_key(r) to end_key(r) - 1 ----------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return min((int)problem.k_length, max(0, (int)(row + problem.upper)));
 }
@@ -135,12 +135,12 @@ __device__ __forceinline__ int first_key(const Problem& problem, u32 row) {
     return 0;
 }
 
-// Blocks of keys: begin to end - 1.
+// The blocks of keys from begin to end - 1.
 struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain at least one key that a row of the tile sees.
+// Return the blocks that contain at least one key to which a row of the tile attends.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -162,7 +162,7 @@ __device__ __forceinline__ void to_floats(float (&values)[8], uint4 vector) {
     }
 }
 
-// Copy the rows of a block. Rows after the first `rows` rows of the head become zero. All threads must call it.
+// Copy the rows of a block. Rows after the first `rows` rows of the head become zero. All threads must call this function.
 template <u32 Columns>
 __device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
     for (u32 i = threadIdx.x; i < TILE_N * Columns / 8; i += THREADS) {
@@ -178,8 +178,8 @@ __device__ __forceinline__ float sum_parts(float x) {
 }
 }  // namespace cudatma
 
-// Attention, version scalar: a loop over keys and values in shared memory. Four threads share a query, and each processes every fourth
-// vector of 8 elements.
+// Attention, version scalar. Each thread loops over keys and values in shared memory. Four threads share a query, and each thread processes
+// every fourth vector of 8 elements.
 extern "C" __global__ void __launch_bounds__(128)
 attention_scalar_bf16_d64_causal_32x32_s1(
     const cudatma::u16* q,
@@ -208,7 +208,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
     float maximum = -INF, sum = 0.0f;
     const int end = end_key(problem, row), first = first_key(problem, row);
     for (u32 block = blocks.begin; block < blocks.end; ++block) {
-        __syncthreads();   // all threads have read the previous block
+        __syncthreads();   // the loads below overwrite the previous block, which all threads must have read
         load_block<HEAD_DIM>(keys, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
         load_block<V_HEAD_DIM>(values, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
         __syncthreads();
@@ -228,7 +228,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
             scores[n] = at < end && at >= first ? score * problem.scale_log2 : -INF;
             highest = fmaxf(highest, scores[n]);
         }
-        // The maximum of a query that has not seen a key is minus infinity, even if its scores are NaN.
+        // If all scores so far are masked or NaN, the maximum is minus infinity. Subtracting it would give NaN, so 0 replaces it.
         const float base = highest == -INF ? 0.0f : highest, rescale = exp2f(maximum - base);
         maximum = highest;
         sum *= rescale;

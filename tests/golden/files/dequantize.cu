@@ -19,7 +19,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -50,12 +51,12 @@ __device__ __forceinline__ void fence_acq_rel_cta() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -75,7 +76,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -86,9 +88,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -106,7 +108,7 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Store `bytes` bytes from shared address `src` to `dst` as part of this thread's current bulk group.
+// [PTX ISA, cp.async.bulk] Store `bytes` contiguous bytes from shared address `src` to `dst` as part of this thread's current bulk group.
 __device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  :: "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes) : "memory");
@@ -147,40 +149,42 @@ __device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
-    // barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
+    // all CTAs must also synchronize before one uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -197,12 +201,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -218,7 +222,7 @@ struct TmaPipeline {
     }
     __device__ __forceinline__ void release() const { release(stage); }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -226,7 +230,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -243,21 +247,22 @@ __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     return d;
 }
 
-// Return the low half in both halves. ptxas folds these moves into an operand modifier. It would not fold a byte permutation.
+// Return the low half of `pair` in both halves. ptxas folds these moves into an operand modifier, which it does not do with a byte
+// permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
     return d;
 }
 
-// Return the high half in both halves.
+// Return the high half of `pair` in both halves.
 __device__ __forceinline__ u32 both_high(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
     return d;
 }
 
-// Return word i of the 16 bytes that a thread holds of a packed 64 x 64 block: the thread's weights in rows 16 i to 16 i + 15.
+// Return word i of a thread's 16 bytes of a packed 64 x 64 block. The word contains the thread's weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -265,25 +270,25 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 }  // namespace cudatma
 
 namespace cudatma {
-constexpr u32 WARPS = 4;   // consumer warps; each has one 64 x 64 block of a tile of 64 rows and 64 * WARPS columns of W
+constexpr u32 WARPS = 4;   // consumer warps; each dequantizes one 64 x 64 block of a 64 x (64 * WARPS) tile of W
 constexpr u32 STAGES = 2;
 constexpr u32 STAGE_BYTES = 9728;   // bytes from one slot to the next
-constexpr u32 EXPECTED_BYTES = 9728;   // bytes that the loads of a tile deliver
+constexpr u32 EXPECTED_BYTES = 9728;   // bytes that TMA loads per tile
 constexpr u32 BLOCK_BYTES = 2048;   // bytes per packed block
 constexpr u32 SCALES = 8192;   // offset in a slot, after the packed blocks
 constexpr u32 ZEROS = 9216;
-constexpr int GROUP_SIZE = 32;   // elements of K that share a scale; -1: all of K
-constexpr u32 GROUPS = 2;   // number of groups of scales per tile
+constexpr int GROUP_SIZE = 32;   // elements of K that share a scale, or -1 if all of K does
+constexpr u32 GROUPS = 2;   // groups of scales per tile
 constexpr u32 ROW_BYTES = 144;   // bytes from one row to the next in a warp's buffer
 constexpr u32 BUFFER_BYTES = 64 * ROW_BYTES;
-// A buffer that TMA stores as a whole is in the 128-byte swizzle. Rows that are stored one by one are padded instead. In both layouts, the
-// chunks that stmatrix writes together are in different banks.
+// A buffer that TMA stores as a whole has the 128-byte swizzle. If the rows are stored one by one, they are padded instead. In both
+// layouts, the chunks that stmatrix writes together are in different banks.
 constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
-constexpr u32 RING = 73728;  // after the buffers, of which each warp has two
+constexpr u32 RING = 73728;  // offset of the ring, after the two buffers of each warp
 constexpr u32 BARRIERS = RING + 19456;
 
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
-// 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. dequantize() subtracts it from 128 + v.
+// ---- int4 -> bfloat16: one LOP3 inserts two nibbles into the mantissas of a constant -----------------------
+// 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. dequantize() subtracts this value from 128 + v.
 struct ZeroPoint {
     u32 low, high;
 };
@@ -293,7 +298,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
     return ZeroPoint{0x43004300u | low | low << 16, 0x43004300u | high | high << 16};
 }
 
-// Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16, and its last mantissa bit has the value 1: 0x4300 | v is exactly 128 + v.
+// Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16. Its last mantissa bit has the value 1, so 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = subtract(lop3_and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
@@ -308,11 +313,12 @@ __device__ __forceinline__ u32 first_group(u32 k64) {
 }
 
 // Dequantize a warp's packed block into 64 rows x 64 columns of W. The packed order is the register order of operand A of mma.m16n8k16. The
-// rows of that operand are columns of W, so stmatrix transposes it. Lanes 0 to 7 pass the addresses of rows 0 to 7 at columns 0 to 7; lanes
-// 8 to 15 pass the same rows at columns 8 to 15; lanes 16 to 31 pass rows 8 to 15 in the same way.
+// rows of that operand are columns of W, so stmatrix transposes it. Lanes 0 to 7 pass the addresses of rows 0 to 7 at columns 0 to 7, and
+// lanes 8 to 15 pass the addresses of the same rows at columns 8 to 15. Lanes 16 to 31 pass the addresses of rows 8 to 15 in the same
+// order.
 __device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 lane, u32 buffer) {
     constexpr u32 K16_PER_GROUP = 4 / GROUPS;
-    const u32 row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;   // second: whether the lane passes the second of two 16-byte chunks
+    const u32 row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;   // second is 1 if the lane passes the second of two chunks
     uint4 words[4];
 #pragma unroll
     for (u32 c = 0; c < 4; ++c) words[c] = *(const uint4*)(slot + warp * BLOCK_BYTES + c * 512 + lane * 16);
@@ -339,10 +345,10 @@ __device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 l
 }
 }  // namespace cudatma
 
-// output[k, n] = (q[k, n] - zero[group(k), n]) * scale[group(k), n], rounded once.
+// Compute output[k, n] = (q[k, n] - zero[group(k), n]) * scale[group(k), n] with one rounding.
 // Row k of the packed weight is row permutation[k] of the output.
-// The last warp is the producer: its first lane loads tiles by TMA. The other warps are consumers: each dequantizes a 64 x 64 block into
-// its buffer in shared memory, and stores the buffer by bulk copies.
+// The last warp is the producer, and its first lane loads tiles by TMA. The other warps are consumers. Each consumer warp dequantizes a 64
+// x 64 block into one of its buffers in shared memory, and stores the buffer by bulk copies.
 extern "C" __global__ void __launch_bounds__(160)
 dequantize(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -350,7 +356,7 @@ dequantize(
     const __grid_constant__ cudatma::TensorMap zero_map,
     cudatma::u8* output, cudatma::u64 output_pitch,   // bytes from one row to the next
     const int* permutation, cudatma::u32 k,
-    cudatma::u32 n, cudatma::u32 tiles_n, cudatma::u32 tiles) {   // n: columns of the output, a multiple of 8
+    cudatma::u32 n, cudatma::u32 tiles_n, cudatma::u32 tiles) {   // n is the number of columns of the output, a multiple of 8
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 shared[];
     const u32 smem = shared_address(shared), warp = threadIdx.x / 32, lane = laneid();
@@ -381,12 +387,13 @@ dequantize(
     u32 buffer = smem + warp * 2 * BUFFER_BYTES, other = buffer + BUFFER_BYTES;
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const u32 k_begin = tile / tiles_n * 64, n_begin = (tile % tiles_n * WARPS + warp) * 64;
-        // Wait until the last store from this buffer has read it. Each lane waits for its own stores; stmatrix then synchronizes the lanes.
+        // Wait until the last stores from this buffer have read it. Each lane waits for its own stores, and stmatrix then synchronizes the
+        // lanes.
         cp_async_bulk_wait_group_read<1>();
         pipeline.wait();
         dequantize_block(shared + RING + pipeline.stage * STAGE_BYTES, warp, lane, buffer);
         fence_proxy_async_shared_cta();
-        __syncwarp();   // all lanes have read the slot and written the buffer
+        __syncwarp();   // wait until all lanes have read the slot and written the buffer
         if (lane == 0) pipeline.release();
         pipeline.advance();
         if (n_begin < n) {
@@ -394,7 +401,7 @@ dequantize(
 #pragma unroll
             for (u32 row = lane; row < 64; row += 32) {
                 if (k_begin + row >= k) break;
-                const u32 target = min((u32)permutation[k_begin + row], k - 1);   // clamped to the array
+                const u32 target = min((u32)permutation[k_begin + row], k - 1);   // clamped, so that the store stays inside the output
                 cp_async_bulk_store(output + target * output_pitch + n_begin * 2, buffer + row * ROW_BYTES, bytes);
             }
         }

@@ -20,7 +20,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -38,7 +39,7 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call this function.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -46,7 +47,7 @@ __device__ __forceinline__ bool elect_sync() {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -56,14 +57,15 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24 to 256, a multiple of 8), and wait until the CTA's pool
-// has enough registers.
+// [PTX ISA, setmaxnreg] Increase this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8). The function waits until
+// the CTA's pool has enough registers.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the freed registers to the CTA's pool.
+// [PTX ISA, setmaxnreg] Decrease this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8), and return the others to
+// the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
@@ -82,12 +84,12 @@ __device__ __forceinline__ void fence_acq_rel_cta() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -107,7 +109,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -118,9 +121,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -146,8 +149,9 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both f16; d is 16 x 8 in fp32. In d[0..1],
-// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], the same columns of row l / 4 + 8.
+// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp. a (16 x 16) and b (16 x 8) are f16, and d (16 x 8) is fp32. In
+// d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row l / 4 +
+// 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -156,40 +160,42 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
-    // barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
+    // all CTAs must also synchronize before one uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -206,12 +212,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -231,7 +237,7 @@ struct TmaPipeline {
     // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -239,26 +245,26 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
-// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
+// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -277,45 +283,45 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // otherwise M-major or N-major
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 A = 0;                          // 32768 B
 constexpr u32 B = 32768;                      // 65536 B
 constexpr u32 FULL_BARRIERS = 98304;          // 32 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle, in bytes and in elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand: SPAN of M or N, and all of the stage's K
-constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: an N-major operand takes whole boxes
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle in bytes and in elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand (SPAN x TILE_K)
+constexpr u32 B_SLOT_N = 256;   // columns of B in a slot, which holds whole boxes of an N-major operand
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // bytes per row of a box of a K-major operand: the width of its swizzle
+constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // width of a K-major operand's swizzle
 constexpr u32 WARPS_M = 2, WARPS_N = 4;   // warps that divide the tile
 constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
 constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // registers per thread
 
 // ---- Fragments ------------------------------------------------------------------------------------------------------
-// A fragment of an operand is 16 rows (of M or N) by 32 bytes of K: four matrices of ldmatrix.
+// A fragment of an operand has 16 rows of M or N and 32 bytes of K. ldmatrix loads it as four matrices.
 //
-// Return the address of the 16 bytes that a lane passes to ldmatrix for the first fragment in slot 0. row0: the warp's first row of the
-// operand. Lanes 8 to 15 pass rows 8 to 15; lanes 16 to 31 pass the second half of K. The swizzle moves 16-byte chunk c of row r to c ^ (r
-// % 8), or to c ^ (r / 2 % 4) if rows are 64 bytes long.
+// Return the address of the 16 bytes that a lane passes to ldmatrix for the first fragment in slot 0. `row0` is the warp's first row of the
+// operand. Lanes 8 to 15 pass the addresses of rows 8 to 15, and lanes 16 to 31 pass the addresses of the second half of K. The swizzle
+// moves 16-byte chunk c of row r to position c ^ (r % 8), or to c ^ (r / 2 % 4) if rows have 64 bytes.
 template <bool IsKMajor>
 __device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
     if constexpr (IsKMajor) {
         const u32 row = row0 + lane % 16, chunk = lane / 16;
         return slots + row * K_ROW_BYTES + (chunk ^ (row * K_ROW_BYTES / SPAN_BYTES % (K_ROW_BYTES / 16))) * 16;
-    } else {   // for ldmatrix.trans, rows are along K
+    } else {   // the rows of ldmatrix.trans are along K
         const u32 k = lane % 8 + lane / 16 * 8, chunk = row0 % SPAN / 8 + lane / 8 % 2;
         return slots + row0 / SPAN * MN_BOX_BYTES + k * SPAN_BYTES + (chunk ^ (k % 8)) * 16;
     }
 }
 
-// Permute the lanes for operand B, whose two halves of K are in adjacent registers: lanes 8 to 15 pass the second half of K; lanes 16 to 31
-// pass rows 8 to 15.
+// Permute the lanes for operand B, whose two halves of K must be in adjacent registers. Lanes 8 to 15 pass the addresses of the second half
+// of K, and lanes 16 to 31 pass the addresses of rows 8 to 15.
 __device__ __forceinline__ u32 lane_of_b(u32 lane) { return (lane & 7) | (lane << 1 & 16) | (lane >> 1 & 8); }
 
-// Load a fragment. address: lane_address() in the slot. Going to the next step along K, or to the next fragment of an M-major or N-major
-// operand, moves the address by two chunks and changes only bits 5 and 6 of the address.
+// Load a fragment. `address` is lane_address() in the slot. The next step along K, and the next fragment of an M-major or N-major operand,
+// are two chunks further on within a swizzled row, so only bits 5 and 6 of the address change.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 fragment, u32 step) {
     if constexpr (IsKMajor) {
@@ -327,7 +333,7 @@ __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 frag
     }
 }
 
-constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // number of MMAs along the K of a stage
+constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // MMAs along the K of a stage
 constexpr u32 FRAGMENTS_16 = WARP_M / 16, FRAGMENTS_8 = WARP_N / 8;   // fragments per warp along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 16;   // rows from one fragment to the next
 
@@ -337,7 +343,7 @@ struct Fragments {
     u32 b[FRAGMENTS_8 / 2][4];   // 16 columns each
 };
 
-// Load the operands of a step. a, b: the lane's addresses in the slot.
+// Load the operands of a step. `a` and `b` are the lane's addresses in the slot.
 __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 step) {
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m) load_fragment<A_IS_K_MAJOR, TILE_M>(to.a[m], a, m, step);
@@ -346,9 +352,9 @@ __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 
 }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
-// In each fragment of 16 x 8, a lane holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+// In each 16 x 8 fragment, a lane holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 
-// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
+// The accumulators of a warp are fragments of 16 x 8 values. Each lane holds four values of each fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
@@ -426,11 +432,10 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// Return the bits of `ones` where the mask has ones, and the bits of `zeros` elsewhere. ptxas would compile a condition on the lane to a
-// branch.
+// Return the bits of `ones` where `mask` is 1, and the bits of `zeros` elsewhere. ptxas would compile a condition on the lane to a branch.
 __device__ __forceinline__ u32 select(u32 mask, u32 ones, u32 zeros) { return (ones & mask) | (zeros & ~mask); }
 
-// In each pair of lanes whose numbers differ by Distance, exchange `high` of the lower lane with `low` of the upper lane.
+// Exchange `high` of the lower lane with `low` of the upper lane in each pair of lanes whose numbers differ by Distance.
 template <u32 Distance>
 __device__ __forceinline__ void exchange(u32& low, u32& high, u32 lane) {
     const u32 upper = 0 - (lane / Distance & 1);   // all ones in the upper lane
@@ -440,7 +445,7 @@ __device__ __forceinline__ void exchange(u32& low, u32& high, u32 lane) {
 }
 
 // Store a warp's part of a tile with 16-byte stores. Four lanes hold the 8 columns of a row of a fragment. Transposing adjacent fragments
-// among these lanes gives each lane a 16-byte vector without shared memory. place: the position of the part.
+// among these lanes gives each lane a 16-byte vector without shared memory. `place` is the position of the warp's part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, const Place& place, u32 lane) {
     Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
@@ -464,9 +469,10 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
-// Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
-// stage's K. The boxes of A have at most as many rows as A, because TMA takes longer to fill rows than to read them.
+// ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
+// Load a stage of one operand. The boxes of a K-major operand have SPAN elements of K and all rows of the tile. The boxes of an M-major or
+// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A, because TMA takes longer to
+// fill rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -480,7 +486,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads must call it and then synchronize.
+// Zero the rows of A's slots that TMA does not load, because wgmma reads them. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -495,7 +501,7 @@ struct Maps {
     const TensorMap *a, *b;
 };
 
-// Load stage k of a tile into the current slot. Call it from one thread.
+// Load stage k of a tile into the current slot. Call this function from one thread.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, TILE_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * TILE_K, place.row0, place.batch);
@@ -507,8 +513,8 @@ struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
-// A work range takes every work_ranges-th tile.
+// ---- Schedule: whole tiles ------------------------------------------------------------------------------------------
+// A work range consists of every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -522,8 +528,8 @@ struct WorkQueue {
     }
 };
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
-// CTAs that run at the same time therefore share operands in L2.
+// Set the position of a tile. Tiles are numbered in groups of raster_m rows of tiles, and column by column within a group. CTAs that run at
+// the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -532,7 +538,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// Iterator over the stages of a queue's work units, in the order in which the producer loads them.
+// An iterator over the stages of a queue's work units in the order in which the producer loads them.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -541,7 +547,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
-    // Advance to the next stage. Return false if there is none.
+    // Advance to the next stage. Return false if there are no more stages.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -552,7 +558,7 @@ struct StageCursor {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load one tile after another, without waiting until the consumers have stored the previous tile.
+// Load this CTA's tiles without waiting until the consumers have stored the previous tile.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         ring.acquire();
@@ -577,8 +583,8 @@ __device__ __forceinline__ void load_step(Fragments& to, const LaneAddresses& fr
     load_fragments(to, from.a + slot * A_STAGE_BYTES, from.b + slot * B_STAGE_BYTES, step);
 }
 
-// Multiply a stage. The fragments of a step are loaded before the MMAs of the previous step; the fragments of step 0 are already in
-// fragments[0]. The previous stage's slot is released during the MMAs of this stage, when all values read from it have been used.
+// Multiply a stage. The warp loads the fragments of each step before the MMAs of the previous step. The fragments of step 0 are already in
+// fragments[0]. The warp releases the slot of the previous stage during the MMAs of this stage, after it has used all values of that slot.
 template <bool IsLast>
 __device__ __forceinline__ void multiply_stage(Accumulators& acc, Fragments (&fragments)[2], Ring& ring, const LaneAddresses& from,
                                                bool is_first, u32& previous) {
@@ -608,7 +614,8 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Wo
 #pragma unroll 1
     for (; k + 1 < unit.k_end; ++k) multiply_stage<false>(acc, fragments, ring, from, k == unit.k_begin, previous);
     multiply_stage<true>(acc, fragments, ring, from, k == unit.k_begin, previous);
-    // Release with a fence. Otherwise ptxas may move MMAs of the last stage, and the reads of their operands, after the arrival.
+    // Release the last slot with a fence. Otherwise ptxas may move MMAs of the last stage, and the reads of their operands, after the
+    // arrival.
     __syncwarp();
     if (laneid() == 0) ring.release(previous);
 }
@@ -632,7 +639,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// C = A B by mma.sync, for GPUs without wgmma. A producer warp loads by TMA. CTAs are persistent and compute one tile after another.
+// C = A B by mma.sync, for GPUs without wgmma. A producer warp loads by TMA, and consumer warps multiply. CTAs are persistent and compute
+// one tile after another.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     const __grid_constant__ cudatma::TensorMap a_map,
@@ -642,12 +650,12 @@ gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     clear_unloaded(problem, smem);
     Ring ring;
-    ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread fills a slot, and each consumer warp releases the slot
     wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();

@@ -34,7 +34,7 @@ __device__ __forceinline__ u32 laneid() {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -51,7 +51,7 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 }
 
 // [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0 to 16) bytes
-// are read; the other bytes become zero. Both addresses must be 16-byte aligned.
+// are read, and the other bytes become zero. Both addresses must be 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
@@ -85,11 +85,10 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
-// to the descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
-// groups of 64 elements of M or N.
+// `swizzle` is 0 for none, 1 for 128B, 2 for 64B and 3 for 32B. (Tensor maps number the swizzles in reverse.) In a K-major operand with a
+// swizzle, `stride_bytes` is the distance between groups of 8 rows, and `leading_bytes` is not used. To advance by 16 elements (32 bytes)
+// of K, add 2 to the descriptor. In an M-major or N-major (transposed) operand, `stride_bytes` is the distance between groups of 8 elements
+// of K, and `leading_bytes` is the distance between groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -105,28 +104,28 @@ __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most the latest Newest (0 to 7) wgmma groups of this warpgroup are pending.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
-// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
+// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -144,26 +143,26 @@ constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // otherwise M-major or N-major
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 A = 0;                          // 49152 B
 constexpr u32 B = 49152;                      // 98304 B
 constexpr u32 STAGING = 147456;               // 16384 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle, in bytes and in elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand: SPAN of M or N, and all of the stage's K
-constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: an N-major operand takes whole boxes
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle in bytes and in elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand (SPAN x TILE_K)
+constexpr u32 B_SLOT_N = 256;   // columns of B in a slot, which holds whole boxes of an N-major operand
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows per warpgroup
+constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups per tile; rows per warpgroup
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
 // ---- Products -------------------------------------------------------------------------------------------------------
-// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+// In each 16 x 8 fragment, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments per warp along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 
-// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
+// The accumulators of a warp are fragments of 16 x 8 values. Each lane holds four values of each fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
@@ -206,8 +205,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return the descriptor of the address `bytes` further on. One addition is enough: the low bits of a descriptor are the address in units of
-// 16 bytes, and a shared address does not overflow them.
+// Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
+// 16 bytes, and a shared address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -223,7 +222,7 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// Issue the MMAs of a slot as one commit group. The products replace the accumulators unless `accumulates` is true.
+// Issue the MMAs of a slot as one commit group. The products are added to the accumulators, or replace them if `accumulates` is false.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
@@ -297,11 +296,11 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
+// ---- Stores to C through staging rows in shared memory --------------------------------------------------------------
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // bytes of a warp's 16 staging rows
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write at most STAGED_N columns of a warp's 16 rows, beginning with fragment n, to shared memory in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -312,7 +311,7 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Stage a warp's rows in its staging rows, and write them with 16-byte stores. place: where the warp's part begins.
+// Copy a warp's rows to its staging rows, and write them to C with 16-byte stores. `place` is the position of the warp's part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
                                            u32 lane) {
     constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row; rows that a warp stores at a time
@@ -321,7 +320,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            __syncwarp();   // all lanes have read the previous columns
+            __syncwarp();   // staging overwrites the previous columns, which all lanes must have read
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
@@ -334,8 +333,8 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
         }
 }
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
-// CTAs that run at the same time therefore share operands in L2.
+// Set the position of a tile. Tiles are numbered in groups of raster_m rows of tiles, and column by column within a group. CTAs that run at
+// the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -344,10 +343,10 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// ---- Loads: all threads copy vectors of 16 bytes into the 128-byte swizzle ------------------------------------------
+// ---- Loads: all threads copy 16-byte vectors to shared memory in the 128-byte swizzle -------------------------------
 
 // Copy one slot of an operand of `rows` x `columns` elements, beginning at (row0, column0). A slot has Spans parts of Rows rows and SPAN
-// columns. Elements outside the operand become zero. pitch: elements from one row to the next.
+// columns. Elements outside the operand become zero. `pitch` is the number of elements from one row to the next.
 template <u32 Rows, u32 Spans>
 __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch, u32 row0, u32 column0, u32 rows, u32 columns) {
 #pragma unroll
@@ -361,7 +360,7 @@ __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch
     }
 }
 
-// Copy this thread's part of stage k of a tile as one group.
+// Copy this thread's part of stage k of a tile as one group. The group is empty after the last stage.
 __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u8* a, const u8* b, u32 k,
                                            const Place& place) {
     if (k < problem.k_iterations) {
@@ -371,11 +370,11 @@ __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32
         if constexpr (B_IS_K_MAJOR) load_slot<TILE_N, TILE_K / SPAN>(b_slot, b, problem.b_pitch, place.column0, k * TILE_K, problem.n, problem.k);
         else load_slot<TILE_K, TILE_N / SPAN>(b_slot, b, problem.b_pitch, k * TILE_K, place.column0, problem.k, problem.n);
     }
-    cp_async_commit_group();   // commit even an empty group, because cp_async_wait_group() counts groups
+    cp_async_commit_group();   // an empty group is committed, too, because cp_async_wait_group() counts groups
 }
 }  // namespace cudatma
 
-// C = A B, v1: cp.async fills the slots. Each CTA computes one tile. All warps load STAGES - 1 stages ahead and multiply.
+// C = A B, version v1. cp.async fills the slots. Each CTA computes one tile. All warps load STAGES - 1 stages ahead and multiply.
 extern "C" __global__ void __launch_bounds__(256, 1)
 gemm_v1_f16_rr_128x256x64_w2_s3(
     const cudatma::u8* a,
@@ -385,7 +384,7 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4;
     u32 tile_m, tile_n;
     tile_position(problem, blockIdx.x, tile_m, tile_n);
@@ -398,9 +397,9 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     Accumulators acc;
     u32 slot = 0, free_slot = STAGES - 1;
     for (u32 k = 0; k < problem.k_iterations; ++k) {
-        cp_async_wait_group<STAGES - 2>();   // this thread's copies of stage k have landed
-        fence_proxy_async_shared_cta();      // wgmma reads them through the async proxy
-        __syncthreads();                     // all copies have landed, and all warps have multiplied the previous stage
+        cp_async_wait_group<STAGES - 2>();   // wait for this thread's copies of stage k
+        fence_proxy_async_shared_cta();      // wgmma reads the copied rows through the async proxy
+        __syncthreads();                     // wait for all threads' copies, and until all warps have multiplied the previous stage
         load_stage(problem, smem, free_slot, a_matrix, b_matrix, k + STAGES - 1, place);
         multiply(acc, smem, slot, warpgroup, k > 0);
         wgmma_wait_group<0>();

@@ -20,7 +20,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -38,7 +39,7 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call this function.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -46,7 +47,7 @@ __device__ __forceinline__ bool elect_sync() {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -63,12 +64,12 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -88,7 +89,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -99,9 +101,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -131,11 +133,10 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
-// to the descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
-// groups of 64 elements of M or N.
+// `swizzle` is 0 for none, 1 for 128B, 2 for 64B and 3 for 32B. (Tensor maps number the swizzles in reverse.) In a K-major operand with a
+// swizzle, `stride_bytes` is the distance between groups of 8 rows, and `leading_bytes` is not used. To advance by 16 elements (32 bytes)
+// of K, add 2 to the descriptor. In an M-major or N-major (transposed) operand, `stride_bytes` is the distance between groups of 8 elements
+// of K, and `leading_bytes` is the distance between groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -151,7 +152,7 @@ __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most the latest Newest (0 to 7) wgmma groups of this warpgroup are pending.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
@@ -159,40 +160,42 @@ __device__ __forceinline__ void wgmma_wait_group() {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
-    // barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
+    // all CTAs must also synchronize before one uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -209,12 +212,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -226,13 +229,13 @@ struct TmaPipeline {
     // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: call release_used() once for the warp. All lanes must call it.
+    // Consumer: call release_used() once for the warp. All lanes must call this function.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
     }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -240,26 +243,26 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
-// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
+// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -278,7 +281,7 @@ constexpr u32 THREADS = 256;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = false;   // otherwise M-major or N-major
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 A = 0;                          // 49152 B
 constexpr u32 B = 49152;                      // 98304 B
 constexpr u32 STAGING = 147456;               // 16384 B
@@ -286,19 +289,19 @@ constexpr u32 FULL_BARRIERS = 163840;         // 24 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle, in bytes and in elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand: SPAN of M or N, and all of the stage's K
-constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: an N-major operand takes whole boxes
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle in bytes and in elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand (SPAN x TILE_K)
+constexpr u32 B_SLOT_N = 256;   // columns of B in a slot, which holds whole boxes of an N-major operand
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows per warpgroup
+constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups per tile; rows per warpgroup
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
 // ---- Products -------------------------------------------------------------------------------------------------------
-// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+// In each 16 x 8 fragment, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments per warp along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 
-// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
+// The accumulators of a warp are fragments of 16 x 8 values. Each lane holds four values of each fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
@@ -341,8 +344,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return the descriptor of the address `bytes` further on. One addition is enough: the low bits of a descriptor are the address in units of
-// 16 bytes, and a shared address does not overflow them.
+// Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
+// 16 bytes, and a shared address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -358,7 +361,7 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// Issue the MMAs of a slot as one commit group. The products replace the accumulators unless `accumulates` is true.
+// Issue the MMAs of a slot as one commit group. The products are added to the accumulators, or replace them if `accumulates` is false.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
@@ -429,11 +432,11 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
+// ---- Stores to C through staging rows in shared memory --------------------------------------------------------------
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // bytes of a warp's 16 staging rows
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write at most STAGED_N columns of a warp's 16 rows, beginning with fragment n, to shared memory in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -444,7 +447,7 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Stage a warp's rows in its staging rows, and write them with 16-byte stores. place: where the warp's part begins.
+// Copy a warp's rows to its staging rows, and write them to C with 16-byte stores. `place` is the position of the warp's part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
                                            u32 lane) {
     constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row; rows that a warp stores at a time
@@ -453,7 +456,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            __syncwarp();   // all lanes have read the previous columns
+            __syncwarp();   // staging overwrites the previous columns, which all lanes must have read
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
@@ -468,9 +471,10 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
-// Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
-// stage's K. The boxes of A have at most as many rows as A, because TMA takes longer to fill rows than to read them.
+// ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
+// Load a stage of one operand. The boxes of a K-major operand have SPAN elements of K and all rows of the tile. The boxes of an M-major or
+// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A, because TMA takes longer to
+// fill rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -484,7 +488,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads must call it and then synchronize.
+// Zero the rows of A's slots that TMA does not load, because wgmma reads them. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -499,15 +503,15 @@ struct Maps {
     const TensorMap *a, *b;
 };
 
-// Load stage k of a tile into the current slot. Call it from one thread.
+// Load stage k of a tile into the current slot. Call this function from one thread.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, TILE_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * TILE_K, place.row0, place.batch);
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
-// CTAs that run at the same time therefore share operands in L2.
+// Set the position of a tile. Tiles are numbered in groups of raster_m rows of tiles, and column by column within a group. CTAs that run at
+// the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -517,7 +521,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 }  // namespace cudatma
 
-// C = A B, v2: TMA fills a ring of slots. Each CTA computes one tile. All warps multiply, and the first thread also loads.
+// C = A B, version v2. TMA fills a ring of slots. Each CTA computes one tile. All warps multiply, and one thread of the first warp also
+// loads.
 extern "C" __global__ void __launch_bounds__(256, 1)
 gemm_v2_f16_cr_128x256x64_w2_s3(
     const __grid_constant__ cudatma::TensorMap a_map,
@@ -527,7 +532,7 @@ gemm_v2_f16_cr_128x256x64_w2_s3(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     u32 tile_m, tile_n;
     tile_position(problem, blockIdx.x, tile_m, tile_n);
@@ -535,7 +540,7 @@ gemm_v2_f16_cr_128x256x64_w2_s3(
 
     clear_unloaded(problem, smem);
     Ring reads;
-    reads.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread fills a slot; each warp releases it
+    reads.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread fills a slot, and each warp releases the slot
     wait_for_previous_grid();
     Ring writes = reads;
     if (warp_index == 0) {
@@ -543,8 +548,8 @@ gemm_v2_f16_cr_128x256x64_w2_s3(
             if (elect_sync()) load_stage(problem, writes, smem, Maps{&a_map, &b_map}, k, place);
     }
 
-    // The first thread refills a slot once all warps have released it. If a wgmma were in flight across this divergent branch, ptxas would
-    // serialize all wgmmas.
+    // One thread of the first warp refills a slot after all warps have released it. Before this divergent branch, the warps wait for their
+    // wgmmas. If a wgmma were in flight across the branch, ptxas would serialize all wgmmas.
     Accumulators acc;
     for (u32 k = 0; k < problem.k_iterations; ++k, reads.advance()) {
         reads.wait();

@@ -24,7 +24,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -42,7 +43,7 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call this function.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -55,7 +56,7 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -65,14 +66,15 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24 to 256, a multiple of 8), and wait until the CTA's pool
-// has enough registers.
+// [PTX ISA, setmaxnreg] Increase this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8). The function waits until
+// the CTA's pool has enough registers.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the freed registers to the CTA's pool.
+// [PTX ISA, setmaxnreg] Decrease this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8), and return the others to
+// the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
@@ -85,7 +87,7 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -105,7 +107,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parit
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed, suspending the thread for at most `ns` nanoseconds at a time.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
     }
@@ -131,12 +134,12 @@ __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
 }
 
 // [PTX ISA, mbarrier.arrive] Arrive once on a barrier in any CTA of the cluster. `bar` is an address from mapa_shared_cluster. The default
-// semantics, a release within this CTA, suffice for a slot that was only read.
+// semantics, a release at CTA scope, suffice to release a slot that this CTA only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Arrive on the cluster barrier with release semantics. All threads of the cluster must call it.
+// [PTX ISA, barrier.cluster] Arrive on the cluster barrier with release semantics. All threads of the cluster must call this function.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
@@ -146,9 +149,9 @@ __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -164,9 +167,9 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
                  :: "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to element (c0, c1, ..) of `map` as part of this thread's current
-// bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads
-// that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
+// [PTX ISA, cp.async.bulk.tensor] Store a box from shared address `src` to element (c0, c1, ...) and the following elements of `map` as
+// part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* map, u32 src, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
                  " [%0, {%2, %3, %4}], [%1];"
@@ -226,11 +229,10 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
-// to the descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
-// groups of 64 elements of M or N.
+// `swizzle` is 0 for none, 1 for 128B, 2 for 64B and 3 for 32B. (Tensor maps number the swizzles in reverse.) In a K-major operand with a
+// swizzle, `stride_bytes` is the distance between groups of 8 rows, and `leading_bytes` is not used. To advance by 16 elements (32 bytes)
+// of K, add 2 to the descriptor. In an M-major or N-major (transposed) operand, `stride_bytes` is the distance between groups of 8 elements
+// of K, and `leading_bytes` is the distance between groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -246,7 +248,7 @@ __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most the latest Newest (0 to 7) wgmma groups of this warpgroup are pending.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
@@ -254,33 +256,35 @@ __device__ __forceinline__ void wgmma_wait_group() {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 SUSPEND_NS = 10000000;   // the longest time that a waiting thread is suspended
+    static constexpr u32 SUSPEND_NS = 10000000;   // maximum time for which a wait suspends the thread
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -297,12 +301,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, SUSPEND_NS); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -317,7 +321,7 @@ struct TmaPipeline {
         if (lane < ClusterSize) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_barrier(slot), lane));
     }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -325,12 +329,12 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each number a constant: for a number unknown at
-// compile time, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant. If a number were
+// unknown at compile time, ptxas would reserve all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -342,27 +346,27 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
-// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
+// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// The position of a thread among the consumers. warp: index of the warp in its warpgroup.
+// The position of a thread among the consumers. `warp` is the index of the warp in its warpgroup.
 struct ThreadPosition {
     u32 warpgroup, warp, lane;
 };
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -380,11 +384,11 @@ constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // otherwise M-major or N-major
-constexpr u32 CLUSTER = 2;   // CTAs per cluster; they share their tile of A or B, whichever is larger
+constexpr u32 CLUSTER = 2;   // CTAs per cluster, which share the larger of their tiles of A and B
 constexpr u32 CLUSTER_M = 1, CLUSTER_N = 2;   // CTAs per cluster along M and along N
 constexpr bool A_IS_SHARED = CLUSTER_N > 1;
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 A = 0;                          // 98304 B
 constexpr u32 B = 98304;                      // 49152 B
 constexpr u32 A_SCALE = 147456;               // 3072 B
@@ -393,19 +397,19 @@ constexpr u32 FULL_BARRIERS = 216064;         // 24 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 1;   // bytes per element of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle, in bytes and in elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand: SPAN of M or N, and all of the stage's K
-constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: an N-major operand takes whole boxes
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle in bytes and in elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand (SPAN x TILE_K)
+constexpr u32 B_SLOT_N = 128;   // columns of B in a slot, which holds whole boxes of an N-major operand
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows per warpgroup
+constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups per tile; rows per warpgroup
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
 // ---- Products -------------------------------------------------------------------------------------------------------
-// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+// In each 16 x 8 fragment, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments per warp along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 
-// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
+// The accumulators of a warp are fragments of 16 x 8 values. Each lane holds four values of each fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
@@ -440,8 +444,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return the descriptor of the address `bytes` further on. One addition is enough: the low bits of a descriptor are the address in units of
-// 16 bytes, and a shared address does not overflow them.
+// Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
+// 16 bytes, and a shared address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -491,7 +495,8 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the position of a CTA's tile. tile_m and tile_n count the tiles of clusters; tile_m runs over all matrices of the batch.
+// Return the position of a CTA's tile. `tile_m` and `tile_n` are the position of the cluster's tile, and `tile_m` runs over all matrices of
+// the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * CLUSTER_M;
     return Place{(along_m + rank % CLUSTER_M) * TILE_M, (tile_n * CLUSTER_N + rank % CLUSTER_N) * TILE_N, batch};
@@ -522,11 +527,11 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
+// ---- Stores to C through staging rows in shared memory --------------------------------------------------------------
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // bytes of a warp's 16 staging rows
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write at most STAGED_N columns of a warp's 16 rows, beginning with fragment n, to shared memory in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -537,7 +542,7 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Stage a warp's rows in its staging rows, and write them with 16-byte stores. place: where the warp's part begins.
+// Copy a warp's rows to its staging rows, and write them to C with 16-byte stores. `place` is the position of the warp's part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
                                            u32 lane) {
     constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row; rows that a warp stores at a time
@@ -546,7 +551,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            __syncwarp();   // all lanes have read the previous columns
+            __syncwarp();   // staging overwrites the previous columns, which all lanes must have read
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
@@ -561,9 +566,10 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
-// Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
-// stage's K. The boxes of A have at most as many rows as A, because TMA takes longer to fill rows than to read them.
+// ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
+// Load a stage of one operand. The boxes of a K-major operand have SPAN elements of K and all rows of the tile. The boxes of an M-major or
+// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A, because TMA takes longer to
+// fill rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -577,7 +583,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads must call it and then synchronize.
+// Zero the rows of A's slots that TMA does not load, because wgmma reads them. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -599,7 +605,8 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
-// Prefetch the tensor maps from the first thread of the producer warp. This may run before the previous grid has completed.
+// Prefetch the tensor maps from the first thread of the producer warp. The function may run before the previous grid has completed, because
+// no kernel writes the maps.
 __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if (threadIdx.x != 32 * CONSUMER_WARPS) return;
     prefetch_tensormap(maps.a);
@@ -608,18 +615,18 @@ __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
 }
 
 // ---- Stores ---------------------------------------------------------------------------------------------------------
-// Named barriers. __syncthreads() uses 0.
+// The named barriers of this kernel. __syncthreads() uses barrier 0.
 enum NamedBarrier : u32 {
     STORE_BARRIER = 3,   // the first of several barriers, one per warpgroup
 };
 
 constexpr u32 STAGING_BUFFERS = 4;   // buffers per warpgroup
-constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // bytes per buffer: 64 rows of 128 bytes
+constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // 64 rows of 128 bytes
 
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// Stage a warpgroup's whole part of a tile in the 128-byte swizzle. One thread stores the part by TMA while the next tile is computed. TMA
-// stores a few large boxes faster than many small ones. place: where the warpgroup's part begins.
+// Stage a warpgroup's whole part of a tile in the 128-byte swizzle. One thread stores the part by TMA while the warpgroup computes the next
+// tile. TMA stores a few large boxes faster than many small ones. `place` is the position of the warpgroup's part.
 __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, const ThreadPosition& at) {
     const Place of_warp{place.row0 + 16 * at.warp, place.column0, place.batch};
@@ -629,8 +636,8 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& pro
         return;
     }
     const bool issues = at.warp == 0 && at.lane == 0;
-    if (issues) cp_async_bulk_wait_group_read<0>();   // TMA has read the previous tile
-    store_sync(at.warpgroup);   // wait for the thread that issued the stores
+    if (issues) cp_async_bulk_wait_group_read<0>();   // staging overwrites the previous tile, which TMA must have read
+    store_sync(at.warpgroup);   // the other threads wait for the thread that issued the stores
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
@@ -639,7 +646,7 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& pro
             stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, at.lane);
         }
     fence_proxy_async_shared_cta();
-    store_sync(at.warpgroup);   // all rows are staged and visible to TMA
+    store_sync(at.warpgroup);   // all rows must be staged and visible to TMA before the store
     if (!issues) return;
 #pragma unroll
     for (u32 n = 0; n < TILE_N; n += STAGED_N)
@@ -650,7 +657,8 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& pro
 // ---- Clusters -------------------------------------------------------------------------------------------------------
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
-// Load this CTA's part of a shared slot into every CTA of the cluster. The CTAs divide the rows if the operand is K-major, and K otherwise.
+// Load this CTA's part of a shared slot into every CTA of the cluster. The CTAs divide the rows of a K-major operand, and the K of any
+// other operand.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch, u32 rank) {
     if constexpr (IsKMajor) {
@@ -668,8 +676,8 @@ __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 ba
     }
 }
 
-// Load stage k of a tile into the current slot: all of this CTA's own operand, and its part of the shared operand, which goes to every CTA
-// of the cluster. Call it from one thread after the consumers of all CTAs have released the slot.
+// Load stage k of a tile into the current slot. This CTA loads all of its own operand into its own slot, and its part of the shared operand
+// into the slots of all CTAs of the cluster. Call this function from one thread after the consumers of all CTAs have released the slot.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place,
                                            u32 rank) {
     const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
@@ -689,8 +697,8 @@ struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
-// A work range takes every work_ranges-th tile.
+// ---- Schedule: whole tiles ------------------------------------------------------------------------------------------
+// A work range consists of every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -704,8 +712,8 @@ struct WorkQueue {
     }
 };
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
-// CTAs that run at the same time therefore share operands in L2.
+// Set the position of a tile. Tiles are numbered in groups of raster_m rows of tiles, and column by column within a group. CTAs that run at
+// the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -715,8 +723,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load one tile after another, without waiting until the consumers have stored the previous tile. Every other tile goes through K
-// backwards, because L2 still holds the end of the operands that consecutive tiles share.
+// Load this CTA's tiles without waiting until the consumers have stored the previous tile. The thread loads every other tile backwards
+// along K, because L2 still holds the end of the operands that consecutive tiles share.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank) {
     WorkQueue queue(problem, blockIdx.x / CLUSTER);
     WorkUnit unit;
@@ -751,11 +759,11 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 }
 
 // ---- Block scales ---------------------------------------------------------------------------------------------------
-// A stage is one block of K, which has its own scales. The products of a block are summed separately, scaled, and added to the
-// accumulators.
+// Each stage is one block of K with its own scales. The MMAs sum the products of a block separately. The sums are then scaled and added to
+// the accumulators.
 typedef float BlockSums[FRAGMENTS_8][4];
 
-// Issue the MMAs of 64 rows of a block as one commit group.
+// Issue the MMAs for 64 rows of a block as one commit group.
 __device__ __forceinline__ void multiply_block(BlockSums& sums, u64 rows, u64 columns) {
     wgmma_fence();
     wgmma_m64n128k32_f32_e4m3_ss(sums, rows, columns, false);
@@ -778,7 +786,7 @@ __device__ __forceinline__ float column_scales(const Problem& problem, const Res
     return __ldg(result.b_scale + place.batch * problem.b_scale_batch + k * problem.b_scale_k + column * problem.b_scale_column);
 }
 
-// Return column_scales() for the first blocks of the queue's next tile, or 0 if there is no tile.
+// Return column_scales() for the first blocks of the queue's next tile, or 0 if the queue has no more tiles.
 __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& problem, const Result& result, u32 rank, u32 lane) {
     WorkUnit unit;
     if (!queue.next(problem, unit)) return 0;
@@ -788,9 +796,9 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
 }
 
 // Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between a warpgroup's MMAs must
-// be short. The loop is therefore unrolled so that each iteration waits for the next slot and computes its descriptors while it scales the
-// current block. The scales of A's rows are in the slot, and are read before the slot's MMAs have completed. columns: column_scales() for
-// block 0.
+// be short. The loop is therefore unrolled, so that ptxas can move the wait for the next slot and the computation of its descriptors into
+// the scaling of the current block. The scales of A's rows are in the slot, and the warps read them before the slot's MMAs have completed.
+// `columns` is column_scales() for block 0.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, float columns, const ThreadPosition& at) {
     clear(acc);
@@ -819,7 +827,7 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
     }
 }
 
-// Compute and store one tile after the other.
+// Compute and store this CTA's tiles.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
                                         const ThreadPosition& at, u32 rank) {
     WorkQueue queue(problem, blockIdx.x / CLUSTER);
@@ -839,7 +847,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 }
 }  // namespace cudatma
 
-// C = A B, v5: like v4, but the CTAs of a cluster share the tile of one operand, and each CTA loads a part of this tile for all of them.
+// C = A B, version v5. This version is like v4, but the CTAs of a cluster share the tile of one operand, and each CTA loads a part of this
+// tile for all CTAs.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
@@ -852,7 +861,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     prefetch_maps(Maps{&a_map, &b_map, &a_scale_map});
@@ -861,7 +870,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     ring.attach(smem + FULL_BARRIERS);
     if (threadIdx.x == 0) ring.init_barriers(1, CLUSTER * CONSUMER_WARPS);   // all consumer warps of the cluster release a slot
     barrier_cluster_arrive();
-    barrier_cluster_wait();   // the barriers of all CTAs are initialized
+    barrier_cluster_wait();   // all CTAs must have initialized their barriers before one arrives on them or loads by multicast
     wait_for_previous_grid();
     const u32 rank = cluster_ctarank();
     if (warp_index >= CONSUMER_WARPS) {

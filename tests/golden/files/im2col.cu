@@ -13,7 +13,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -24,7 +25,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -44,7 +45,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -55,9 +57,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to element (c0, c1, ..) of `map` as part of this thread's current
-// bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads
-// that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
+// [PTX ISA, cp.async.bulk.tensor] Store a box from shared address `src` to element (c0, c1, ...) and the following elements of `map` as
+// part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* map, u32 src, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
                  " [%0, {%2, %3, %4}], [%1];"
@@ -69,9 +71,9 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor, .im2col] Load the pixels of a convolution for one filter position. c0 is the channel; the other
-// coordinates are w, (h, (d,)) and n of the first pixel; offset0.. are the filter's position along w, (h, (d)). Pixels outside the map's
-// bounding box are zero. `bar` counts the bytes of all pixels.
+// [PTX ISA, cp.async.bulk.tensor, .im2col] Load the pixels of a convolution for one filter position. The coordinates of the first pixel are
+// the channel c0, the position along the tensor's spatial axes (w, then h, then d), and the image n. The offsets are the filter position
+// along the spatial axes. TMA fills pixels outside the map's bounding box with zeros, and barrier `bar` counts the bytes of all pixels.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_im2col_load(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3, u16 offset0, u16 offset1) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.im2col.mbarrier::complete_tx::bytes"
@@ -99,31 +101,33 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread calls it instead of init_barriers(). acquire()
-    // and release*() must not be called; the producer must know in another way when a slot is free.
+    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread must call this function instead of
+    // init_barriers(). acquire() and release*() must not be called, so the producer must determine in another way when a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
         fence_mbarrier_init();
@@ -137,7 +141,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -145,7 +149,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -155,19 +159,17 @@ namespace cudatma {
 
 // Copy work units blockIdx.x, blockIdx.x + gridDim.x, ... below `units` through a ring of Stages slots. Call this function from one thread.
 //
-//     load(unit, slot address, barrier)   expects the unit's bytes at the barrier and loads them
-//     store(unit, slot address)           stores the slot
+// load(unit, slot address, barrier) makes the barrier expect the unit's bytes, and loads them store(unit, slot address) stores the slot
 //
 // No proxy fence is needed, because TMA both writes and reads the slots. The ring has no `empty` barriers, because the thread that loads
-// also stores, and its bulk groups show when a store has read its slot. The thread first fills all slots. After each store, it refills the
-// slot that was stored StoresInFlight stores earlier: TMA has read that slot, but may still be reading the later ones. The function returns
-// when all stores have been written.
-//
-// barriers: 8 * Stages bytes of shared memory.
+// also stores, and it waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, it refills the
+// slot of the store that it issued StoresInFlight stores earlier. TMA has read that slot, but may still be reading the slots of later
+// stores. The function returns after all stores have written global memory.
+// `barriers` is the shared address of the 8 * Stages bytes of the ring's barriers.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
 __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, Load load, Store store) {
     static_assert(StoresInFlight > 0 && StoresInFlight < Stages, "a slot must be left to load into");
-    TmaPipeline<Stages> ring;   // at the slot of the next store
+    TmaPipeline<Stages> ring;   // its current stage is the slot of the next store
     ring.attach(barriers);
     ring.init_full_barriers(1);
 
@@ -198,15 +200,16 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;   // number of stores that may still be reading their slots
-constexpr u32 STAGE_BYTES = 16384;   // bytes from one slot to the next; a box has at most this many bytes
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still be reading their slots
+constexpr u32 STAGE_BYTES = 16384;   // bytes from one slot to the next, and maximum size of a box
 constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 
 // Copy the source's channels for each pixel of a convolution's result and each tap of its filter to destination[pixel][tap][channel].
-// Pixels and taps are numbered with w innermost. A box holds `channels` channels of `pixels` pixels for one tap. TMA steps from pixel to
+// Pixels and taps are numbered with w innermost. A box contains `channels` channels of `pixels` pixels for one tap. TMA steps from pixel to
 // pixel across the ends of rows and images.
-//   out_w, ...: extents of the result. taps_w, ...: extents of the filter; taps: their product. stride_w, ...: strides of the convolution.
-//   before_w, ...: padding before the image. step_w, ...: dilation. channel_boxes: boxes along the channels.
+// Along each axis (here w), `out_w` is the extent of the result, `taps_w` is the extent of the filter, `stride_w` is the stride of the
+// convolution, `before_w` is the padding before the image, and `step_w` is the dilation. `taps` is the number of taps of the filter, and
+// `channel_boxes` is the number of boxes along the channels.
 extern "C" __global__ void __launch_bounds__(32)
 im2col(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination,
     u32 out_w, u32 taps_w, int stride_w, int before_w, u32 step_w,

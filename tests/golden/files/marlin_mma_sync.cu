@@ -25,7 +25,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -43,7 +44,7 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call this function.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -56,7 +57,7 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -67,12 +68,12 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -92,7 +93,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -103,9 +105,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -196,8 +198,9 @@ __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
                  :: "r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both f16; d is 16 x 8 in fp32. In d[0..1],
-// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], the same columns of row l / 4 + 8.
+// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp. a (16 x 16) and b (16 x 8) are f16, and d (16 x 8) is fp32. In
+// d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row l / 4 +
+// 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -213,40 +216,42 @@ __device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
-    // barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
+    // all CTAs must also synchronize before one uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -263,12 +268,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -280,13 +285,13 @@ struct TmaPipeline {
     // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: call release_used() once for the warp. All lanes must call it.
+    // Consumer: call release_used() once for the warp. All lanes must call this function.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
     }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -294,19 +299,19 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -338,12 +343,12 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Return word i of the 16 bytes that a thread holds of a packed 64 x 64 block: the thread's weights in rows 16 i to 16 i + 15.
+// Return word i of a thread's 16 bytes of a packed 64 x 64 block. The word contains the thread's weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// Add a thread's four values of a fragment from shared memory.
+// Add the four values of a fragment at shared address `smem` to this thread's sums.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
     ld_shared_v4_f32(other, smem);
@@ -352,7 +357,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 }
 
 // Return the index of columns column0 + g and column0 + g + 8 in packed rows of 64 columns, where g is lane / 4. column0 must be a multiple
-// of 16. A packed row has column 16 c + 8 r + g at index 8 g + 2 c + r, so that a thread's columns of adjacent fragments are adjacent.
+// of 16. A packed row contains column 16 c + 8 r + g at index 8 g + 2 c + r, so that a thread's columns of adjacent fragments are adjacent.
 __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
     return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
 }
@@ -362,11 +367,11 @@ __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
 namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
-constexpr u32 TILE_M = 8;   // rows of M per CTA: columns of the mma
-constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the mma
+constexpr u32 TILE_M = 8;   // rows of M per CTA, which are columns of the MMAs
+constexpr u32 TILE_N = 128;   // columns of N per CTA, which are rows of the MMAs
 constexpr u32 TILE_K = 256;   // elements of K per stage
-constexpr u32 WARPS_N = 4, WARP_N = 32;   // warps along N (each has all rows of M); columns per warp
-constexpr u32 SLICE_K = 2;   // number of warps with the same columns of N; they divide each stage's K
+constexpr u32 WARPS_N = 4, WARP_N = 32;   // warps along N, each with all rows of M; columns per warp
+constexpr u32 SLICE_K = 2;   // warps with the same columns of N, which divide each stage's K
 constexpr u32 STAGES = 4;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
@@ -376,9 +381,9 @@ constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
 constexpr u32 FIX_UP_UNROLL = 8;   // partial tiles whose loads are in flight at the same time
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
 constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
-constexpr u32 ROW_BYTES = 128;   // bytes per row of a box of activations: 64 elements of K
+constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 16384 B
 constexpr u32 WEIGHTS = 16384;                // 65536 B
 constexpr u32 SCALES = 81920;                 // 2048 B
@@ -392,19 +397,19 @@ constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_SLOT_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 21248;   // bytes that the TMA loads of a stage deliver
-constexpr u32 FULL_ARRIVALS = 1;   // number of arrivals that fill a slot
-constexpr u32 STAGING_PITCH_BYTES = 80;   // bytes from one row to the next
-constexpr u32 STAGING_BYTES = 640;   // bytes of a warp's eight staging rows
-constexpr u32 SLICE_THREADS = 32;   // threads that hold the same part of the tile for one slice
+constexpr u32 TRANSACTION_BYTES = 21248;   // bytes that TMA loads per stage
+constexpr u32 FULL_ARRIVALS = 1;   // arrivals that fill a slot
+constexpr u32 STAGING_PITCH_BYTES = 80;   // bytes from one staging row to the next
+constexpr u32 STAGING_BYTES = 640;   // the eight staging rows of a warp
+constexpr u32 SLICE_THREADS = 32;   // threads that hold one part of the tile for one slice
 using Ring = TmaPipeline<STAGES>;
 
-// Named barriers. __syncthreads() uses 0.
+// The named barriers of this kernel. __syncthreads() uses barrier 0.
 enum NamedBarrier : u32 {
     SLICE_BARRIER = 1,   // the first of several barriers, one per part of the tile
 };
 
-// Wait for all warps with the same columns of N.
+// Wait until all warps with the same columns of N have arrived.
 __device__ __forceinline__ void slice_sync(u32 warp_tile) { bar_sync(SLICE_BARRIER + warp_tile, SLICE_K * SLICE_THREADS); }
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -434,12 +439,12 @@ struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges: one per CTA or, in a
-// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. In this case,
-// its first work unit computes a partial sum and stores it for the tile's owner, the range that has the tile's first stage. An owner waits
-// only for CTAs with a lower blockIdx, because ranges are numbered in reverse. These CTAs were dispatched before the owner, so an owner
-// never waits for a CTA that has not started.
+// ---- Schedule: stream-K, then whole tiles ---------------------------------------------------------------------------
+// The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges. There is one range
+// per CTA or, in a launch with clusters, one per cluster. The remaining tiles are dealt to the ranges in turn. A range may begin inside a
+// tile. In this case, its first work unit computes partial sums and stores them for the tile's owner, which is the range with the tile's
+// first stage. An owner waits only for CTAs with a lower blockIdx, because ranges are numbered in reverse. These CTAs were dispatched
+// before the owner, so an owner never waits for a CTA that has not started.
 
 // Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
@@ -469,8 +474,8 @@ struct WorkQueue {
     }
 };
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
-// CTAs that run at the same time therefore share operands in L2.
+// Set the position of a tile. Tiles are numbered in groups of raster_m rows of tiles, and column by column within a group. CTAs that run at
+// the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -479,7 +484,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// Iterator over the stages of a queue's work units, in the order in which the producer loads them.
+// An iterator over the stages of a queue's work units in the order in which the producer loads them.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -488,7 +493,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
-    // Advance to the next stage. Return false if there is none.
+    // Advance to the next stage. Return false if there are no more stages.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -498,9 +503,9 @@ struct StageCursor {
     }
 };
 
-// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
-// low: 1024 plus the zero point of column g, which dequantize() subtracts. high: -(64 + zero point) of column g + 8, which dequantize()
-// adds after a division by 16. Each value is in both halves.
+// ---- int4 -> float16: one LOP3 inserts two nibbles into the mantissas of a constant -----------------------
+// `low` is 1024 plus the zero point of column g, and dequantize() subtracts it. `high` is -(64 + zero point) of column g + 8, and
+// dequantize() adds it after a division by 16. Each value is in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
@@ -510,7 +515,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
     return ZeroPoint{0x64006400u | low | low << 16, 0xd400d400u | high << 4 | high << 20};
 }
 
-// Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16, and its last mantissa bit has the value 1: 0x6400 | v is exactly 1024 + v,
+// Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16. Its last mantissa bit has the value 1, so 0x6400 | v is exactly 1024 + v,
 // and 0x6400 | v << 4 is exactly 1024 + 16 v, which is 16 (64 + v). The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
@@ -522,13 +527,14 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 
 // ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
-// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
+// The accumulators of a warp are fragments of 16 x 8 values. Each lane holds four values of each fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
-// ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
-// Add up the sums of SLICE_K groups of SLICE_THREADS threads. All groups hold the same part of the tile, each for one slice of every
-// stage's K. Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own in the order of the slices. Return
-// whether this is group 0. part: index of the part in the tile. thread: index of the thread in its group.
+// ---- Slice-K within a CTA -------------------------------------------------------------------------------------------
+// Add up the sums of SLICE_K groups of SLICE_THREADS threads. All groups hold sums of the same part of the tile, each for one slice of
+// every stage's K. Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own sums in the order of the
+// slices. Return whether this thread is in group 0. `part` is the index of the part in the tile, and `thread` is the index of the thread in
+// its group.
 __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
     constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
     const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
@@ -539,7 +545,7 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
             for (u32 r = 0; r < FRAGMENTS_8; ++r)
                 st_shared_v4_f32(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
     }
-    slice_sync(part);   // group 0 waits for the sums of the other groups
+    slice_sync(part);   // group 0 must not read the sums before the other groups have stored them
     if (slice == 0) {
 #pragma unroll
         for (u32 other = 0; other < SLICE_K - 1; ++other)
@@ -549,17 +555,17 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
                 for (u32 r = 0; r < FRAGMENTS_8; ++r)
                     add_fragment(acc[c][r], sums + other * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES);
     }
-    slice_sync(part);   // group 0 has read the sums, which the next work unit overwrites
+    slice_sync(part);   // the next work unit overwrites the sums, which group 0 must have read
     return slice == 0;
 }
 
-// ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
+// ---- Stream-K across CTAs -------------------------------------------------------------------------------------------
 struct Workspace {
-    float4* partials;   // the sums of one partial tile per CTA, as whole fragments
+    float4* partials;   // the sums of one partial tile per CTA in whole fragments
     u32* flags;         // WARP_TILES flags per CTA
 };
 
-// Return the address of this lane's partial sums of a warp.
+// Return the address of this lane's part of a warp's partial sums.
 __device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
     constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
     return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
@@ -580,10 +586,10 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
 }
 
 // Add the partial sums of the following ranges, which cover `stages_missing` stages, to the sums of the tile's owner. The sums are added in
-// the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
+// the order of the ranges, so that the result is bitwise reproducible. The function also clears the flags for the next launch.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
                                        u32 stages_missing, u32 warp_tile, u32 lane) {
-    u32 last = range;   // the last range that has stages of this tile
+    u32 last = range;   // the last range with stages of this tile
     while (stages_missing > 0) {
         ++last;
         stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
@@ -622,8 +628,8 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
-// ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
-// Add the bias. column0: the warp's first column. Its fragments along N are FRAGMENT_STRIDE_N columns apart.
+// ---- Epilogue -------------------------------------------------------------------------------------------------------
+// Add the bias. `column0` is the warp's first column. The warp's fragments along N are FRAGMENT_STRIDE_N columns apart.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
     if (bias == nullptr) return;
     const u32 g = lane >> 2;
@@ -668,7 +674,7 @@ __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, cons
     const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
 #pragma unroll
     for (u32 r = 0; r < FRAGMENTS_8; ++r) {
-        __syncwarp();   // all lanes have read the previous eight rows
+        __syncwarp();   // staging overwrites the previous eight rows, which all lanes must have read
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c) {
             const u32 fragments[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
@@ -684,9 +690,10 @@ __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, cons
     }
 }
 
-// ---- Loads: by TMA or cp.async --------------------------------------------------------------------------------------
+// ---- Loads ----------------------------------------------------------------------------------------------------------
 // Load weights as N64_PER_TILE boxes of K64_PER_STAGE contiguous blocks of 2 KB. TMA fills blocks after the last row of blocks with zeros.
-// Blocks beyond a row's K belong to the next columns; the activations that multiply them are zero.
+// Blocks beyond a row's K belong to the next columns. Their products are zero, because TMA or cp.async fills the activations beyond K with
+// zeros.
 __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
                                              u32 k, u64 policy) {
 #pragma unroll
@@ -696,7 +703,7 @@ __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap
     }
 }
 
-// Load scales or zero points.
+// Load the scales or the zero points of a stage.
 __device__ __forceinline__ void load_table(u32 smem, u32 full, const TensorMap* map, u32 tile_n, u32 k) {
     cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * TILE_N, k * TILE_K / GROUP_SIZE);
 }
@@ -709,7 +716,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 full, const Tenso
         cp_async_bulk_tensor_2d_load(smem + i * TILE_M * ROW_BYTES, map, full, k * TILE_K + i * 64, tile_m * TILE_M);
 }
 
-// ---- Main loop: mma.sync with dequantized weights and activations, both in registers --------------------------------
+// ---- Main loop: mma.sync multiplies dequantized weights and activations in registers --------------------------------
 // The position of a warp among the consumers.
 struct WarpPosition {
     u32 lane;
@@ -724,7 +731,7 @@ struct WarpPosition {
 // Return `value` through a shuffle, so that ptxas keeps the value in a register instead of recomputing an address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// The addresses from which this thread reads slot 0. Each following slot is one stage further.
+// The addresses from which this thread reads slot 0. The addresses in the following slots are multiples of a stage's size further on.
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
 
@@ -743,17 +750,18 @@ struct SlotAddresses {
     }
 };
 
-// A thread's weights for 64 elements of K.
+// A thread's weights for a block of 64 elements of K.
 struct WeightFragments {
-    uint4 packed[FRAGMENTS_16];      // one word per 16-deep step
-    u32 scale_pairs[FRAGMENTS_16];   // scales of columns g (low half) and g + 8 (high half)
+    uint4 packed[FRAGMENTS_16];      // one word per step of 16 elements of K
+    u32 scale_pairs[FRAGMENTS_16];   // scales of columns g (low) and g + 8 (high)
     ZeroPoint zeros[FRAGMENTS_16];
 };
 
-// Operand B of one 16-deep step: the activations of all rows of the tile.
+// Operand B of a step of 16 elements of K, which consists of the activations of all rows of the tile.
 typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
-// Load the activations of a step. In the swizzle, the chunks of a step differ from those of step 0 in bits 5 and 6 of the address.
+// Load the activations of a step. In the swizzle, the addresses of a step's chunks differ from the addresses in step 0 only in bits 5 and
+// 6.
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
     if constexpr (FRAGMENTS_8 == 1) {
         ldmatrix_x2(b[0], address ^ (step << 5));
@@ -770,7 +778,7 @@ __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b
     }
 }
 
-// Load a thread's scales of a group: one pair per fragment, the scales of columns g (low half) and g + 8 (high half).
+// Load a thread's scales of a group. The pair of each fragment contains the scales of columns g (low half) and g + 8 (high half).
 template <u32 Fragments>
 __device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[Fragments], u32 smem) {
     if constexpr (Fragments == 4) {
@@ -793,14 +801,15 @@ __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16
     }
 }
 
-// Load a thread's scales and zero points. k: the first element of a group or of a 64-deep block, in this warp's slice of the stage.
+// Load a thread's scales and zero points. `k` is the first element of a group or of a block of 64
+// in this warp's slice of the stage.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
     const u32 row = k / GROUP_SIZE * TILE_N;
     load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
     load_zero_points(weights.zeros, slots.zeros + stage * ZERO_SLOT_BYTES + row);
 }
 
-// Load a thread's weights of the 64-deep block k64 of this warp's slice.
+// Load a thread's weights of block k64 (64 elements of K) of this warp's slice.
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
 #pragma unroll
@@ -809,7 +818,7 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
     load_group(weights, slots, stage, k64 * 64);
 }
 
-// Multiply one 16-deep step. address: this thread's address for ldmatrix of step 0.
+// Multiply a step of 16 elements of K. `address` is the address that this thread passes to ldmatrix in step 0.
 __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 address, u32 step) {
     ActivationFragments b;
     load_activation_fragments(b, address, step);
@@ -822,8 +831,8 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     }
 }
 
-// Multiply the sums by the scales of their columns, add them to the accumulators, and clear the sums. pairs: the scales of columns g (low
-// half) and g + 8 (high half) of each fragment.
+// Multiply the sums by the scales of their columns, add the products to the accumulators, and clear the sums. `pairs` contains the scales
+// of columns g (low half) and g + 8 (high half) of each fragment.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const u32 (&pairs)[FRAGMENTS_16]) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -839,10 +848,11 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums
     clear(sums);
 }
 
-// Multiply the stages of a work unit. A slot is released during the next stage, when all values read from the slot have been used.
+// Multiply the stages of a work unit. The warp releases a slot during the next stage, after it has used all values of the slot. Otherwise
+// ptxas could issue the arrival while an ld.shared is in flight.
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
                                          const WorkUnit& unit, u32 lane) {
-    Accumulators sums;   // sums of the current group, before scaling
+    Accumulators sums;   // unscaled sums of the current group
     clear(sums);
     u32 previous = ring.stage;
 #pragma unroll 1
@@ -860,7 +870,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
                     if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
                 }
                 multiply_step(sums, weights, address, step);
-                const u32 done = i * 64 + step * 16 + 16;   // number of elements of K multiplied so far in this warp's slice
+                const u32 done = i * 64 + step * 16 + 16;   // elements of K that this warp has multiplied in the stage
                 if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights.scale_pairs);
             }
         }
@@ -870,7 +880,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, named like the launch parameters.
+// The operands. Members have the names of the launch parameters.
 struct Operands {
     const TensorMap* weight_map;
     const TensorMap* scale_map;
@@ -881,14 +891,14 @@ struct Operands {
     Workspace workspace;
 };
 
-// Return the L2 policy of the weights. Weights that several rows of tiles read should stay in L2.
+// Return the L2 policy of the weights. Weights stay in L2 if several rows of tiles read them.
 __device__ __forceinline__ u64 choose_weight_policy(const Problem& problem) {
     const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
     return problem.tiles_m > 1 ? normal : first;
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Expect the bytes of a stage, and load the operands that do not depend on previous kernels.
+// Make the slot's barrier expect the bytes of a stage, and load the operands that do not depend on previous kernels.
 __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const StageCursor& at, const Problem& problem,
                                                const Operands& operands, u32 smem, u64 policy) {
     const u32 full = ring.get_barrier(slot);
@@ -898,9 +908,9 @@ __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const
     load_table(smem + ZEROS + slot * ZERO_SLOT_BYTES, full, operands.zero_map, at.tile_n, at.k);
 }
 
-// Fill the slots. Activations depend on the previous kernel; weights, scales and zero points do not. A dependent launch therefore loads the
-// weights of the first stages before it waits for the previous kernel. It does not load the weights of all stages, because the activations
-// of the first stage would then arrive after all of these weights.
+// Fill the slots. Activations depend on the previous kernel, but weights, scales and zero points do not. A dependent launch therefore loads
+// the weights of the first stages before it waits for the previous kernel. It does not load the weights of all stages, because the
+// activations of the first stage would then arrive only after all of these weights.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range) {
     const u64 policy = choose_weight_policy(problem);
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
@@ -920,14 +930,14 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, cons
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Scale and store the sums of a tile. row0: the tile's first row. column0: the warp's first column.
+// Scale and store the sums of a tile. `row0` is the tile's first row, and `column0` is the warp's first column.
 __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
                                          const WarpPosition& warp, u32 row0, u32 column0) {
     add_bias(acc, problem, operands.bias, column0, warp.lane);
     store_rows_of_warp(acc, problem, operands.output, smem, warp.tile, warp.lane, row0, column0);
 }
 
-// Compute and store the work units of a range. All threads of the consumer warps must call it.
+// Compute and store the work units of a range. All threads of the consumer warps must call this function.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
                                         const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
@@ -954,9 +964,9 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the mma. The last warps are producers, which fill the slots of the ring. The
-// first CONSUMER_WARPS warps are consumers, which dequantize weights, multiply, and store. Producers and consumers process the same
-// sequence of work units.
+// Y = X W, computed as Y^T = W^T X^T, so that columns of N are rows of the MMAs. The last warps are producers, which fill the slots of the
+// ring. The first CONSUMER_WARPS warps are consumers, which dequantize weights, multiply, and store. Producers and consumers process the
+// same sequence of work units.
 extern "C" __global__ void __launch_bounds__(288, 1)
 marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -975,10 +985,11 @@ marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     const Operands operands{&weight_map, &scale_map, &zero_map, &activation_map, bias, output, {partials, flags}};
     Ring ring;
     ring.init(smem + FULL_BARRIERS, FULL_ARRIVALS, CONSUMER_WARPS);
-    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
+    griddepcontrol_launch_dependents();   // allows the next kernel to start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {
-        // elect_sync() lets ptxas know that only one thread runs this code; with a comparison of the lane, ptxas would put a loop around each copy.
+        // elect_sync() shows ptxas that only one thread runs this code. If the condition compared the lane, ptxas would put a loop around
+        // each copy.
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, operands, smem, range);
         return;
     }

@@ -24,7 +24,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -42,7 +43,7 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call this function.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -55,7 +56,7 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -66,12 +67,12 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -91,7 +92,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -115,15 +117,15 @@ __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
 }
 
 // [PTX ISA, st.async] Store four values to `addr` in a CTA of the cluster. The barrier `bar` in that CTA counts the 16 bytes when they
-// arrive. Both addresses must come from mapa_shared_cluster with the same rank, or be addresses in this CTA. In a launch without clusters
-// this is an illegal instruction [H200]; __cluster_dims__(1, 1, 1) is enough.
+// arrive. Both addresses must come from mapa_shared_cluster with the same rank, or be addresses in this CTA. On an H200, the instruction is
+// illegal in a launch without clusters. A cluster of one CTA (__cluster_dims__(1, 1, 1)) suffices.
 __device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
                  :: "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed, with acquire semantics at cluster scope: this thread
-// then sees the values that other CTAs sent with st.async.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed, with acquire semantics at cluster scope. The values
+// that other CTAs sent with st.async are then visible to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u32 parity) {
     u32 done;
     do {
@@ -137,9 +139,9 @@ __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -215,8 +217,9 @@ __device__ __forceinline__ u32 movmatrix_trans(u32 r) {
     return transposed;
 }
 
-// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both bf16; d is 16 x 8 in fp32. In d[0..1],
-// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], the same columns of row l / 4 + 8.
+// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp. a (16 x 16) and b (16 x 8) are bf16, and d (16 x 8) is fp32. In
+// d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row l / 4 +
+// 8.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -232,32 +235,34 @@ __device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -274,12 +279,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -291,7 +296,7 @@ struct TmaPipeline {
     // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -299,11 +304,11 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     return __uint_as_float(pair << 16);
 }
@@ -325,12 +330,12 @@ __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     return d;
 }
 
-// Return word i of the 16 bytes that a thread holds of a packed 64 x 64 block: the thread's weights in rows 16 i to 16 i + 15.
+// Return word i of a thread's 16 bytes of a packed 64 x 64 block. The word contains the thread's weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// Add a thread's four values of a fragment from shared memory.
+// Add the four values of a fragment at shared address `smem` to this thread's sums.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
     ld_shared_v4_f32(other, smem);
@@ -343,21 +348,21 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 namespace cudatma {
 
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
-constexpr u32 TILE_M = 16;   // rows of x per CTA: columns of the mma
-constexpr u32 FRAGMENTS_8 = TILE_M < 8 ? 1 : TILE_M / 8;   // fragments of 8 rows of x; if there are fewer rows, a fragment repeats them
-constexpr u32 N_TILE = 32, FRAGMENTS_16 = N_TILE / 16;   // columns of W per N tile (rows of the mma); fragments per N tile
+constexpr u32 TILE_M = 16;   // rows of x per CTA, which are columns of the MMAs
+constexpr u32 FRAGMENTS_8 = TILE_M < 8 ? 1 : TILE_M / 8;   // fragments of 8 rows of x; if TILE_M < 8, the fragment repeats its rows
+constexpr u32 N_TILE = 32, FRAGMENTS_16 = N_TILE / 16;   // columns of W per N tile, which are rows of the MMAs; fragments per N tile
 constexpr u32 N_TILES = 3;   // N tiles per CTA
 constexpr u32 TILE_K = 256;   // elements of K per stage
-constexpr u32 SLICE_K = 2;   // number of warps that share an N tile; each multiplies a slice of every stage's K
+constexpr u32 SLICE_K = 2;   // warps that share an N tile; each multiplies a slice of every stage's K
 constexpr u32 CONSUMER_WARPS = N_TILES * SLICE_K;
-constexpr u32 CLUSTER_K = 2;   // CTAs per cluster; they share a tile and divide its K
+constexpr u32 CLUSTER_K = 2;   // CTAs per cluster, which share a tile and divide its K
 constexpr u32 GROUP_SIZE = 64;   // elements of K that share a scale
 
-// ---- Packed weights: rows of 64 x 64 blocks, each row 64 columns of W (an n64) along K ------------------------------
+// ---- Packed weights: an n64 row contains 64 columns of W as 64 x 64 blocks along K ----------------------------------
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = K64_BLOCK_BYTES / 2;   // the first half holds columns 0 to 31, the second half columns 32 to 63
+constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = K64_BLOCK_BYTES / 2;   // each half of a block contains 32 columns
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 24576 B
 constexpr u32 WEIGHTS = 24576;                // 36864 B
 constexpr u32 SCALES = 61440;                 // 3072 B
@@ -370,19 +375,19 @@ constexpr u32 FULL_BARRIERS = 76296;          // 24 B
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 STAGES = 3;
 constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
-constexpr u32 ROW_BYTES = 128;   // bytes per row of a box of activations: 64 elements of K
+constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)
 constexpr u32 WEIGHT_STAGE_BYTES = 12288;
 constexpr u32 SCALE_STAGE_BYTES = 1024;
-constexpr u32 SCALE_ROW = 128;   // number of scales per group in a slot, for whole n64 rows
+constexpr u32 SCALE_ROW = 128;   // scales per group in a slot, which contains the scales of whole n64 rows
 constexpr u32 ZERO_SLOT_BYTES = 512;
-constexpr u32 TRANSACTION_BYTES = 22016;   // bytes that the loads of a stage deliver
-constexpr u32 FRAGMENT_BYTES = 32 * 16;   // bytes per fragment of fp32 sums: 16 columns of W x 8 rows of x
+constexpr u32 TRANSACTION_BYTES = 22016;   // bytes that TMA loads per stage
+constexpr u32 FRAGMENT_BYTES = 32 * 16;   // bytes per fragment of fp32 sums (16 columns of W x 8 rows of x)
 constexpr u32 N_TILE_SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
 typedef TmaPipeline<STAGES> Ring;
 
-// Named barriers. __syncthreads() uses 0.
+// The named barriers of this kernel. __syncthreads() uses barrier 0.
 enum NamedBarrier : u32 {
-    SLICE_BARRIER = 1,   // for all consumer warps
+    SLICE_BARRIER = 1,   // all consumer warps
 };
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -396,13 +401,13 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
 };
 
-// ---- Which part of the output a CTA and a warp compute --------------------------------------------------------------
+// ---- Tiles of CTAs and warps ----------------------------------------------------------------------------------------
 // N tiles are numbered over the whole weight.
-// N_TILES is odd: the CTA shares its first or its last n64 row with a neighbor.
+// Because N_TILES is odd, each CTA shares its first or its last n64 row with a neighbor.
 struct CtaTile {
     u32 tile_m;
     u32 first_n_tile;
-    u32 first_row;         // the n64 row of the first N tile
+    u32 first_row;         // the n64 row that contains the first N tile
     u32 first_whole_row;   // the first n64 row that the CTA computes completely
     bool half_first;       // whether the CTA begins with the upper half of an n64 row
     u32 rank;              // the CTA's rank in its cluster
@@ -414,7 +419,7 @@ struct CtaTile {
         rank = blockIdx.x - tile_n * CLUSTER_K;
         k_begin = rank * problem.k_iterations / CLUSTER_K;
         k_iterations = (rank + 1) * problem.k_iterations / CLUSTER_K - k_begin;
-        for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;   // there is usually only one tile along M
+        for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;   // usually M has only one tile
         first_n_tile = tile_n * N_TILES;
         first_row = first_n_tile / 2;
         first_whole_row = (first_n_tile + 1) / 2;
@@ -424,7 +429,7 @@ struct CtaTile {
     // Return the stage of W and x that the CTA loads in iteration k.
     __device__ __forceinline__ u32 stage_at(u32 k) const { return k_begin + k; }
 
-    // Return the N tile at a position in shared memory. Whole rows precede the half row.
+    // Return the N tile at a position in shared memory, where whole rows precede the half row.
     __device__ __forceinline__ u32 n_tile_at(u32 position) const {
         return first_n_tile + (half_first ? (position + 1) % N_TILES : position);
     }
@@ -439,8 +444,8 @@ struct WarpTile {
         : slice(warp / N_TILES), position(warp % N_TILES), n_tile(tile.n_tile_at(position)) {}
 };
 
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
-// 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. dequantize() subtracts it from 128 + v.
+// ---- int4 -> bfloat16: one LOP3 inserts two nibbles into the mantissas of a constant -----------------------
+// 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. dequantize() subtracts this value from 128 + v.
 struct ZeroPoint {
     u32 low, high;
 };
@@ -450,7 +455,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
     return ZeroPoint{0x43004300u | low | low << 16, 0x43004300u | high | high << 16};
 }
 
-// Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16, and its last mantissa bit has the value 1: 0x4300 | v is exactly 128 + v.
+// Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16. Its last mantissa bit has the value 1, so 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = subtract(lop3_and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
@@ -467,17 +472,17 @@ struct Maps {
     const TensorMap* activation_map;
 };
 
-// Expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights, scales and zero points. TMA fills
-// elements outside the tensors with zeros.
+// Make the slot's barrier expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights, scales and
+// zero points. TMA fills elements outside the tensors with zeros.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k,
                                              u64 policy) {
     const u32 stage = tile.stage_at(k), k64 = stage * K64_PER_STAGE, full = ring.get_barrier(slot);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
     ring.expect_tx(slot, TRANSACTION_BYTES);
     cp_async_bulk_tensor_3d_load_hint(weights, maps.weight_map, full, 0, k64, tile.first_whole_row, policy);
-    constexpr u32 WHOLE_ROWS = N_TILES / 2;   // number of whole rows, which precede the half row in a slot
+    constexpr u32 WHOLE_ROWS = N_TILES / 2;   // whole n64 rows, which precede the half row in a slot
     const u32 half_row = tile.half_first ? tile.first_row : tile.first_whole_row + WHOLE_ROWS;
-    const u32 first_word = tile.half_first ? HALF_BLOCK_BYTES / 8 : 0;   // the map's elements are 8 bytes long
+    const u32 first_word = tile.half_first ? HALF_BLOCK_BYTES / 8 : 0;   // the map's elements have 8 bytes
     cp_async_bulk_tensor_3d_load_hint(weights + WHOLE_ROWS * K64_PER_STAGE * K64_BLOCK_BYTES, maps.half_weight_map, full,
                                       first_word, k64, half_row, policy);
     const u32 group = stage * TILE_K / GROUP_SIZE;
@@ -498,21 +503,21 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, u32
 
 // Initialize the barriers and load the first stages. The other warps may use the barriers after the next __syncthreads().
 //
-// Activations depend on the previous kernel; weights do not. A dependent launch therefore loads the weights of prefetch_stages stages
+// Activations depend on the previous kernel, but weights do not. A dependent launch therefore loads the weights of prefetch_stages stages
 // before it waits for the previous kernel. It does not load the weights of all stages, because the activations of the first stage would
-// then arrive after all of these weights.
+// then arrive only after all of these weights.
 __device__ __forceinline__ void fill_ring(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile,
                                           const Problem& problem, u64 policy) {
     mbarrier_init(smem + CLUSTER_BARRIER, 1);
     ring.init_barriers(1, CONSUMER_WARPS);
-    // This CTA owns every CLUSTER_K-th N tile. For each of these tiles, it receives the sums of all other CTAs.
+    // This CTA owns every CLUSTER_K-th N tile, and receives the sums of all other CTAs for each of these tiles.
     constexpr u32 SENDERS = CLUSTER_K - 1;
     mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (N_TILES + SENDERS - tile.rank) / CLUSTER_K * SENDERS * N_TILE_SUM_BYTES);
     const u32 filled = min(STAGES, tile.k_iterations), prefetched = min(filled, problem.prefetch_stages);
 #pragma unroll 1
     for (u32 k = 0; k < prefetched; ++k) load_weights(ring, k, smem, maps, tile, k, policy);
-    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
-    griddepcontrol_wait();                // the previous kernel has written the activations
+    griddepcontrol_launch_dependents();   // allows the next kernel to start and load its weights
+    griddepcontrol_wait();                // the previous kernel may still be writing the activations
 #pragma unroll 1
     for (u32 k = 0; k < filled; ++k) {
         if (k >= prefetched) load_weights(ring, k, smem, maps, tile, k, policy);
@@ -532,9 +537,9 @@ __device__ __forceinline__ void refill_ring(Ring& ring, u32 smem, const Maps& ma
     }
 }
 
-// ---- Consumers: a warp multiplies its N tile, and its slice of each stage's K ---------------------------------------
+// ---- Consumers: each warp multiplies an N tile by its slice of each stage's K ---------------------------------------
 
-// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
+// The accumulators of a warp are fragments of 16 x 8 values. Each lane holds four values of each fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
@@ -548,32 +553,32 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 // Return `value` through a shuffle, so that ptxas keeps the value in a register instead of recomputing an address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// Return the index of this thread's scales and zero points in an n64 row, which equals packed_column() of the N tile. The expression is
-// repeated because a call makes ptxas order the additions differently.
+// Return the index of this thread's scales and zero points in an n64 row, which equals packed_column() of the N tile modulo 64. The
+// function does not call packed_column(), because ptxas would order the additions differently.
 __device__ __forceinline__ u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 
-// The addresses from which this thread reads slot 0. Each following slot is one stage further.
+// The addresses from which this thread reads slot 0. The addresses in the following slots are multiples of a stage's size further on.
 struct SlotAddresses {
     u32 activations;
     u32 weights;
     u32 scales;
     u32 zeros;
-    u32 k64_stride;   // bytes from one 64-deep block of the N tile to the next
+    u32 k64_stride;   // bytes from one block (64 elements of K) of the N tile to the next
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
         const u32 k64 = warp_tile.slice * K64_PER_WARP;
         u32 row, chunk;   // row of x and 16-byte chunk whose address the lane passes to ldmatrix
         if constexpr (FRAGMENTS_8 == 1) {
-            // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0 to 3 of each row.
+            // One ldmatrix.x4 loads chunks 0 to 3 (32 elements of K) of 8 rows.
             row = (lane & 7) % TILE_M;
             chunk = lane >> 3;
         } else {
-            // One ldmatrix.x4 loads 16 elements of K of 16 rows: chunks 0 and 1 of rows 0 to 7, then of rows 8 to 15.
+            // One ldmatrix.x4 loads chunks 0 and 1 (16 elements of K) of rows 0 to 7 and then of rows 8 to 15.
             row = (lane >> 4) * 8 + (lane & 7);
             chunk = lane >> 3 & 1;
         }
-        // A 64-deep block has TILE_M rows of 128 bytes. The 128-byte swizzle moves chunk c of row r to c ^ (r % 8), where r counts the rows
-        // of all blocks.
+        // A block of 64 elements of K has TILE_M rows of 128 bytes. The 128-byte swizzle moves chunk c of row r to c ^ (r % 8), where r
+        // counts the rows of all blocks.
         const u32 swizzle_row = k64 * TILE_M + row;
         activations = keep_in_register(smem + ACTIVATIONS + swizzle_row * ROW_BYTES + ((chunk ^ swizzle_row % 8) << 4));
 
@@ -589,10 +594,11 @@ struct SlotAddresses {
     }
 };
 
-// Operand B of one 16-deep step: the activations of all rows of the tile.
+// Operand B of a step of 16 elements of K, which consists of the activations of all rows of the tile.
 typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
-// Load the activations of a step. In the swizzle, the chunks of a step differ from those of step 0 in bits 5 and 6 of the address.
+// Load the activations of a step. In the swizzle, the addresses of a step's chunks differ from the addresses in step 0 only in bits 5 and
+// 6.
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
     if constexpr (FRAGMENTS_8 == 1) {
         ldmatrix_x2(b[0], address ^ (step << 5));
@@ -609,7 +615,7 @@ __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b
     }
 }
 
-// Load the activations of the four steps of a 64-deep block.
+// Load the activations of a block's four steps of 16 elements of K.
 __device__ __forceinline__ void load_block_activations(ActivationFragments (&b)[4], u32 address) {
     if constexpr (FRAGMENTS_8 == 1) {   // one ldmatrix.x4 loads two steps
 #pragma unroll
@@ -629,7 +635,8 @@ __device__ __forceinline__ void load_block_activations(ActivationFragments (&b)[
 
 typedef ZeroPoint ZeroPoints[FRAGMENTS_16];
 
-// Set the zero points of a thread. four: four bytes for columns g and g + 8 of the first fragment, then of the second fragment.
+// Set the zero points of a thread. The bytes of `four` are the zero points of columns g and g + 8 of the first fragment, then of the second
+// fragment.
 __device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 four) {
     zero_points[0] = zero_point(four & 0xff, four >> 8 & 0xff);
     zero_points[1] = zero_point(four >> 16 & 0xff, four >> 24);
@@ -640,8 +647,8 @@ __device__ __forceinline__ void load_zero_points(ZeroPoints& zero_points, u32 sm
     set_zero_points(zero_points, ld_shared_b32(smem));
 }
 
-// Multiply the sums by the scales of their columns, add them to the accumulators, and clear the sums. pairs: the scales of columns g (low
-// half) and g + 8 (high half) of each fragment.
+// Multiply the sums by the scales of their columns, add the products to the accumulators, and clear the sums. `pairs` contains the scales
+// of columns g (low half) and g + 8 (high half) of each fragment.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const u32 (&pairs)[FRAGMENTS_16]) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -661,20 +668,20 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     const u32 weights = slots.weights + slot * WEIGHT_STAGE_BYTES;
     const u32 activations = slots.activations + slot * ACTIVATION_STAGE_BYTES;
     const u32 scales = slots.scales + slot * SCALE_STAGE_BYTES;
-    Accumulators sums;   // sums of the current group, before scaling
+    Accumulators sums;   // unscaled sums of the current group
     clear(sums);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[FRAGMENTS_16];   // one word per 16-deep step
+        uint4 packed[FRAGMENTS_16];   // one word per step of 16 elements of K
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = ld_shared_v4_b32(weights + i * slots.k64_stride + c * 512);
         ActivationFragments b[4];   // one per step
-        // If TILE_M is less than 8, block i begins in the middle of the swizzle's 8 rows. TILE_M is a power of two, so the first row of the
-        // block only sets bits that are zero in the lane's row, both in the address and in the swizzle.
+        // If TILE_M is less than 8, block i begins in the middle of the swizzle's 8 rows. TILE_M is a power of two, so the number of the
+        // block's first row and the number of the lane's row have no common bits, and XOR adds them in the address and in the swizzle.
         load_block_activations(b, (activations ^ (i * TILE_M % 8) << 4) + i * TILE_M * ROW_BYTES);
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16) {
-            const u32 done = i * 64 + k16 * 16;   // number of elements of K multiplied so far in this warp's slice
+            const u32 done = i * 64 + k16 * 16;   // elements of K that this warp has multiplied in the stage
             if (done % GROUP_SIZE == 0)
                 load_zero_points(zero_points, slots.zeros + slot * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
 #pragma unroll
@@ -694,8 +701,8 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     }
 }
 
-// Multiply the stages of a tile. A slot is released during the next stage, when all values read from the slot have been used. Otherwise
-// ptxas may issue the arrival while an ld.shared is in flight.
+// Multiply the stages of a tile. The warp releases a slot during the next stage, after it has used all values of the slot. Otherwise ptxas
+// could issue the arrival while an ld.shared is in flight.
 __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_points, Ring& ring, const SlotAddresses& slots,
                                         u32 k_iterations, u32 lane) {
     u32 previous = 0;   // the slot of the previous stage
@@ -711,7 +718,8 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 }
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
-// OWNERS of the warps that share an N tile own OWN fragments each. An owner adds up the sums of its fragments and stores the result.
+// OWNERS warps of the SLICE_K warps that share an N tile own OWN fragments each. An owner adds up the sums of its fragments and stores the
+// result.
 constexpr u32 OWNERS = SLICE_K < FRAGMENTS_16 ? SLICE_K : FRAGMENTS_16, OWN = FRAGMENTS_16 / OWNERS;
 typedef float OwnSums[OWN][FRAGMENTS_8][4];
 
@@ -730,7 +738,7 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
     const u32 sums = smem + SLICE_SUMS + warp_tile.position * N_TILE_SUM_BYTES + lane * 16;
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
-        const u32 owner = c / OWN, sender = slice - (slice > owner);   // the index of the slice if the owner is not counted
+        const u32 owner = c / OWN, sender = slice - (slice > owner);   // index of this slice among the slices other than the owner
 #pragma unroll
         for (u32 m = 0; m < FRAGMENTS_8; ++m) {
             if (slice == owner) {
@@ -741,7 +749,7 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
             }
         }
     }
-    bar_sync(SLICE_BARRIER, 32 * CONSUMER_WARPS);   // all consumer warps have stored their sums
+    bar_sync(SLICE_BARRIER, 32 * CONSUMER_WARPS);   // owners must not read the sums before all consumer warps have stored them
     if (slice >= OWNERS) return false;
     const u32 first = sums + fragment_offset(slice * OWN, 0);
 #pragma unroll
@@ -759,11 +767,11 @@ __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const Cta
     const u32 owner = warp_tile.position % CLUSTER_K, received = warp_tile.position / CLUSTER_K * (CLUSTER_K - 1);
     const u32 first = fragment_offset(first_own_fragment(warp_tile), 0);
     const u32 sums = smem + CLUSTER_SUMS + received * N_TILE_SUM_BYTES + first + lane * 16;
-    // Wait until the owner's barrier is initialized. The owner itself need not wait, but compute-sanitizer's racecheck hangs if some of the
-    // arrived threads do not wait.
+    // Wait until the owner has initialized its barrier. The owner waits, too, because compute-sanitizer's racecheck hangs if some of the
+    // threads that arrived do not wait.
     barrier_cluster_wait();
     if (tile.rank != owner) {
-        const u32 sender = tile.rank - (tile.rank > owner);   // the index of the rank if the owner is not counted
+        const u32 sender = tile.rank - (tile.rank > owner);   // index of this rank among the ranks other than the owner
         const u32 target = mapa_shared_cluster(sums + sender * N_TILE_SUM_BYTES, owner);
         const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, owner);
 #pragma unroll
@@ -772,7 +780,7 @@ __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const Cta
             for (u32 m = 0; m < FRAGMENTS_8; ++m) st_async_v4_f32(target + fragment_offset(c, m), own[c][m], barrier);
         return false;
     }
-    mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // the sums of all other CTAs have arrived
+    mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // wait for the sums of all other CTAs
 #pragma unroll
     for (u32 sender = 0; sender < CLUSTER_K - 1; ++sender)
 #pragma unroll
@@ -782,7 +790,7 @@ __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const Cta
     return true;
 }
 
-// ---- Epilogue: an owner's sums to rows of the output. n_begin: the owner's first column -----------------------------
+// ---- Epilogue: n_begin is the first column of the owner of the sums -------------------------------------------------
 // Add the bias.
 __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 n_begin, u32 lane) {
 #pragma unroll
@@ -799,7 +807,7 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
         }
 }
 
-// Store two adjacent columns of a row.
+// Store two adjacent columns of a row of the output.
 __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 column, u32 pair) {
     if (__builtin_expect(problem.output_vectors && column + 2 <= problem.n, 1)) {
         *(u32*)target = pair;
@@ -816,7 +824,7 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
     u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_8; ++m) {
-        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // uniform within the warp
+        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // uniform within the warp, so movmatrix below is executed by all lanes
         u32 pairs[OWN][2];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
@@ -836,9 +844,9 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
 }
 }  // namespace cudatma
 
-// y = x W for small M, computed as y^T = W^T x^T: columns of W are rows of the mma. A CTA computes N_TILES N tiles over all of K or, in a
-// cluster, over its part of K. The last warp is the producer: it waits until the consumers have released a slot, and loads the next stage
-// into that slot. The other warps are consumers: they wait until a slot is full, multiply, and release the slot.
+// y = x W for small M, computed as y^T = W^T x^T, so that columns of W are rows of the MMAs. A CTA computes N_TILES N tiles over all of K
+// or, in a cluster, over its part of K. The last warp is the producer. It waits until the consumers have released a slot, and loads the
+// next stage into that slot. The other warps are consumers. They wait until a slot is full, multiply, and release the slot.
 extern "C" __global__ void __launch_bounds__(224, 1)
 marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -852,20 +860,20 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool is_producer = warp == CONSUMER_WARPS;
 
     const CtaTile tile(problem);
     const Maps maps{&weight_map, &half_weight_map, &scale_map, &zero_map, &activation_map};
-    const u64 policy = createpolicy_evict_first();   // L2 policy of the weights, because they are read only once
+    const u64 policy = createpolicy_evict_first();   // policy of the weights, which are read only once
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // elect_sync() lets ptxas know that only one thread runs this code; with lane == 0, ptxas would put a loop around each copy.
+    // elect_sync() shows ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
     if (is_producer && elect_sync()) fill_ring(ring, smem, maps, tile, problem, policy);
     __syncwarp();
-    barrier_cluster_arrive_relaxed();   // reduce_cluster() waits for it; relaxed, because fence_mbarrier_init() orders the barriers
+    barrier_cluster_arrive_relaxed();   // relaxed, because fence_mbarrier_init() has ordered the barriers; reduce_cluster() waits
     __syncthreads();   // consumers wait until the producer has initialized the barriers
     if (is_producer) {
         if (elect_sync()) refill_ring(ring, smem, maps, tile, policy);

@@ -28,7 +28,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -46,7 +47,7 @@ __device__ __forceinline__ u32 laneid() {
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call this function.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -64,7 +65,7 @@ __device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
 }
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, it returns at once.
+// dependent launch, the function returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -74,21 +75,22 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24 to 256, a multiple of 8), and wait until the CTA's pool
-// has enough registers.
+// [PTX ISA, setmaxnreg] Increase this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8). The function waits until
+// the CTA's pool has enough registers.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the freed registers to the CTA's pool.
+// [PTX ISA, setmaxnreg] Decrease this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8), and return the others to
+// the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -108,7 +110,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -134,12 +137,12 @@ __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
 }
 
 // [PTX ISA, mbarrier.arrive] Arrive once on a barrier in any CTA of the cluster. `bar` is an address from mapa_shared_cluster. The default
-// semantics, a release within this CTA, suffice for a slot that was only read.
+// semantics, a release at CTA scope, suffice to release a slot that this CTA only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Arrive on the cluster barrier with release semantics. All threads of the cluster must call it.
+// [PTX ISA, barrier.cluster] Arrive on the cluster barrier with release semantics. All threads of the cluster must call this function.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
@@ -149,9 +152,9 @@ __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -229,11 +232,10 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
-// to the descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
-// groups of 64 elements of M or N.
+// `swizzle` is 0 for none, 1 for 128B, 2 for 64B and 3 for 32B. (Tensor maps number the swizzles in reverse.) In a K-major operand with a
+// swizzle, `stride_bytes` is the distance between groups of 8 rows, and `leading_bytes` is not used. To advance by 16 elements (32 bytes)
+// of K, add 2 to the descriptor. In an M-major or N-major (transposed) operand, `stride_bytes` is the distance between groups of 8 elements
+// of K, and `leading_bytes` is the distance between groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -249,7 +251,7 @@ __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most the latest Newest (0 to 7) wgmma groups of this warpgroup are pending.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
@@ -257,32 +259,34 @@ __device__ __forceinline__ void wgmma_wait_group() {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -299,12 +303,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -319,7 +323,7 @@ struct TmaPipeline {
         if (lane < ClusterSize) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_barrier(slot), lane));
     }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -327,12 +331,12 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each number a constant: for a number unknown at
-// compile time, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant. If a number were
+// unknown at compile time, ptxas would reserve all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -344,15 +348,15 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
-// instructions.
+// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
+// division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
+// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -378,27 +382,28 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Return the low half in both halves. ptxas folds these moves into an operand modifier. It would not fold a byte permutation.
+// Return the low half of `pair` in both halves. ptxas folds these moves into an operand modifier, which it does not do with a byte
+// permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
     return d;
 }
 
-// Return the high half in both halves.
+// Return the high half of `pair` in both halves.
 __device__ __forceinline__ u32 both_high(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
     return d;
 }
 
-// Return word i of the 16 bytes that a thread holds of a packed 64 x 64 block: the thread's weights in rows 16 i to 16 i + 15.
+// Return word i of a thread's 16 bytes of a packed 64 x 64 block. The word contains the thread's weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
 // Return the index of columns 16 c + g and 16 c + 8 + g of the packed row of 64 columns that begins at index `row`, where g is lane / 4. A
-// packed row has column 16 c + 8 r + g at index 8 g + 2 c + r.
+// packed row contains column 16 c + 8 r + g at index 8 g + 2 c + r.
 __device__ __forceinline__ u32 packed_index(u32 row, u32 c, u32 lane) { return row + 8 * (lane >> 2) + 2 * c; }
 
 }  // namespace cudatma
@@ -406,20 +411,20 @@ __device__ __forceinline__ u32 packed_index(u32 row, u32 c, u32 lane) { return r
 namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
-constexpr u32 TILE_M = 128;   // rows of M per CTA: columns of the wgmma
-constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the wgmmas
+constexpr u32 TILE_M = 128;   // rows of M per CTA, which are columns of the MMAs
+constexpr u32 TILE_N = 128;   // columns of N per CTA, which are rows of the MMAs
 constexpr u32 TILE_K = 128;   // elements of K per stage
 constexpr u32 WARPGROUPS = 1;   // warpgroups along N
-constexpr u32 SLICE_K = 1;   // number of warpgroups with the same columns of N; they divide each stage's K
-constexpr u32 PINGPONG = 2;   // number of warpgroups; they take the CTA's work units alternately
-constexpr u32 STACK = 2;   // number of wgmmas along N per warpgroup, 64 columns each
+constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which divide each stage's K
+constexpr u32 PINGPONG = 2;   // warpgroups, which process the CTA's work units alternately
+constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, each of 64 columns
 constexpr u32 STAGES = 4;
-constexpr u32 CLUSTER = 2;   // CTAs per cluster, along N; they share the activations
-constexpr u32 CLUSTER_MASK = 3;   // all CTAs of the cluster
+constexpr u32 CLUSTER = 2;   // CTAs per cluster along N, which share the activations
+constexpr u32 CLUSTER_MASK = 3;   // multicast mask: all CTAs of the cluster
 constexpr u32 LOADED_M = 64;   // rows of the activations that each CTA loads for the whole cluster
 constexpr u32 MMAS_PER_COMMIT = 1;   // wgmmas per accumulator and commit group; each multiplies 16 elements of K
 constexpr u32 COMMITS_IN_FLIGHT = 3;   // commit groups in flight while the weights of the next one are dequantized
-constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block, all wgmmas of the previous stage have completed
+constexpr u32 RELEASE_K64 = 0;   // block (64 elements of K) after which all wgmmas of the previous stage have completed
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // registers per thread
 constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
@@ -429,10 +434,10 @@ constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
 constexpr u32 FIX_UP_UNROLL = 1;   // partial tiles whose loads are in flight at the same time
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_SLICE = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
 constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
-constexpr u32 ROW_BYTES = 128;   // bytes per row of a box of activations: 64 elements of K
+constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // fields of a matrix descriptor
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 131072 B
 constexpr u32 WEIGHTS = 131072;               // 32768 B
 constexpr u32 SCALES = 163840;                // 1024 B
@@ -443,14 +448,14 @@ constexpr u32 FULL_BARRIERS = 182272;         // 32 B
 constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 41216;   // bytes that the loads of a stage deliver
-constexpr u32 EMPTY_ARRIVALS = 8;   // number of consumer warps that release a slot
+constexpr u32 TRANSACTION_BYTES = 41216;   // bytes that TMA loads per stage
+constexpr u32 EMPTY_ARRIVALS = 8;   // arrivals of consumer warps that release a slot
 constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
-constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one row to the next
-constexpr u32 STAGING_BYTES = 8704;   // bytes of a warpgroup's staging rows
+constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one staging row to the next
+constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
 using Ring = TmaPipeline<STAGES>;
 
-// Named barriers. __syncthreads() uses 0.
+// The named barriers of this kernel. __syncthreads() uses barrier 0.
 enum NamedBarrier : u32 {
     WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
     ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of several barriers, one per warpgroup
@@ -458,7 +463,7 @@ enum NamedBarrier : u32 {
 
 __device__ __forceinline__ void warpgroup_sync(u32 group) { bar_sync_one_of<WARPGROUP_BARRIER, PINGPONG>(group, 128); }
 
-// Skip the slots of the other warpgroup's work unit.
+// Advance the ring past the slots of the other warpgroup's work unit.
 __device__ __forceinline__ void skip(Ring& ring, u32 slots) {
     const u32 next = ring.stage + slots;
     ring.stage = next % STAGES;
@@ -470,7 +475,7 @@ __device__ __forceinline__ void skip(Ring& ring, u32 slots) {
 constexpr u32 ORDER_THREADS = PINGPONG * 128;
 __device__ __forceinline__ void wait_for_order(u32 group) { bar_sync_one_of<ORDER_BARRIER, PINGPONG>(group, ORDER_THREADS); }
 
-// Let the other warpgroup issue the wgmmas of the next work unit.
+// Allow the other warpgroup to issue the wgmmas of the next work unit.
 __device__ __forceinline__ void pass_order(u32 group) {
     if (group == 0) {
         bar_arrive(ORDER_BARRIER + 1, ORDER_THREADS);
@@ -507,12 +512,12 @@ struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges: one per CTA or, in a
-// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. In this case,
-// its first work unit computes a partial sum and stores it for the tile's owner, the range that has the tile's first stage. An owner waits
-// only for CTAs with a lower blockIdx, because ranges are numbered in reverse. These CTAs were dispatched before the owner, so an owner
-// never waits for a CTA that has not started.
+// ---- Schedule: stream-K, then whole tiles ---------------------------------------------------------------------------
+// The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges. There is one range
+// per CTA or, in a launch with clusters, one per cluster. The remaining tiles are dealt to the ranges in turn. A range may begin inside a
+// tile. In this case, its first work unit computes partial sums and stores them for the tile's owner, which is the range with the tile's
+// first stage. An owner waits only for CTAs with a lower blockIdx, because ranges are numbered in reverse. These CTAs were dispatched
+// before the owner, so an owner never waits for a CTA that has not started.
 
 // Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
@@ -542,8 +547,8 @@ struct WorkQueue {
     }
 };
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
-// CTAs that run at the same time therefore share operands in L2.
+// Set the position of a tile. Tiles are numbered in groups of raster_m rows of tiles, and column by column within a group. CTAs that run at
+// the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -552,7 +557,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// Iterator over the stages of a queue's work units, in the order in which the producer loads them.
+// An iterator over the stages of a queue's work units in the order in which the producer loads them.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -561,7 +566,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
-    // Advance to the next stage. Return false if there is none.
+    // Advance to the next stage. Return false if there are no more stages.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -573,16 +578,16 @@ struct StageCursor {
 
 // ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
-// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
+// The accumulators of a warp are fragments of 16 x 8 values. Each lane holds four values of each fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
-// ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
+// ---- Stream-K across CTAs -------------------------------------------------------------------------------------------
 struct Workspace {
-    float4* partials;   // the sums of one partial tile per CTA, as whole fragments
+    float4* partials;   // the sums of one partial tile per CTA in whole fragments
     u32* flags;         // WARP_TILES flags per CTA
 };
 
-// Return the address of this lane's partial sums of a warp.
+// Return the address of this lane's part of a warp's partial sums.
 __device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
     constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
     return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
@@ -603,11 +608,11 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
 }
 
 // Add the partial sums of the following ranges, which cover `stages_missing` stages, to the sums of the tile's owner. The sums are added in
-// the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
-// Ranges belong to clusters: a CTA adds the sums of the CTAs that have the same rank in other clusters.
+// the order of the ranges, so that the result is bitwise reproducible. The function also clears the flags for the next launch.
+// Each range belongs to a cluster, and a CTA adds the sums of the CTAs with the same rank in other clusters.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
                                        u32 stages_missing, u32 warp_tile, u32 lane, u32 rank) {
-    u32 last = range;   // the last range that has stages of this tile
+    u32 last = range;   // the last range with stages of this tile
     while (stages_missing > 0) {
         ++last;
         stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
@@ -646,8 +651,8 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
-// ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
-// Add the bias. column0: the warp's first column. Its fragments along N are FRAGMENT_STRIDE_N columns apart.
+// ---- Epilogue -------------------------------------------------------------------------------------------------------
+// Add the bias. `column0` is the warp's first column. The warp's fragments along N are FRAGMENT_STRIDE_N columns apart.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
     if (bias == nullptr) return;
     const u32 g = lane >> 2;
@@ -685,15 +690,15 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// Store at most STAGING_ROWS rows of a warpgroup's part of a tile, beginning with row `first` of the part, through the warpgroup's staging
-// rows. The rows of the fragments are columns of the result; stmatrix.trans transposes them. row0, column0: the part's first row and column
-// in the result. Before the call, all warps must have read the previous contents of the staging rows.
+// Store at most STAGING_ROWS rows of a warpgroup's part of a tile, beginning at row `first` of the part, through the warpgroup's staging
+// rows. The rows of the fragments are columns of the result, so stmatrix.trans transposes them. `row0` and `column0` are the part's first
+// row and column in the result. Before the call, all warps must have read the previous contents of the staging rows.
 __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                         u32 warpgroup, u32 warp, u32 lane, u32 first, u32 row0, u32 column0) {
     constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // vectors of 8 columns
     constexpr u32 VECTORS_PER_THREAD = (STAGING_ROWS * VECTORS_PER_ROW + 127) / 128;
     const u32 staging = smem + STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
-    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // there may be fewer rows in the last step
+    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // the last step may have fewer rows
     const u32 vectors = rows * VECTORS_PER_ROW;
 #pragma unroll
     for (u32 row = 0; row < rows; row += 16)
@@ -710,9 +715,9 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
                 stmatrix_x2_trans(target, low);
             }
         }
-    warpgroup_sync(warpgroup);   // all warps have staged the rows
-    // Issue all loads before the first store, because a store waits for its load. The compiler drops the test if all threads have an i-th
-    // vector.
+    warpgroup_sync(warpgroup);   // no thread may read the rows before all warps have staged them
+    // Issue all loads before the first store, because a store waits for its load. The compiler removes the condition if all threads have an
+    // i-th vector.
     uint4 values[VECTORS_PER_THREAD];
 #pragma unroll
     for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
@@ -729,21 +734,22 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
 }
 
 // ---- int4 -> fp16, scale and offset in one multiply-add --------------------------------------------------------
-// A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24), so a mask is enough to extract a weight. The multiply-add
-// v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s rounds once, like the product after a subtraction of 8, and gives the same bits. The factor
-// s 2^(24 - b) must be finite: scales are multiplied by 2^-p, the same for the whole weight, and the sums by 2^p.
+// A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24), so a mask suffices to extract a weight. The
+// multiply-add v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s rounds once, like a multiplication after a subtraction of 8, and
+// gives the same bits. The factor s 2^(24 - b) must be finite. Packing therefore multiplies all scales of a weight by the same power
+// 2^-p, and scale_back() multiplies the sums by 2^p.
 constexpr u32 NIBBLE_LOW = 0, NIBBLE_HIGH = NIBBLE_LOW + 4;   // b for columns g and g + 8
 constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
-// -2^11 in both halves, and 2^(10 - b) for columns g and g + 8. The product of the two constants and -8 s is s 2^(24 - b).
+// MINUS_POWER is -2^11 in both halves, and TO_FACTORS is 2^(10 - b) for columns g and g + 8. Their product with -8 s is s 2^(24 - b).
 constexpr u32 MINUS_POWER = 0xe800e800u, TO_FACTORS = 0x64006400u - (NIBBLE_LOW << 10) - (NIBBLE_HIGH << 26);
 
-// The factors for columns g and g + 8 of a fragment and one group of weights.
+// The factors and offsets for columns g and g + 8 of a fragment in one group of weights.
 struct GroupScale {
     u32 factor_low, factor_high;   // s 2^(24 - b), each in both halves
     u32 offset_low, offset_high;   // -8 s
 };
 
-// Set the factors of a group. pair: the scales of columns g and g + 8. All products are exact.
+// Set the factors and offsets of a group. `pair` contains the scales of columns g and g + 8. All products are exact.
 __device__ __forceinline__ void set_scales(GroupScale& group, u32 pair, u32 scale_offset) {
     const u32 offsets = multiply(pair, scale_offset);
     const u32 factors = multiply(multiply(offsets, MINUS_POWER), TO_FACTORS);
@@ -769,9 +775,9 @@ __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& pro
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] *= problem.scale_back;
 }
 
-// ---- Main loop: operand A is dequantized weights in registers, operand B is activations in shared memory ------------
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a is in registers, like operand A of
-// mma.m16n8k16; b is a matrix descriptor. No other instruction may access a or d between wgmma_fence and wgmma_wait_group.
+// ---- Main loop: wgmma multiplies dequantized weights in registers (A) by activations in shared memory (B) -----------
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a is in registers and has the layout of
+// operand A of mma.m16n8k16. b is a matrix descriptor. No other instruction may access a or d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -797,10 +803,10 @@ struct WarpPosition {
     u32 warpgroup;   // index along N
     u32 warp;        // index in the warpgroup
     u32 lane;
-    u32 group;       // the warpgroup, 0 or 1; each has its own tile
+    u32 group;       // the warpgroup, 0 or 1, which has its own tile
 };
 
-// The addresses from which this thread reads slot 0. Each following slot is one stage further.
+// The addresses from which this thread reads slot 0. The addresses in the following slots are multiples of a stage's size further on.
 struct SlotAddresses {
     u32 activations, weights, scales;
 
@@ -812,14 +818,14 @@ struct SlotAddresses {
     }
 };
 
-// A thread's packed weights: the current 64-deep block and, if a stage has several, the next one.
+// A thread's packed weights of the current block of 64 elements of K and, if a stage has several blocks, of the next block.
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
-    uint4 packed[PACKED_BLOCKS][STACK];   // one word per 16-deep step
+    uint4 packed[PACKED_BLOCKS][STACK];   // one word per step of 16 elements of K
     GroupScale group[STACK];
 };
 
-// Load a thread's packed weights of a 64-deep block.
+// Load a thread's packed weights of a block.
 __device__ __forceinline__ void load_packed(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
@@ -827,7 +833,7 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
             ld_shared_v4_b32(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES);
 }
 
-// Load a thread's scales for one group. row: index of the group in the stage.
+// Load a thread's scales of a group. `row` is the index of the group in the stage.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
                                            u32 stage, u32 row) {
     u32 scales[STACK];
@@ -839,32 +845,32 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
     }
 }
 
-// Dequantize one 16-deep step of the 64-deep block k64.
+// Dequantize one step (16 elements of K) of block k64.
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         dequantize_group(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
 }
 
-// Release the slot, in all CTAs of the cluster, after this warp has read it.
+// Release the slot in all CTAs of the cluster after this warp has read it.
 __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
     ring.release_used_to_cluster<CLUSTER>(slot, lane);
 }
 
-// Multiply the stages of a work unit. MMAS_PER_COMMIT 16-deep steps of weights are dequantized while up to COMMITS_IN_FLIGHT commit groups
-// of wgmmas are in flight. A slot is released during the next stage, when the wgmmas that read its activations have completed and its
-// weights have been used. Return the last slot, whose wgmmas may still be in flight.
+// Multiply the stages of a work unit. A warp dequantizes MMAS_PER_COMMIT steps of weights while at most COMMITS_IN_FLIGHT commit groups of
+// wgmmas are in flight. The warp releases a slot during the next stage, when the wgmmas that read the slot's activations have completed and
+// the warp has used the slot's weights. Return the last slot, whose wgmmas may still be in flight.
 __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
                                         const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        // The shuffle lets ptxas know that the address is uniform within a warp. Otherwise ptxas would emit two moves to uniform registers
+        // The shuffle shows ptxas that the address is uniform within a warp. Without it, ptxas would emit two moves to uniform registers
         // for each descriptor.
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-        load_packed(weights, slots, ring.stage, 0);   // each block is loaded while the previous one is multiplied
+        load_packed(weights, slots, ring.stage, 0);   // the loop loads the other blocks while it multiplies the previous one
 #pragma unroll
         for (u32 i = 0; i < K64_PER_SLICE; ++i) {
             if (i + 1 < K64_PER_SLICE) load_packed(weights, slots, ring.stage, i + 1);
@@ -897,7 +903,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     return previous;
 }
 
-// The operands, named like the launch parameters.
+// The operands. Members have the names of the launch parameters.
 struct Operands {
     const TensorMap* weight_map;
     const TensorMap* scale_map;
@@ -913,8 +919,8 @@ struct Policies {
     u64 activations;
 };
 
-// Return the L2 policies. Weights that several rows of tiles read should stay in L2.
-// In a cluster launch, every column of tiles in a raster group also reads the group's activations.
+// Return the L2 policies. Weights stay in L2 if several rows of tiles read them.
+// In a cluster launch, the activations also stay in L2, because every column of tiles in a raster group reads the group's activations.
 __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     const bool has_rows = problem.tiles_m > 1;
     const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
@@ -922,8 +928,8 @@ __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     return {has_rows ? normal : first, has_rows ? last : normal};
 }
 
-// Expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights (as one box of K64_PER_STAGE x
-// N64_PER_TILE blocks), scales, and zero points. TMA fills blocks and scales outside the tensors with zeros.
+// Make the slot's barrier expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights (one box of
+// K64_PER_STAGE x N64_PER_TILE blocks), scales and zero points. TMA fills blocks and scales outside the tensors with zeros.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
                                              u32 smem, u32 rank, const Policies& policies) {
     const u32 full = ring.get_barrier(slot), tile_n = at.tile_n * CLUSTER + rank;
@@ -946,9 +952,9 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, con
                                                     CLUSTER_MASK, policies.activations);
 }
 
-// Fill the slots of the first lap, which are free. Activations depend on the previous kernel; weights, scales and zero points do not. A
+// Fill the slots of the first lap, which are free. Activations depend on the previous kernel, but weights, scales and zero points do not. A
 // dependent launch therefore loads the weights of the first stages before it waits for the previous kernel. It does not load the weights of
-// all stages, because the activations of the first stage would then arrive after all of these weights.
+// all stages, because the activations of the first stage would then arrive only after all of these weights.
 __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor& cursor, const Problem& problem,
                                                   const Operands& operands, u32 smem, u32 rank, const Policies& policies) {
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
@@ -956,8 +962,8 @@ __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor&
 #pragma unroll 1
     for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot)
         load_weights(ring, slot, ahead, operands, smem, rank, policies);
-    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
-    griddepcontrol_wait();                // the previous kernel has written the activations
+    griddepcontrol_launch_dependents();   // allows the next kernel to start and load its weights
+    griddepcontrol_wait();                // the previous kernel may still be writing the activations
 #pragma unroll 1
     for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
         if (slot >= prefetched) load_weights(ring, slot, cursor, operands, smem, rank, policies);
@@ -965,7 +971,7 @@ __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor&
     }
 }
 
-// Fill the slots of the following laps. Each slot is filled after the consumers have released it.
+// Fill the slots of the following laps. Each slot is refilled after the consumers have released it.
 __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const Problem& problem, const Operands& operands,
                                         u32 smem, u32 rank, const Policies& policies) {
     ring.next_lap();
@@ -978,19 +984,19 @@ __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const P
 }
 
 // ---- Consumers: PINGPONG warpgroups ---------------------------------------------------------------------------------
-// Scale and store the sums of a tile. row0: the tile's first row. column0: the warpgroup's first column.
+// Scale and store the sums of a tile. `row0` is the tile's first row, and `column0` is the warpgroup's first column.
 __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
                                          const WarpPosition& warp, u32 row0, u32 column0) {
     scale_back(acc, problem);
     add_bias(acc, problem, operands.bias, column0 + 16 * warp.warp, warp.lane);
 #pragma unroll
     for (u32 first = 0; first < TILE_M; first += STAGING_ROWS) {
-        warpgroup_sync(warp.group);   // all warps have read the previous rows from the staging rows
+        warpgroup_sync(warp.group);   // the stores below overwrite the staging rows, which all warps must have read
         store_rows_of_warpgroup(acc, problem, operands.output, smem, warp.group, warp.warp, warp.lane, first, row0, column0);
     }
 }
 
-// Compute and store the work units of a range. All threads of the consumer warps must call it.
+// Compute and store the work units of a range. All threads of the consumer warps must call this function.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range, u32 rank,
                                         const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
@@ -1028,10 +1034,10 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the wgmma. One thread of the last warps is the producer: it fills the slots
-// of the ring by TMA. The other warpgroups are consumers: they dequantize weights into the registers of operand A, multiply, and store.
-// Producer and consumers process the same sequence of work units.
-// The two consumer warpgroups take work units alternately, so that one warpgroup stores its tile while the other multiplies.
+// Y = X W, computed as Y^T = W^T X^T, so that columns of N are rows of the MMAs. One thread of the last warps is the producer, which fills
+// the slots of the ring by TMA. The other warpgroups are consumers. They dequantize weights into the registers of operand A, multiply, and
+// store. Producer and consumers process the same sequence of work units.
+// The two consumer warpgroups process work units alternately, so that one warpgroup stores its tile while the other multiplies.
 extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -1045,7 +1051,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const Operands operands{&weight_map, &scale_map, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
@@ -1053,8 +1059,8 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // One thread initializes the barriers and issues every copy. elect_sync() lets ptxas know that only one thread runs this code; with a comparison
-    // of the lane, ptxas would put a loop around each copy.
+    // One thread initializes the barriers and issues all copies. elect_sync() shows ptxas that only one thread runs this code. If the
+    // condition compared the lane, ptxas would put a loop around each copy.
     const bool is_producer_warp = warp_index == CONSUMER_WARPS;
     const Policies policies = choose_policies(problem);
     StageCursor cursor(problem, range);
@@ -1066,11 +1072,11 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     }
     __syncwarp();
     barrier_cluster_arrive();
-    barrier_cluster_wait();   // the barriers of all CTAs of the cluster are initialized
+    barrier_cluster_wait();   // all CTAs must have initialized their barriers before one arrives on them or loads by multicast
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (is_producer_warp && elect_sync()) {
-            produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);   // after the barriers of all CTAs are initialized
+            produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);   // multicast needs the barriers of all CTAs
             produce(ring, cursor, problem, operands, smem, rank, policies);
         }
         __syncwarp();

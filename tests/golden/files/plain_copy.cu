@@ -16,11 +16,11 @@ typedef unsigned long long u64;
 using namespace cudatma;
 
 typedef u32 Element;
-typedef u32 Index;   // large enough for the index of the last element plus one grid stride
+typedef u32 Index;   // can represent the index of the last element plus one grid stride
 
 constexpr int RANK = 3;
 
-// An axis of the window. Strides are in bytes; the other members are in elements.
+// An axis of the window. Strides are in bytes, and the other members are in elements.
 struct Axis {
     long long start, extent, size, source_stride, destination_stride;
 };

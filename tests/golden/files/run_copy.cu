@@ -20,7 +20,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -40,7 +40,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -51,14 +52,14 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes at `src` to shared address `dst`. `bar` counts the bytes. Call it from one thread.
-// The addresses and the size must be multiples of 16.
+// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes from `src` to shared address `dst`. Barrier `bar` counts the bytes as they arrive.
+// Call this function from one thread. The addresses and the size must be multiples of 16.
 __device__ __forceinline__ void cp_async_bulk_load(u32 dst, const void* src, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Store `bytes` bytes from shared address `src` to `dst` as part of this thread's current bulk group.
+// [PTX ISA, cp.async.bulk] Store `bytes` contiguous bytes from shared address `src` to `dst` as part of this thread's current bulk group.
 __device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  :: "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes) : "memory");
@@ -84,31 +85,33 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread calls it instead of init_barriers(). acquire()
-    // and release*() must not be called; the producer must know in another way when a slot is free.
+    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread must call this function instead of
+    // init_barriers(). acquire() and release*() must not be called, so the producer must determine in another way when a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
         fence_mbarrier_init();
@@ -122,7 +125,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -130,7 +133,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -140,19 +143,17 @@ namespace cudatma {
 
 // Copy work units blockIdx.x, blockIdx.x + gridDim.x, ... below `units` through a ring of Stages slots. Call this function from one thread.
 //
-//     load(unit, slot address, barrier)   expects the unit's bytes at the barrier and loads them
-//     store(unit, slot address)           stores the slot
+// load(unit, slot address, barrier) makes the barrier expect the unit's bytes, and loads them store(unit, slot address) stores the slot
 //
 // No proxy fence is needed, because TMA both writes and reads the slots. The ring has no `empty` barriers, because the thread that loads
-// also stores, and its bulk groups show when a store has read its slot. The thread first fills all slots. After each store, it refills the
-// slot that was stored StoresInFlight stores earlier: TMA has read that slot, but may still be reading the later ones. The function returns
-// when all stores have been written.
-//
-// barriers: 8 * Stages bytes of shared memory.
+// also stores, and it waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, it refills the
+// slot of the store that it issued StoresInFlight stores earlier. TMA has read that slot, but may still be reading the slots of later
+// stores. The function returns after all stores have written global memory.
+// `barriers` is the shared address of the 8 * Stages bytes of the ring's barriers.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
 __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, Load load, Store store) {
     static_assert(StoresInFlight > 0 && StoresInFlight < Stages, "a slot must be left to load into");
-    TmaPipeline<Stages> ring;   // at the slot of the next store
+    TmaPipeline<Stages> ring;   // its current stage is the slot of the next store
     ring.attach(barriers);
     ring.init_full_barriers(1);
 
@@ -183,12 +184,12 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;   // number of stores that may still be reading their slots
-constexpr u32 STAGE_BYTES = 16384;   // bytes per segment; the last segment may be shorter
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still be reading their slots
+constexpr u32 STAGE_BYTES = 16384;   // bytes per segment, except that the last segment may be shorter
 constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 
-// Copy `bytes` bytes by bulk copies, and the `head` bytes before them and the `tail` bytes after them by ordinary accesses. source and
-// destination, where the bulk copies begin, must be multiples of 16. head and tail must be less than 16.
+// Copy `bytes` bytes by bulk copies, and the `head` bytes before them and the `tail` bytes after them by ordinary loads and stores. The
+// bulk copies begin at `source` and `destination`, which must be multiples of 16. `head` and `tail` must be less than 16.
 extern "C" __global__ void __launch_bounds__(32)
 run_copy(const u8* source, u8* destination, u64 bytes, u32 head, u32 tail) {
     extern __shared__ __align__(128) u8 shared[];

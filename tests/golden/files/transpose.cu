@@ -14,7 +14,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
+// type `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
@@ -50,12 +51,12 @@ __device__ __forceinline__ void fence_acq_rel_cta() {
 }
 
 // [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
+// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -75,7 +76,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
+// to this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -86,18 +88,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
-// with the 128-byte swizzle).
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
+// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to element (c0, c1, ..) of `map` as part of this thread's current
-// bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads
-// that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
+// [PTX ISA, cp.async.bulk.tensor] Store a box from shared address `src` to element (c0, c1, ...) and the following elements of `map` as
+// part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* map, u32 src, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
                  " [%0, {%2, %3, %4}], [%1];"
@@ -145,40 +147,42 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
-// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
-// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
-    // barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
+    // all CTAs must also synchronize before one uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
-    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
-    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -195,12 +199,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
-    // new barrier counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -216,7 +220,7 @@ struct TmaPipeline {
     }
     __device__ __forceinline__ void release() const { release(stage); }
 
-    // Go to the next slot, and toggle the parity when the ring wraps.
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -224,7 +228,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that count the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -235,16 +239,16 @@ using namespace cudatma;
 typedef u8 Element;
 
 constexpr u32 STAGES = 3;
-constexpr u32 STAGE_BYTES = 16384;   // bytes per tile; its panels follow one another
+constexpr u32 STAGE_BYTES = 16384;   // bytes per tile, whose panels are contiguous
 constexpr u32 TRANSPOSED = 49152;   // offset of the transposed tiles, after the slots
 constexpr u32 TRANSPOSED_TILES = 2;
 constexpr u32 BARRIERS = 81920;
-constexpr u32 WARPS = 4;   // warps that transpose tiles; another warp loads
-constexpr int SIDE = 128;   // elements in 128 bytes: the width of a panel and the side of a square
+constexpr u32 WARPS = 4;   // warps that transpose tiles; one more warp loads
+constexpr int SIDE = 128;   // elements in 128 bytes, which are the width of a panel and the side of a square
 constexpr int SQUARES_Y = 1, SQUARES_X = 1;   // squares per tile along each axis
-constexpr u32 LINE_BYTES = 128;   // bytes per row of a panel: the width of the swizzle
-constexpr u32 LOADED_PANEL_BYTES = 16384;   // a panel holds SIDE columns of all rows of a tile
-constexpr u32 STORED_PANEL_BYTES = 16384;   // a panel holds SIDE rows of all columns of a tile
+constexpr u32 LINE_BYTES = 128;   // bytes per row of a panel, equal to the width of the swizzle
+constexpr u32 LOADED_PANEL_BYTES = 16384;   // a panel contains SIDE columns of all rows of a tile
+constexpr u32 STORED_PANEL_BYTES = 16384;   // a panel contains SIDE rows of all columns of a tile
 constexpr int TILE_ROWS = SQUARES_Y * SIDE, TILE_COLUMNS = SQUARES_X * SIDE;
 constexpr int RASTER_GROUP = 16;   // rows of tiles per raster group
 
@@ -253,20 +257,21 @@ __device__ __forceinline__ u32 chunk_at(u32 panel, u32 row, u32 chunk) {
     return panel + row * LINE_BYTES + ((chunk ^ (row & 7)) << 4);
 }
 
-constexpr u32 PARTS = 8;   // parts per square; a warp transposes one part, eight blocks of 16 x 16 bytes
+constexpr u32 PARTS = 8;   // parts per square; a warp transposes one part (eight blocks of 16 x 16 bytes)
 
-// Transpose a part of the square that begins with row `row` of panel `from` into the rows of panel `to` that begin with row `column`.
+// Transpose a part of the square that begins at row `row` of panel `from` into the rows of panel `to` that begin at row `column`.
 //
-// ldmatrix transposes pairs of bytes: a lane receives the same pair of two rows. The 16 rows of a block are divided between two matrices A
-// and B, so that lane 4 c + j holds pair c of rows 4 j to 4 j + 3. __byte_perm combines them into four bytes of row 2 c and four bytes of
-// row 2 c + 1 of the result, and stmatrix writes the result. To avoid bank conflicts, the rows are divided between A and B, and between the
-// two results, so that the eight rows of each matrix are at eight different chunks of their lines:
-//   A: rows 0 1 4 5 10 11 14 15, B: rows 2 3 6 7 8 9 12 13; first result: rows 0 2 4 6 9 11 13 15, second result: the other rows.
+// ldmatrix transposes pairs of bytes, so each lane receives the same pair of two rows. The 16 rows of a block are divided between two
+// matrices A and B, so that lane 4 c + j holds pair c of rows 4 j to 4 j + 3. __byte_perm combines these pairs into four bytes of row 2 c
+// and four bytes of row 2 c + 1 of the result, and stmatrix writes the result. To avoid bank conflicts, the rows are divided between A and
+// B, and between the two results, so that the eight rows of each matrix are in eight different chunks of their lines. A contains rows 0, 1,
+// 4, 5, 10, 11, 14 and 15, and B contains the other rows. The first result contains rows 0, 2, 4, 6, 9, 11, 13 and 15, and the second
+// result contains the other rows.
 __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 column, u32 part) {
     const u32 lane = laneid(), line = lane & 7, second = lane >> 3 & 1, block = lane >> 4;
     const u32 read_row = 2 * (line & 6) + (line & 1) + 2 * ((line >> 2) ^ second);
     const u32 written_row = 2 * line + ((line >> 2) ^ second);
-    // Lanes with j >= 2 have rows 4 j, 4 j + 1 from B; lanes with c >= 4 write row 2 c + 1 first.
+    // Lanes with j >= 2 receive rows 4 j and 4 j + 1 from B, and lanes with c >= 4 write row 2 c + 1 first.
     const u32 even = lane & 2 ? 0x2064 : 0x6420, odd = even + 0x1111;
     const u32 first = lane & 16 ? odd : even, other = lane & 16 ? even : odd;
 #pragma unroll
@@ -282,14 +287,14 @@ __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 co
     }
 }
 
-// ---- The order of tiles ---------------------------------------------------------------------------------------------
+// ---- Raster order ---------------------------------------------------------------------------------------------------
 // The column and row of a tile, and the index of its matrix.
 struct Place {
     int x, y, z;
 };
 
 // Return the position of a tile. Tiles are numbered in raster groups of RASTER_GROUP rows of tiles, column by column within a group. CTAs
-// that run at the same time then cover roughly a square of the matrix, so reads and writes use all of each DRAM page that they open.
+// that run at the same time then cover roughly a square of the matrix, so that both reads and writes use whole DRAM pages.
 __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
     const u32 plane = tiles_x * tiles_y, inside = tile % plane;
     const u32 group = inside / (tiles_x * RASTER_GROUP), rest = inside % (tiles_x * RASTER_GROUP);
@@ -300,7 +305,7 @@ __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
 
 // Compute destination[z][x][y] = source[z][y][x], tile by tile. A CTA processes every gridDim.x-th tile. The first lane of the last warp
 // loads a tile as panels of SIDE columns. The other warps transpose the squares of the tile into panels of SIDE rows, and thread 0 stores
-// these panels. Before the warps overwrite a transposed tile, thread 0 waits until its stores have read it.
+// these panels. Before the warps overwrite a transposed tile, thread 0 waits until its stores have read that tile.
 extern "C" __global__ void __launch_bounds__(160)
 transpose(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination,
     u32 tiles_x, u32 tiles_y, u32 tiles) {
