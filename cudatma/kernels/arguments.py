@@ -50,7 +50,7 @@ class Value(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Arguments that differ between calls of one shape and configuration.
+    """Arguments that differ between calls with the same shape and configuration.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
     fields : tuple of int
         Size-dependent fields of every tensor map (see ``Map.sized``), in parameter order.
     shared_bytes : int
-        Dynamic shared memory per CTA in bytes, if the launch needs more than the configuration says.
+        Dynamic shared memory per CTA in bytes, or 0 if ``config.smem_bytes`` suffices.
     programmatic : bool
         Whether to use programmatic dependent launch.
     partials_bytes, flags_bytes : int
@@ -117,7 +117,7 @@ class Arguments:
     def at(self, addresses: Mapping[str, int], encode: Callable[[AnySpec], Any]) -> list[Any]:
         """Return the arguments for arrays at these addresses.
 
-        A missing array gets null. ``encode`` encodes tensor maps.
+        An array without an address is passed as null. ``encode`` encodes tensor maps.
         """
         maps, values = iter(self.maps), []
         for parameter in self.parameters:
@@ -190,7 +190,7 @@ def map_over(
     offset_bytes: int = 0,
     **options: Any,
 ) -> Map:
-    """Return a tiled map over a named array.
+    """Return a tiled tensor map over a named array.
 
     ``info``: shape, strides and dtype of the array. ``box``: number of elements along each axis, in NumPy order.
     ``dtype``: TMA type, by default the array's. ``axes``: the array's axes from innermost to outermost. ``options``:

@@ -134,7 +134,7 @@ class _Shape(NamedTuple):
 
 
 class Call:
-    """Launch, and the checks of alignment and overlap that a repeated call still needs."""
+    """A cached launch, and the alignment and overlap checks that a repeated call still needs."""
 
     __slots__ = ("_common", "_launch", "_lse", "_reads", "_shape", "_single", "_written")
 

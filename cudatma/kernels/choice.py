@@ -32,7 +32,7 @@ from cudatma.target import Target, get_target
 _GROWTH = 0.005
 #: Allowed loss at M = 1, which is about the error of the cost model there.
 _AT_ONE = 0.002
-#: Weight, in the set cover, of a kernel that few shapes share.
+#: Set-cover weight of a kernel that few shapes share.
 _SELDOM = 0.4
 
 
@@ -57,7 +57,7 @@ class _Range:
 _RANGES = (_Range(255, 24, 0.005, 0.01, 0.03), _Range(8192, 8, 0.005, 0.01, 0.03))
 _SHARED_RANGES = (_Range(255, 24, 0.01, 0.04, 0.05), _Range(8192, 8, 0.01, 0.06, 0.1))
 LAST_M = _RANGES[-1].last
-#: The first M of each range: no interval of M may span two.
+#: The first M of each range. No interval of M spans two ranges.
 FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
 
 
@@ -84,7 +84,7 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
 
 
 def _has_power(ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For each interval that begins at ``ms``, return whether it contains a power of two."""
+    """Return whether each interval that begins at ``ms`` contains a power of two."""
     after = np.append(ms[1:], ms[-1] + 1)
     return np.asarray(2 ** np.ceil(np.log2(ms)) < after)
 
@@ -139,7 +139,7 @@ _SINGLE, _FINE, _STEP = 32, 2048, 8
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The configuration for an interval of M, and the tuning entry from which it was taken, if any."""
+    """The configuration for an interval of M, and the tuning entry that it comes from, if any."""
 
     config: Any
     match: Match | None = None
@@ -201,7 +201,7 @@ def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key
 
 
 def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration that the cost model chooses. The result depends on no device and no file."""
+    """Return the configuration that the cost model chooses. The result does not depend on devices or files."""
     return cast("S", _table(family, problem, gpu, problem.m, NOTHING).at(problem.m))
 
 
@@ -286,7 +286,7 @@ def _starts(max_m: int) -> NDArray[np.int64]:
 
 #: Fraction of a short list that is used for different tiles. The other entries are variants of the two best tiles.
 _TILES = 2 / 3
-#: A configuration is not measured if it is predicted to be slower than the first one by more than this factor.
+#: A configuration is not measured if its predicted time exceeds that of the first one by more than this factor.
 _HOPELESS = 1.25
 
 
@@ -313,13 +313,15 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     if (match := choice.match) is not None:
         entry, source = match.entry, "shipped" if match.shipped else "tuned"
         time, rule_time = duration(1e-6 * entry.us), duration(1e-6 * entry.rule_us)
-        gain = f"{time}, where the cost model's choice took {rule_time}"
+        gain = f"{time}; the cost model's choice took {rule_time}"
         shared = " and ".join(name.upper() for name in family.index)
         which = "this problem" if match.exact else f"one of this {shared} ({entry.problem.description})"
-        return Decision(choice.config, source, f"{match.path} has {which}, measured at M = {entry.problem.m}: {gain}")
+        return Decision(
+            choice.config, source, f"{match.path} contains {which}, measured at M = {entry.problem.m}: {gain}"
+        )
     us = choice.config.cost(problem, gpu).us
     kernels = counted(len({other.config for other in table.choices if other.match is None}), "kernel")
-    why = f"the cheapest by the cost model, {duration(1e-6 * us)}, of the {kernels} that serve this shape"
+    why = f"the cheapest of {kernels} for this shape; the cost model predicts {duration(1e-6 * us)}"
     return Decision(choice.config, "rule", problem.constraint or why)
 
 

@@ -60,8 +60,8 @@ def runs(config: Any, problem: Any, target: Target) -> bool:
 def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
     """Return the error for a problem that no kernel supports. The problem's family must have versions."""
     if not problem.version:
-        return ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} supports")
-    allowed = f"one with a kernel for {problem.description}"
+        return ArgumentError("problem", problem.description, f"a problem that a kernel for {gpu.target} supports")
+    allowed = f"a version with a kernel for {problem.description}"
     return ArgumentError("version", problem.version, allowed, 'version="auto"')
 
 

@@ -261,11 +261,12 @@ class AttentionConfig(KernelConfig):
         self.check_values()
         check_kind(self)
         if self.ctas_per_sm > 1 and self.warpgroups > 1:
-            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 for several warpgroups")
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1, because the tile has several warpgroups")
         limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]
         if self.reallocates_registers and self.held_registers > limit:
-            allowed = f"scores, probabilities and output of at most {limit} registers, not {self.held_registers}"
-            raise ArgumentError("tile_n", self.tile_n, allowed)
+            allowed = f"a tile whose scores, probabilities and output need at most {limit} registers"
+            remedy = f"reduce tile_n; this tile needs {self.held_registers} registers"
+            raise ArgumentError("tile_n", self.tile_n, allowed, remedy)
         if self.preset.loader == "cp_async":
             rows = 128 * self.warpgroups // (self.span_bytes // 16)
             if self.tile_n % rows:
@@ -273,11 +274,13 @@ class AttentionConfig(KernelConfig):
                 raise ArgumentError("tile_n", self.tile_n, allowed)
         if not self.is_decode:
             if self.box_rows:
-                raise ArgumentError("box_rows", self.box_rows, "0 without a cache")
+                raise ArgumentError("box_rows", self.box_rows, "0, because the kernel reads no cache")
             return
         if not self.is_paged and self.box_rows != self.tile_n:
             raise ArgumentError(
-                "box_rows", self.box_rows, f"{self.tile_n}, the number of keys per block, without pages"
+                "box_rows",
+                self.box_rows,
+                f"{self.tile_n}, the number of keys per block, because the cache has no pages",
             )
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
             raise ArgumentError("box_rows", self.box_rows, f"0, or a divisor of tile_n that is at least {MIN_BOX_ROWS}")

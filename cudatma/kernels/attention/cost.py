@@ -49,7 +49,7 @@ class Clocks:
 
 
 def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-    """Return the predicted time for ``m`` queries, an int or an int64 array. The problem's own number is ignored.
+    """Return the predicted time for ``m`` queries, an int or an int64 array. The problem's own M is ignored.
 
     The time is determined by the SM with the most work or by the longest tile.
     """
@@ -78,7 +78,7 @@ def clocks_of(config: Any) -> Clocks:
 
 
 def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
-    """Return the cycles per SM for a tile that sees this many keys, a number or an array."""
+    """Return the cycles per SM for a tile that sees ``keys`` keys, a number or an array."""
     scores = config.tile_m * keys
     products = scores * (config.head_dim + config.v_head_dim) / _MACS * clocks.products
     return clocks.around + products + scores / 2**14 * clocks.scores + keys / config.tile_n * clocks.block

@@ -1,4 +1,4 @@
-"""attention_decode: attention of a few new queries over a cache of keys and values."""
+"""The function attention_decode, which computes attention of a few new queries over a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def attention_decode(
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
-        The last queries of each sequence. Each query sees the keys up to its own.
+        The last queries of each sequence. Each query sees the keys up to its own position.
     k_cache : array (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads, dim) with a page_table
         Keys in q's dtype, or in float8_e4m3fn. The page size of a float8_e4m3fn cache must be a multiple of 8 keys.
-    v_cache : array, as k_cache with v_dim
-        Values.
+    v_cache : array (batch, capacity, kv_heads, v_dim), or (pages, page_size, kv_heads, v_dim) with a page_table
+        Values in the dtype of k_cache.
     seqlens : int32 array (batch,)
         Number of keys of each sequence, including the new keys. The kernel reads the lengths and the page table, so
         that a captured graph uses their contents at replay. Lengths in device memory are clamped to the range 0 to
@@ -104,7 +104,7 @@ def _factor(scale: Any) -> tuple[Any, Any]:
 
 
 class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
-    """attention_decode as an operation."""
+    """Operation of attention_decode()."""
 
     name: ClassVar[str] = DECODE
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
@@ -133,14 +133,14 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         return (batch, length, k[1] * table[1]) if k[1] == problem.page_size else None
 
     def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
-        """Return the pinned kernel if there is one, otherwise the kernel that decode_config() chooses."""
+        """Return the pinned configuration if there is one, otherwise the result of decode_config()."""
         config: AttentionConfig | None = memo.get("config")
         if config is None:
             config = memo["config"] = _chosen(problem, gpu)
         return config
 
     def configs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield the kernel, which does not depend on sizes."""
+        """Yield the only configuration, which does not depend on sizes."""
         yield _chosen(problem, gpu)
 
     def sizes_for(

@@ -170,8 +170,8 @@ class Problem:
     Attributes
     ----------
     batch, q_length, k_length : int
-        Number of sequences, number of queries per sequence, and number of keys per sequence. If lengths vary, the last
-        two are those of the longest sequence.
+            Number of sequences, number of queries per sequence, and number of keys per sequence. For sequences of
+            variable length, the last two are the lengths of the longest sequence.
     heads, kv_heads : int
         Number of heads of q, and number of heads of k and v. ``heads // kv_heads`` heads of q share each head of k and
         v.
@@ -192,8 +192,8 @@ class Problem:
     limits : Mask
         Keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
     layouts : Layouts
-        Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it, so that problems
-        in tuning files have NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
+            Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it, so problems
+            in tuning files use NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
 
     Raises
     ------
@@ -263,7 +263,7 @@ class Problem:
         """Raise ArgumentError if a call has nothing to compute."""
         if not self.has_keys:
             shapes = self.layouts.q.shape, self.layouts.k.shape
-            raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "there is nothing to launch")
+            raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths of at least 1", "pass nonempty arrays")
 
     def resized(
         self: P, batch: int, q_length: int, k_length: int, shapes: Sequence[Any], strides_bytes: Sequence[Any]
@@ -333,7 +333,7 @@ class Problem:
         return (*sizes, *[value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL])
 
     def with_queries(self, q_length: int) -> Problem:
-        """Return the problem with another ``q_length``. If the two lengths were equal, ``k_length`` also changes."""
+        """Return the problem with another ``q_length``. ``k_length`` also changes if the two lengths are equal."""
         return replace(self, q_length=q_length, k_length=q_length if self.keys == 0 else self.k_length)
 
     def shape(self) -> Problem:
@@ -343,7 +343,7 @@ class Problem:
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may be used, in words, or "" if all may be used."""
+        """Reason why only some configurations are allowed, or "" if all are allowed."""
         return f"version {self.version} is selected" if self.version else ""
 
     @property

@@ -156,7 +156,7 @@ def decode_sample(
 
 
 class AttentionTrial:
-    """Trial of attention (kernels/sample.py). Raises DriverError if there is no CuPy or no GPU."""
+    """The ``Trial`` of attention for the tuner. Raises DriverError if there is no CuPy or no GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device

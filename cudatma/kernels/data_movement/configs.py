@@ -1,4 +1,4 @@
-"""Configs for the templates of copies and reductions, which move boxes, runs of bytes or single elements."""
+"""Configs for the templates that copy or reduce boxes, runs of bytes or single elements."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def check_policies(op: str, load_cache: str, store_cache: str) -> None:
 def check_rank(rank: int, min_rank: int = 1) -> None:
     """Raise ArgumentError unless tensor maps can have this rank."""
     if not min_rank <= rank <= _MAX_RANK:
-        raise ArgumentError("rank", rank, f"{min_rank}..{_MAX_RANK}")
+        raise ArgumentError("rank", rank, f"{min_rank} to {_MAX_RANK}")
 
 
 def coordinates(rank: int) -> str:
-    """Return the names that the templates use for a box's coordinates, innermost first."""
+    """Return the names of a box's coordinates in the templates, innermost first."""
     return ", ".join(f"at{axis}" for axis in range(rank))
 
 
@@ -143,7 +143,7 @@ class PlainConfig:
         if self.element_bytes not in _CUDA_TYPES:
             raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
         if not 1 <= self.rank <= 64:
-            raise ArgumentError("rank", self.rank, "1..64")
+            raise ArgumentError("rank", self.rank, "1 to 64")
         if self.index_bits not in (32, 64):
             raise ArgumentError("index_bits", self.index_bits, "32, 64")
 
@@ -160,7 +160,7 @@ class PlainConfig:
         return 0
 
     def check_target(self, target: Target) -> None:
-        """Accept every target."""
+        """Do nothing, because every target can run the kernel."""
 
 
 def window_configs(target: Target) -> list[WindowConfig]:

@@ -1,4 +1,4 @@
-"""Prefetch an array, or a window of an array, into L2. Nothing signals its completion.
+"""Prefetch an array, or a window of an array, into L2. The operation does not signal its completion.
 
 [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor]
 """
@@ -46,7 +46,7 @@ class PrefetchConfig:
     def __post_init__(self) -> None:
         check_field_types(self)
         if not 0 <= self.rank <= 5:
-            raise ArgumentError("rank", self.rank, "0..5")
+            raise ArgumentError("rank", self.rank, "0 to 5")
         if self.segment_bytes < TMA_ALIGNMENT_BYTES or self.segment_bytes % TMA_ALIGNMENT_BYTES:
             raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {TMA_ALIGNMENT_BYTES}")
 
@@ -76,19 +76,19 @@ def prefetch(
     stream: Any = None,
     backend: str | None = None,
 ) -> None:
-    """Prefetch a window of an array into L2. Nothing signals its completion.
+    """Prefetch an array, or a window of an array, into L2 without waiting for completion.
 
     Parameters
     ----------
     src : array
-        The array, as for ``copy``. If the window is one run of bytes, the 16-byte chunks that are entirely in it are
-        prefetched. Otherwise the address and the pitches must be multiples of 16 bytes, and rows must be contiguous.
+        The array; see ``copy``. If the window is one run of bytes, only complete 16-byte chunks are prefetched.
+        Otherwise, the address and the pitches must be multiples of 16 bytes, and rows must be contiguous.
     offset, shape : sequence of int, optional
-        The window, as for ``copy``. It must be inside the source.
+        The window; see ``copy``. It must be inside the source.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``. The emulator checks the addresses; ``"reference"`` does nothing.
+        Where to run; see ``marlin_gemm``. The emulator checks the addresses; ``"reference"`` does nothing.
 
     Raises
     ------
@@ -105,7 +105,7 @@ class _Problem(NamedTuple):
 
 
 class Prefetch(Movement[_Problem]):
-    """prefetch() as an operation without a result. The options are offset and shape."""
+    """Operation of prefetch(), which has no result. The options are offset and shape."""
 
     name: ClassVar[str] = "prefetch"
 
@@ -115,7 +115,7 @@ class Prefetch(Movement[_Problem]):
         return Checked(_Problem(layout(info), *window), (info,), None, None, None)
 
     def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
-        """Return the launch, or an empty tuple for a run without a whole 16-byte chunk.
+        """Return the launch, or an empty tuple for a run without a complete 16-byte chunk.
 
         Raises DescriptorError if TMA cannot read the window.
         """

@@ -1,4 +1,4 @@
-"""Small tables of integers that a kernel reads. Lists and host arrays are uploaded for one launch."""
+"""Small tables of integers for kernels. Lists and host arrays are uploaded for one launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = "signed 32-bit integers"
 
 
 class Table(NamedTuple):
-    """A table of ints.
+    """A table of signed 32-bit integers.
 
     values: rows of the table, or None if the rows are only on the device. given: array on the device, or None if the
     table must be uploaded.
@@ -68,7 +68,7 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
     if on_device is None:
         try:
             table = np.asarray(values)
-        except ValueError:  # rows of different lengths
+        except ValueError:  # The rows have different lengths.
             raise ArgumentError(field, "rows of different lengths", f"integers of shape {shape}") from None
         if table.size == 0:
             table = table.reshape(0) if columns is None else table.reshape(0, columns)
@@ -96,7 +96,7 @@ def _check_shape(got: tuple[int, ...], columns: int | None, shape: str, field: s
 
 
 def _read(info: ArrayInfo) -> NDArray[np.int32]:
-    """Read the values of a table on the device. The read is ordered on the current stream of the table's library."""
+    """Read a device table on the current stream of its library."""
     owner: Any = info.owner
     if info.kind == "torch":
         values = owner.cpu().numpy()

@@ -57,14 +57,14 @@ class TileCopyConfig(BoxRing):
 
 
 def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backend: str | None = None) -> Any:
-    """Copy a 2D array into another one by TMA.
+    """Copy a 2D array to another array with TMA.
 
     Parameters
     ----------
     src, dst : array (rows, columns)
-        The source and the result, with the same shape and dtype and on the same device: CuPy, torch, DLPack or
-        ``__cuda_array_interface__``; NumPy on the emulator. Rows must be contiguous, their pitch and length must be
-        multiples of 16 bytes, and elements must have 1, 2, 4 or 8 bytes.
+        The source and the result, with the same shape and dtype and on the same device: CuPy arrays, torch tensors, or
+        objects that support DLPack or ``__cuda_array_interface__``. On the emulator, also NumPy arrays. Rows must be
+        contiguous, their pitch and length must be multiples of 16 bytes, and elements must have 1, 2, 4 or 8 bytes.
     stages : int, default 4
         Number of boxes in flight, at least 2.
     stream : stream, optional
@@ -75,7 +75,7 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     Returns
     -------
     array
-        ``dst``.
+        The result.
 
     Raises
     ------
@@ -92,20 +92,20 @@ class _Problem(NamedTuple):
 
 
 class TileCopy(Movement[_Problem]):
-    """tile_copy() as an operation, whose result is dst. Its option is the number of stages."""
+    """Operation of tile_copy(), whose result is dst. The option is the number of stages."""
 
     name: ClassVar[str] = "tile_copy"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, into = described(inputs[0], "src"), described(out, "dst")
         if len(info.shape) != 2:
-            raise ArgumentError("src.shape", info.shape, "two dimensions")
+            raise ArgumentError("src.shape", info.shape, "(rows, columns)")
         if (info.shape, info.dtype, info.device) != (into.shape, into.dtype, into.device):
             got, allowed = (f"{array.shape} of {array.dtype} on {place_name(array.device)}" for array in (into, info))
-            raise ArgumentError("dst", got, f"as src: {allowed}")
+            raise ArgumentError("dst", got, f"{allowed}, to match src")
         check_written(into, info, "dst")
         stages = checked_count(options[0], "stages", "an int, at least 2")
-        # The reference also raises an error for a ring that fits no target.
+        # The reference backend also rejects a ring that fits on no target.
         largest = max(TARGETS.values(), key=lambda target: target.smem_per_block_bytes)
         TileCopyConfig(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
         return checked(_Problem, (info,), into, into.shape, stages)
@@ -121,11 +121,11 @@ TILE_COPY = TileCopy()
 
 
 def plan_tiles(src: ArrayInfo, dst: ArrayInfo, limits: LaunchLimits, stages: int = 4) -> Arguments:
-    """Return the launch for two arrays of one shape and dtype. Raises ArgumentError or DescriptorError."""
+    """Return the launch for two arrays of the same shape and dtype. Raises ArgumentError or DescriptorError."""
     config = TileCopyConfig(src.dtype.itemsize, stages=stages)
     box = config.box_rows, config.box_columns
     load, store = tensor_map("src", src, box, limits), tensor_map("out", dst, box, limits)
-    check_store(store.spec)  # the store would write past a row that ends inside a 16-byte chunk
+    check_store(store.spec)  # A store would write past a row that ends inside a 16-byte chunk.
     tiles_y, tiles_x = -(-src.shape[0] // config.box_rows), -(-src.shape[1] // config.box_columns)
     sizes = Sizes(min(limits.ctas, tiles_x * tiles_y))
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y), sizes)
@@ -142,7 +142,7 @@ def sample(
     """Return a copy of a random array with at most ``blocks`` CTAs, for `cudatma emulate tile_copy`."""
     kind = sample_dtype(dtype)
     if min(rows, columns, blocks) < 1:
-        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 or more each")
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "at least 1 each")
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
     dst = np.zeros_like(src)
     arrays = {"src": describe(src), "out": describe(dst)}

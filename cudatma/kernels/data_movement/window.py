@@ -1,9 +1,9 @@
-"""Windows of strided arrays: a part of a source and its destination, axis by axis, in NumPy order.
+"""Windows of strided arrays. A window is a part of a source, with its destination, described axis by axis.
 
-A window begins at ``start`` in each axis of the source and has ``extent`` elements; elements outside the source are
-filled. The kernels receive a simplified form: axes of one element are folded into the pointers, and axes that are dense
-in both arrays are merged. A copy of whole rows becomes a copy of one long row, and a window with more than five axes
-may become one with fewer.
+Axes are in NumPy order. A window begins at ``start`` in each axis of the source and has ``extent`` elements. Elements
+outside the source are filled. The kernels receive a simplified form, in which axes of one element are folded into the
+pointers, and axes that are dense in both arrays are merged. A copy of whole rows becomes a copy of one long row, and a
+window with more than five axes may become a window with fewer axes.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Axis:
 
     @property
     def first(self) -> int:
-        """Index of the first element of the source that is in the window."""
+        """Index of the first source element in the window."""
         return max(0, self.start)
 
     @property
     def body(self) -> int:
-        """Number of elements of the window that are in the source."""
+        """Number of window elements in the source."""
         return max(0, min(self.size, self.start + self.extent) - self.first)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the window covers all of the source and nothing else."""
+        """Whether the window is exactly the whole source."""
         return self.start == 0 and self.extent == self.size
 
 
@@ -66,7 +66,7 @@ class Window:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the window is inside the source. If it is, no element is filled."""
+        """Whether the window is inside the source, so that no element is filled."""
         return all(axis.body == axis.extent for axis in self.axes)
 
     @property
@@ -180,9 +180,9 @@ def folded(window: Window) -> Window:
 def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tuple[int, ...]:
     """Return a box of about ``slot_bytes`` for tensors with these extents, in NumPy order.
 
-    It has at most 256 elements per axis.
+    The box has at most 256 elements per axis.
 
-    Rows of the box are whole 16-byte chunks. An axis with several boxes is divided evenly.
+    Rows of the box are multiples of 16 bytes. An axis with several boxes is divided evenly.
     """
     unit = max(1, TMA_ALIGNMENT_BYTES // itemsize)
     widest = min(_MAX_BOX, max(unit, slot_bytes // itemsize // unit * unit))
@@ -195,7 +195,7 @@ def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tupl
 
 
 def _even(extent: int, max_extent: int, unit: int) -> int:
-    """Return the extent of a box, in whole units, that divides an axis evenly into the minimum number of boxes."""
+    """Return the extent of a box, a multiple of ``unit``, that divides an axis evenly into the fewest boxes."""
     parts = -(-extent // max_extent)
     return min(max_extent, -(-extent // parts // unit) * unit)
 

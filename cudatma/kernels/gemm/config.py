@@ -170,7 +170,7 @@ class GemmConfig(KernelConfig):
 
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
-        """Return a configuration of a version, with its smallest clusters unless ``fields`` says otherwise."""
+        """Return a configuration of a version, with its smallest clusters unless ``fields`` specifies others."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
         clusters = {
             "cluster_m": cluster_m,
@@ -187,14 +187,14 @@ class GemmConfig(KernelConfig):
             tile = f"version {self.version} with a tile of {self.tile_m} x {self.tile_n}"
             raise ArgumentError("cluster_m, cluster_n", clusters, f"{fitting} for {tile}")
         if self.tile_m % (rows := WGMMA_M * self.warpgroups):
-            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}: {WGMMA_M} per warpgroup")
+            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}, {WGMMA_M} per warpgroup")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (min_warpgroups := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
-            allowed = f"{min_warpgroups} or more: a thread holds at most {max_sums} sums"
+            allowed = f"at least {min_warpgroups}, because a thread holds at most {max_sums} sums"
             remedy = "use a smaller tile" if min_warpgroups > max(self.preset.allowed["warpgroups"]) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.tile_n > _MAX_COLUMNS_OF_THREE:
-            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
+            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups, because a thread has 128 registers"
             raise ArgumentError("tile_n", self.tile_n, allowed)
         if self.tile_k * self.element_bytes % (row_bytes := _SPAN_BYTES if self.has_wgmma else _SPAN_BYTES // 2):
             raise ArgumentError("tile_k", self.tile_k, f"a multiple of {row_bytes // self.element_bytes}")
@@ -202,14 +202,14 @@ class GemmConfig(KernelConfig):
             if not self.preset.has_block_scales:
                 raise ArgumentError("version", self.version, f"{' or '.join(WITH_BLOCK_SCALES)} for block scales")
             if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
-                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK}, with tile_k of {SCALE_BLOCK}")
+                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK} with tile_k = {SCALE_BLOCK}")
             if self.warpgroups > 2:
-                allowed = "1 or 2, because three lack registers for a second set of sums"
+                allowed = "1 or 2, because three warpgroups lack registers for a second set of sums"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
-        if self.cluster_k > 1 and problem.batch_invariant:  # it would change the order of the additions
+        if self.cluster_k > 1 and problem.batch_invariant:  # Dividing K changes the order of the additions.
             allowed = f"False for version {self.version}"
             raise ArgumentError("batch_invariant", True, allowed, "choose another version")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
@@ -539,7 +539,7 @@ class GemmConfig(KernelConfig):
         ]
 
     def useful_stages(self, target: Target) -> int:
-        """Return the number of useful stages that fit in shared memory. It is less than 2 if the tile does not fit."""
+        """Return the number of useful stages that fit in shared memory, less than 2 if the tile does not fit."""
         share = target.smem_share_bytes(self.ctas_per_sm)
         if self.block_scales and not self.ring_has_scales:
             share = min(share, _MAX_BYTES_BESIDE_L1)

@@ -21,8 +21,8 @@ from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import Gpu
 from cudatma.pipeline import align_up
 
-#: Numbers of rows for layouts_up_to(), in addition to the bound: one row, a number of rows whose column is a multiple
-#: of 16 bytes, and one whose column is not. The address is aligned and far from 0.
+#: Numbers of rows for layouts_up_to(), in addition to the bound. They include a single row, a number of rows for which
+#: columns are multiples of 16 bytes, and a number for which they are not. The address is aligned and far from 0.
 _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 
 
@@ -41,7 +41,7 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
             if context.is_capturing(driver, stream):
                 got = f"a stream that captures a graph, for {field} with {why}"
                 allowed = "operands that the kernels can read in place (docs/design/gemm.md)"
-                raise LaunchError("stream", got, allowed, "copy it before the capture")
+                raise LaunchError("stream", got, allowed, f"copy {field} before the capture")
     rows = as_rows(info, letter)
     operation, options, source, target = _copy(rows)
     pitch = target.strides_bytes[1] // target.dtype.itemsize
@@ -54,15 +54,15 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
 
 
 def copied(**operands: ArrayInfo) -> str:
-    """Describe the operands that readable() copies, with the reasons."""
+    """Return a description of the operands that readable() copies, with the reasons."""
     reasons = {field: why_copied(info, letter_of(info, field)) for field, info in operands.items()}
-    return "; ".join(f"{field} is copied first: it has {why}" for field, why in reasons.items() if why)
+    return "; ".join(f"{field} is copied first because it has {why}" for field, why in reasons.items() if why)
 
 
 def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, ArrayInfo]:
     """Return the operation that copies rows, its options, its source, and the layout of its result."""
     batch, count, columns = rows.shape
-    matrices = batch if rows.strides_bytes[0] else 1  # a matrix that the whole batch shares is copied only once
+    matrices = batch if rows.strides_bytes[0] else 1  # A matrix that the whole batch shares is copied only once.
     kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8 dtype
     source = replace(rows, shape=(matrices, count, columns), dtype=kind)
     pitch = align_up(columns * kind.itemsize, TMA_ALIGNMENT_BYTES)

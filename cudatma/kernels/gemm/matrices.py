@@ -68,7 +68,7 @@ def as_rows(info: ArrayInfo, letter: str) -> ArrayInfo:
 
 
 def why_copied(info: ArrayInfo, letter: str) -> str:
-    """Return why the kernels cannot read an operand with this layout, in words, or "" if they can."""
+    """Return the reason why the kernels cannot read an operand with this layout, or "" if they can."""
     rows = as_rows(info, letter)
     (batch, count, columns), (step, pitch, across), element = rows.shape, rows.strides_bytes, rows.dtype.itemsize
     if columns > 1 and across != element:
@@ -93,12 +93,12 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     strides = info.strides_bytes[info.shape[0] == 1 :]  # the caller passed one matrix without the batch axis
     check_pointer(info, "out")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
-        raise ArgumentError("out.strides", strides, "contiguous rows", "copy it")
+        raise ArgumentError("out.strides", strides, "contiguous rows", "pass an array with contiguous rows")
     span = element * info.shape[2]
     outer = zip(info.strides_bytes[:2], info.shape[:2], strict=True)
     for stride, extent in sorted((stride, extent) for stride, extent in outer if extent > 1):
         if stride < span or stride % element:
-            raise ArgumentError("out.strides", strides, "rows that do not overlap", "copy it")
+            raise ArgumentError("out.strides", strides, "rows that do not overlap", "pass an array without overlaps")
         span = stride * extent
     (batch, rows, columns), (step, pitch, _) = info.shape, info.strides_bytes
     pitch = pitch if rows > 1 else element * columns
@@ -106,7 +106,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
 
 
 def folded(info: ArrayInfo) -> ArrayInfo:
-    """Return the batch as one matrix with all rows. There must be no gaps between the matrices."""
+    """Return the batch as one matrix with all rows. The matrices must be contiguous."""
     batch, rows, columns = info.shape
     return replace(info, shape=(1, batch * rows, columns), strides_bytes=(0, *info.strides_bytes[1:]))
 
@@ -120,4 +120,4 @@ def check_pointer(info: ArrayInfo, field: str) -> None:
     """Raise ArgumentError unless an array is aligned to its element size."""
     if info.pointer % info.dtype.itemsize:
         allowed = f"a multiple of {info.dtype.itemsize} bytes"
-        raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "copy it")
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "pass an aligned copy")

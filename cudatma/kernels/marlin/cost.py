@@ -23,7 +23,8 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 
 _LAUNCH_US = 2.68
-#: Number of rows of x from which kernels run long enough for the power limit to lower the clock. [docs/lab/method.md]
+#: Minimum number of rows of x at which kernels run long enough for the power limit to lower the clock.
+#: [docs/lab/method.md]
 _SUSTAINED_FROM = 256
 #: Bytes per int4 weight, including one 16-bit scale per 128 weights.
 _WEIGHT_BYTES = 0.516
@@ -96,12 +97,12 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 
 #: Multiply-adds per clock and SM on tensor cores. [H100 white paper]
 _WGMMA_MACS = 2048
-#: Clocks that one warpgroup takes to dequantize 64 x 64 weights. Fraction of these clocks that each further warpgroup
-#: adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and dequantization, which
-#: overlap imperfectly.
+#: Clocks that one warpgroup takes to dequantize 64 x 64 weights. Fraction of these clocks that each additional
+#: warpgroup adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and dequantization,
+#: which overlap imperfectly.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
-#: Further clocks per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of warpgroups
-#: because they take turns; and clocks per byte.
+#: Additional clocks per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
+#: warpgroups because they take turns; and clocks per byte.
 _STAGE, _DRAIN, _BYTE = 30, 50, 0.0032
 #: Factors by which a stage of a divided tile takes longer, with one row of tiles and with several rows. With several
 #: rows, CTAs are at different positions in K and share less data in L2. The other constants were fitted to readings
@@ -112,8 +113,8 @@ _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
 _DIVISION, _PARTIAL_BYTES = 4850, 50
 #: Clocks for the result of a tile: a constant, and clocks per 128 x 128 elements.
 _TILE, _RESULT = 700, 700
-#: Ping-pong warpgroups: clocks that a stage takes in addition to its MMAs; clocks of the first stage and of the last
-#: result, which nothing hides.
+#: Ping-pong warpgroups: clocks that a stage takes in addition to its MMAs, and clocks of the first stage and of the
+#: last result, which do not overlap with MMAs.
 _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
 #: Clocks that the CTAs of a cluster with shared activations wait for each other before the first stage.
 _MULTICAST = 2000
