@@ -1,4 +1,4 @@
-"""Random operands for the kernels that `cudatma emulate NAME` and the tuner run."""
+"""Random operands for `cudatma emulate NAME` and for the tuner."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 #: Limits of relative_error() for one rounding to the dtype after fp32 accumulation.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-#: Total number of bytes of all copies of an operand. It is several times the size of any L2, so that each copy evicts
-#: another. Even the maximum number of copies of a tiny operand fits in L2, but loading such an operand takes almost no
-#: time anyway.
+#: Total number of bytes of all copies of an operand. The total is several times the size of any L2, so that each copy
+#: evicts another. The maximum number of copies of a tiny operand fits in L2, but loading such an operand takes almost
+#: no time.
 _ROTATION_BYTES, _MIN_COPIES, _MAX_COPIES = 350_000_000, 2, 200
-#: Number of random values, which are repeated to fill an operand. It is prime, so that no two rows or columns are
-#: equal.
+#: Number of random values, which are repeated to fill an operand. The number is prime, so that no two rows or columns
+#: are equal.
 _POOL = 1_048_573
 
 #: launch(i) enqueues a kernel that reads the i-th copy.
@@ -79,7 +79,7 @@ class Trial(Protocol):
 
 
 def cold_copies(size_bytes: int) -> int:
-    """Return the number of copies of an operand that keeps each copy cold in L2."""
+    """Return the number of copies of an operand at which each copy is cold in L2."""
     return min(_MAX_COPIES, max(_MIN_COPIES, _ROTATION_BYTES // size_bytes + 1))
 
 

@@ -1,4 +1,4 @@
-"""Divide a problem into tiles, and divide tiles into the work ranges of CTAs (waves, stream-K and cluster split-K)."""
+"""Divide a problem into tiles, and assign the tiles to CTAs (in waves, by stream-K, or by cluster split-K)."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ class Assignment:
 
 
 def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> list[Assignment]:
-    """Return the possible assignments of tiles to ``resident`` CTAs or clusters that run at the same time.
+    """Return the possible assignments of tiles to ``resident`` CTAs or clusters.
 
-    All tiles are whole, or the tiles of the partial wave are divided, either together with a full wave or alone. If
-    they are divided together with a full wave, few CTAs share a tile. If they are divided alone, more CTAs are at the
-    same position in K and share data in L2. With only one row of tiles, no CTAs share weights, and dividing the partial
-    wave alone was always slower (docs/lab/marlin.md, "The partial wave").
+    All CTAs or clusters run at the same time. Either all tiles are whole, or the tiles of the partial wave are divided,
+    together with a full wave or alone. In the former case, few CTAs share a tile. In the latter case, more CTAs are at
+    the same position in K and share data in L2. With only one row of tiles, CTAs share no weights, and dividing the
+    partial wave alone was always slower (docs/lab/marlin.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
 
@@ -152,9 +152,9 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
 
 def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
-    """Return the assignment whose longest work range is the shortest; among equal assignments, return the first.
+    """Return the assignment with the shortest longest work range, or the first of several equal assignments.
 
-    If a kernel's divided stages take no longer than its whole stages, it therefore also divides a full wave.
+    A full wave is therefore also divided if a kernel's divided stages take no longer than its whole stages.
     ``division``: DividingConfig.division() as a function of ``others``.
     """
 
@@ -168,7 +168,7 @@ def shortest(options: list[Assignment], division: Callable[[int], tuple[float, f
 
 
 def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int | None = None) -> Schedule:
-    """Divide an (m, n, k) problem into tiles, and assign whole tiles to ``resident_ctas`` CTAs at a time.
+    """Divide an (m, n, k) problem into tiles, and assign whole tiles to at most ``resident_ctas`` CTAs.
 
     Raises ArgumentError if K has fewer stages than CTAs that divide it.
     """
@@ -176,7 +176,7 @@ def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int 
     clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.tile_k)
     if k_iterations < config.cluster_k:
         raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, the number of stages along K")
-    if resident_ctas is not None:  # the smallest number of clusters that does not need more turns
+    if resident_ctas is not None:  # The fewest clusters that do not need more waves.
         clusters = ceil_div(clusters, ceil_div(clusters, max(1, resident_ctas // config.cluster)))
     return Schedule(clusters * config.launch_cluster, tiles_m, tiles_n, k_iterations, 0, config.cluster)
 
@@ -207,7 +207,7 @@ def schedule(
     tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.tile_k), config.cluster
     resident = max(1, resident_ctas // cluster)
     if tiles * k_iterations > _MAX_UNITS:
-        raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
+        raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages in total", "split the batch")
     options = assignments(tiles, tiles_m, resident, k_iterations)
     by_bytes = config.partial_bytes // config.loaded_stage_bytes, 1.0
     chosen = shortest(

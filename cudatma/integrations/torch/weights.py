@@ -26,7 +26,7 @@ from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.gemm import weight_of
 from cudatma.kernels.operation import Weight
-from cudatma.kernels.workspace import refuse_in_capture
+from cudatma.kernels.workspace import check_not_capturing
 from cudatma.library_streams import current_stream
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.namespaces import bfloat16_view
@@ -147,7 +147,7 @@ def _create(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, gr
 def _reading(device: int) -> Iterator[None]:
     """Wait for torch's current stream, because CuPy reads the tensors on a different stream."""
     stream = current_stream("torch", device)
-    refuse_in_capture(device, stream, "a weight whose values were read before the capture")
+    check_not_capturing(device, stream, "a weight whose values were read before the capture")
     with context.using(device) as driver, context.outside_captures(driver):
         torch.cuda.current_stream(device).synchronize()
         yield
