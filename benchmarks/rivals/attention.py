@@ -88,7 +88,7 @@ def fa4(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 def fa4_forward() -> Callable[..., Any]:
-    """Return FA4's forward pass on torch tensors (batch, length, heads, dim). It allocates nothing if ``out`` is passed."""
+    """Return FA4's forward pass on torch tensors (batch, length, heads, dim), which also accepts ``out``."""
     from flash_attn.cute.interface import _flash_attn_fwd
 
     forward: Callable[..., Any] = _flash_attn_fwd

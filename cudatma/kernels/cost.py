@@ -23,6 +23,8 @@ MIN_STAGES = 3
 class Cost:
     """Predicted microseconds of one launch with operands cold in L2. The sum of all terms is ``us``.
 
+    Each term is an array if it was computed for many M at once.
+
     launch_us: launch, first loads and last stores. sm_us: mainloop of the busiest SM. reduction_us: exchange of partial
     sums among the CTAs of a grid or a cluster. memory_us, tensor_us: time of memory and time of all tensor cores, as
     far as the work of the SMs does not hide them. Each term is an array if it was computed for many M at once.

@@ -67,7 +67,7 @@ def run(
         Further arguments, which are part of the call's key. Options that compare equal, such as 1 and True, must have
         the same meaning. If an option is not hashable, check() validates every call.
     stream : stream, optional
-        Default: the current stream of the first array's library.
+        Stream of the launch. Default: the current stream of the first array's library.
     backend : str, optional
         ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND`` if it is set, otherwise
         ``"auto"``.

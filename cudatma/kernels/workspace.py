@@ -37,10 +37,10 @@ class Memory(Protocol):
 class ActivationRows:
     """Memory for copied activations of one launch at a time, allocated at its first use.
 
-    lock: held from before the launch that writes the rows until after the launch that reads them. Meanwhile, no other
-    thread may launch on the same stream. A larger batch gets a new buffer of at least twice the size. Earlier buffers
-    are kept, because a captured graph may contain their addresses. Their total size is less than the size of the latest
-    buffer.
+    A launch holds ``lock`` from before the kernel that writes the rows until after the kernel that reads them.
+    Meanwhile, no other thread may launch on the same stream. A larger batch gets a new buffer of at least twice the
+    size. Earlier buffers are kept, because a captured graph may contain their addresses. Their total size is less than
+    the size of the latest buffer.
     """
 
     __slots__ = ("_allocate", "_buffers", "lock")
@@ -224,7 +224,8 @@ class _Slab:
     """Device memory that is divided into parts from front to back.
 
     A returned part is reused as a whole and for the same purpose. Its flags are zero, because kernels reset flags.
-    left: number of bytes that were never divided into parts. used_bytes: number of bytes of parts in use.
+    ``left`` is the number of bytes that were never divided into parts, and ``used_bytes`` is the size of all parts in
+    use.
     """
 
     __slots__ = ("_memory", "back", "left", "nbytes", "used_bytes")

@@ -177,7 +177,7 @@ def _extent(
     try:
         return kind.extent(shapes, k, n)
     except QuantizationError as error:
-        said = "" if statement.bits is None else f"{statement.where} says {statement.bits} bits"
+        said = "" if statement.bits is None else f"{statement.where} specifies {statement.bits} bits"
         remedy = "; ".join(filter(None, (error.remedy, said)))
         raise type(error)(error.field, error.got, error.allowed, remedy) from error
 

@@ -16,7 +16,7 @@ _DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)
 
 
 def library_of(array: object) -> str:
-    """Return the top-level package of an array's type: such as ``"numpy"``, ``"cupy"`` or ``"torch"``."""
+    """Return the top-level package of an array's type, such as ``"numpy"``, ``"cupy"`` or ``"torch"``."""
     return type(array).__module__.partition(".")[0]
 
 

@@ -68,7 +68,7 @@ class SafetensorsFile:
         """Return a tensor as a NumPy array, or raise WeightFileError. bf16 arrays have the dtype of ml_dtypes."""
         entry = self.tensors.get(name)
         if entry is None:
-            raise WeightFileError(name, "no such tensor", f"a tensor of {self.path}", similar_names(name, self.tensors))
+            raise WeightFileError(name, "no such tensor", f"a tensor in {self.path}", similar_names(name, self.tensors))
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             raise WeightFileError(name, f"dtype {entry.dtype} in {self.path}", ", ".join(sorted(_DTYPES)))

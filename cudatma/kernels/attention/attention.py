@@ -85,9 +85,9 @@ def attention(
         Version of the kernel (docs/design/attention.md). The environment or a file can also set it
         (kernels/version.py).
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
     stream : stream, optional
-        Default: the current stream of q's library.
+        Stream of the launch. Default: the current stream of q's library.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def attention(
     TargetError
         If no kernel supports the problem on the GPU.
     LaunchError, CompileError, DriverError, HazardError
-        As for ``marlin_gemm``.
+        If a kernel cannot be compiled, loaded or launched, or if the emulator finds a hazard; see ``marlin_gemm``.
 
     Examples
     --------
@@ -157,17 +157,17 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k : int
         Upper bounds on the sequence lengths.
     causal, scale, window, softcap, sink, out, return_lse, backend, stream : optional
-        As for attention(). ``lse`` is (heads, total_q).
+        Options; see ``attention``. ``lse`` has the shape (heads, total_q).
 
     Returns
     -------
     array (total_q, heads, v_dim), or (out, lse)
-        As for attention().
+        The result, or the result and lse; see ``attention``.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
-        As for attention().
+        If an argument is invalid or the kernel cannot run; see ``attention``.
 
     Notes
     -----

@@ -62,17 +62,17 @@ def attention_decode(
     k_scale, v_scale : float or fp32 array, optional
         Scales of an e4m3 cache: a number, or an array with one element or with one element per head of the cache.
     scale, window, softcap, sink, out, return_lse, backend, stream : optional
-        As for attention(). ``lse`` is (batch, heads, q_length).
+        Options; see ``attention``. ``lse`` has the shape (batch, heads, q_length).
 
     Returns
     -------
     array (batch, q_length, heads, v_dim), or (out, lse)
-        As for attention().
+        The result, or the result and lse; see ``attention``.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
-        As for attention().
+        If an argument is invalid or the kernel cannot run; see ``attention``.
 
     Notes
     -----

@@ -94,9 +94,9 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     out : array (copies, ...), optional
         The result, in C order. Default: a new array.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
@@ -106,7 +106,8 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises TargetError on SM120, which does not support multicast.
+        If an argument is invalid, if the GPU does not support multicast (SM120), or if the kernel cannot run; see
+        ``copy``.
 
     Examples
     --------
@@ -181,6 +182,6 @@ def choose_broadcast(copies: int, target: Target) -> BroadcastConfig:
 
 
 def dump_configs(target: Target) -> list[BroadcastConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     able = all(target.has(feature) for feature in ("tma", "cluster", "multicast"))
     return [choose_broadcast(4, target)] if able else []

@@ -164,7 +164,7 @@ class PlainConfig:
 
 
 def window_configs(target: Target) -> list[WindowConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target has no TMA."""
+    """Return the configs for dumps and compile checks, or an empty list if the target has no TMA."""
     if not target.has("tma"):
         return []
     slot = BOXES.slot(target)
@@ -172,7 +172,7 @@ def window_configs(target: Target) -> list[WindowConfig]:
 
 
 def run_configs(target: Target) -> list[RunConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target has no TMA."""
+    """Return the configs for dumps and compile checks, or an empty list if the target has no TMA."""
     if not target.has("tma"):
         return []
     return [RunConfig("copy", "b8", *usual_ring(target))]

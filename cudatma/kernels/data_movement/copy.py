@@ -70,9 +70,9 @@ def copy(
         window's first byte and the result's rows must be multiples of 16 bytes, rows must be contiguous, and at most
         five axes may remain after merging. ``"plain"`` uses plain loads and stores. ``"auto"`` uses TMA where possible.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------

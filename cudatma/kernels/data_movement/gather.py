@@ -100,9 +100,9 @@ def gather(
         Whether to copy starts in device memory to the host and check them, which waits for the device. Without the
         check, a start that is not a multiple of 16 bytes traps and destroys the CUDA context.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def gather(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises DescriptorError if TMA cannot read the source.
+        If an argument is invalid, if TMA cannot read the source, or if the kernel cannot run; see ``copy``.
 
     Examples
     --------
@@ -143,7 +143,7 @@ def halo_tiles(
     Parameters
     ----------
     src : array
-        The source, as for ``gather``.
+        The source; see ``gather``.
     tile, halo : sequence of int
         Numbers of elements per axis: of a tile, and of its border on each side. A tile with its border must be a valid
         box of ``gather``. Along the last axis, both must be multiples of 16 bytes.
@@ -152,9 +152,9 @@ def halo_tiles(
     pad : {"zeros", "nan"}, default "zeros"
         Fill value for elements outside the source.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
@@ -164,7 +164,7 @@ def halo_tiles(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``.
+        If an argument is invalid or the kernel cannot run; see ``copy``.
     """
     return run(HALO_TILES, (src,), out, as_key(tile, halo, pad), stream=stream, backend=backend)
 
@@ -304,6 +304,6 @@ def plan_boxes(
 
 
 def dump_configs(target: Target) -> list[GatherConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     pairs = ((3, "table"), (2, "grid")) if target.has("tma") else ()
     return [GatherConfig(*pair, *usual_ring(target)) for pair in pairs]

@@ -116,9 +116,9 @@ def im2col(
         The result, in C order, so that ``out.reshape(pixels, -1) @ weight.reshape(-1, filters)`` is the convolution.
         Default: a new array.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
@@ -128,7 +128,7 @@ def im2col(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises DescriptorError if the convolution exceeds a TMA limit.
+        If an argument is invalid, if the convolution exceeds a TMA limit, or if the kernel cannot run; see ``copy``.
 
     Examples
     --------
@@ -280,5 +280,5 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
 
 
 def dump_configs(target: Target) -> list[Im2colCopyConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     return [Im2colCopyConfig(4, *usual_ring(target))] if target.has("tma") else []

@@ -86,14 +86,14 @@ def prefetch(
     offset, shape : sequence of int, optional
         The window; see ``copy``. It must be inside the source.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
         Where to run; see ``marlin_gemm``. The emulator checks the addresses; ``"reference"`` does nothing.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises DescriptorError if TMA cannot read the window.
+        If an argument is invalid, if TMA cannot read the window, or if the kernel cannot run; see ``copy``.
     """
     run(PREFETCH, (src,), None, as_key(offset, shape), stream=stream, backend=backend)
 
@@ -157,5 +157,5 @@ PREFETCH = Prefetch()
 
 
 def dump_configs(target: Target) -> list[PrefetchConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     return [PrefetchConfig(3)] if target.has("tma") else []

@@ -186,7 +186,7 @@ class RaggedCopy:
         Parameters
         ----------
         stream : stream, optional
-            Default: the current stream of the arrays' library.
+            Stream of the launch. Default: the current stream of the arrays' library.
         """
         if not self.blocks:
             return
@@ -254,7 +254,7 @@ def ragged_copy(
     sources, destinations : sequence of array (rows, columns)
         Pairs of arrays; see ``RaggedCopy``.
     stream : stream, optional
-        Default: the current stream of the arrays' library.
+        Stream of the launch. Default: the current stream of the arrays' library.
     backend : str, optional
         Where to run; see ``RaggedCopy``.
 
@@ -394,7 +394,7 @@ def _pitch(info: ArrayInfo) -> int:
 
 
 def dump_configs(target: Target) -> list[RaggedCopyConfig]:
-    """Return the representative config, or no config if the target cannot edit tensor maps."""
+    """Return the representative config, or an empty list if the target cannot edit tensor maps."""
     return [RaggedCopyConfig(2)] if target.has("tma") and target.has("tensormap_replace") else []
 
 

@@ -78,9 +78,9 @@ def reduce_into(
     cache : str, optional
         L2 policy of the loads; see ``copy``.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def reduce_into(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises DescriptorError if TMA cannot reduce the arrays.
+        If an argument is invalid, if TMA cannot reduce the arrays, or if the kernel cannot run; see ``copy``.
 
     Examples
     --------

@@ -55,7 +55,7 @@ class CopyRing:
                 "use more stages, because one slot is filled while another slot is stored",
             )
         if not 1 <= self.in_flight < self.stages:
-            allowed = f"1..{self.stages - 1}"
+            allowed = f"1 to {self.stages - 1}"
             raise ArgumentError("in_flight", self.in_flight, allowed, "leave at least one slot for the next load")
         if self.stage_bytes % SLOT_ALIGNMENT:
             allowed = f"a multiple of {SLOT_ALIGNMENT}"

@@ -85,7 +85,7 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     out : array (count, columns), optional
         The result, in C order. Default: a new array.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
         Where to run; see ``marlin_gemm``. The emulator uses the target in $CUDATMA_TARGET.
 
@@ -123,7 +123,7 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
     src : array (count, columns)
         The rows to store, with the dtype of ``dst``.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
         Where to run; see ``gather_rows``.
 
@@ -241,5 +241,5 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
 
 
 def dump_configs(target: Target) -> list[RowsConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     return [RowsConfig(op, *usual_ring(target)) for op in OPS if target.has(f"{op}4")]

@@ -68,9 +68,9 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     stages : int, default 4
         Number of boxes in flight, at least 2.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``.
+        If an argument is invalid or the kernel cannot run; see ``copy``.
     """
     return run(TILE_COPY, (src,), dst, as_key(stages), stream=stream, backend=backend)
 
@@ -132,7 +132,7 @@ def plan_tiles(src: ArrayInfo, dst: ArrayInfo, limits: LaunchLimits, stages: int
 
 
 def dump_configs(target: Target) -> list[TileCopyConfig]:
-    """Return the representative config, or no config if the target has no TMA."""
+    """Return the representative config, or an empty list if the target has no TMA."""
     return [TileCopyConfig(4)] if target.has("tma") else []
 
 

@@ -173,9 +173,9 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
         multiples of 16 bytes, and batch axes that can be merged into one. Otherwise it raises DescriptorError.
         ``"plain"`` uses plain loads and stores. ``"auto"`` uses ``copy`` if TMA cannot transpose the array.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
@@ -185,7 +185,7 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``.
+        If an argument is invalid or the kernel cannot run; see ``copy``.
 
     Examples
     --------
@@ -296,6 +296,6 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
 
 
 def dump_configs(target: Target) -> list[TransposeConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     able = target.has("tma") and target.has("stmatrix")
     return [choose_transpose(size, target) for size in (1, 4)] if able else []

@@ -81,9 +81,9 @@ def gemm(
     version : {"auto", "v1", ..., "v7", "mma_sync"}
         Version of the kernel (docs/design/gemm.md). The environment or a file can also set it (kernels/version.py).
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
     stream : stream, optional
-        Default: the current stream of a's library.
+        Stream of the launch. Default: the current stream of a's library.
 
     Returns
     -------

@@ -162,9 +162,9 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
         be contiguous, and address and pitch must be multiples of 16 bytes. By default, any N is supported, and the
         result is a new CuPy or NumPy array whose pitch is padded to a multiple of 16 bytes.
     stream : stream, optional
-        Default: the current stream of out's library.
+        Stream of the launch. Default: the current stream of out's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------

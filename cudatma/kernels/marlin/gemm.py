@@ -68,7 +68,7 @@ def marlin_gemm(
     bias : array (N,), optional
         Bias with x's dtype, which is added to each row.
     stream : stream, optional
-        Default: the current stream of x's library.
+        Stream of the launch. Default: the current stream of x's library.
     backend : str, optional
         Where to run. ``"cuda"`` runs on the GPU. For host arrays, ``"emulator"`` runs the generated kernel slowly on
         the CPU and raises an error if it finds a hazard, and ``"reference"`` computes with NumPy. ``"auto"`` selects
@@ -309,7 +309,10 @@ def weight_of(w: object) -> Weight:
     for name, info in infos.items():
         if weight.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
             raise ArgumentError(
-                f"w.{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes", "copy it"
+                f"w.{name}.pointer",
+                hex(info.pointer),
+                f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
+                "pack the weight again",
             )
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None

@@ -127,7 +127,7 @@ class MarlinLinear:
         out : array (..., N), optional
             The result. Default: a new array.
         stream : stream, optional
-            Default: the current stream of x's library.
+            Stream of the launch. Default: the current stream of x's library.
         **options
             Other options of ``marlin_gemm``, including ``backend``.
 
