@@ -84,9 +84,16 @@ class Sizes(NamedTuple):
 class Arguments:
     """Arguments of one launch of a kernel.
 
-    template, config: the kernel. ``config`` has ``entry``, ``threads`` and ``smem_bytes``. parameters: one number,
-    bytes, At, Map or Value for each parameter, in the kernel's order. cluster: number of CTAs per cluster, or 1 without
-    clusters. early: names of arrays that the kernel may read before the previous kernel has ended.
+    Attributes
+    ----------
+    template, config
+        The kernel. ``config`` has ``entry``, ``threads`` and ``smem_bytes``.
+    parameters : tuple[Any, ...]
+        One number, bytes, At, Map or Value for each parameter, in the kernel's order.
+    cluster : int
+        Number of CTAs per cluster, or 1 without clusters.
+    early : tuple[str, ...]
+        Names of arrays that the kernel may read before the previous kernel has ended.
     """
 
     template: str

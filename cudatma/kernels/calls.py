@@ -110,9 +110,18 @@ def calls_of(operation: Operation[P, C]) -> Calls[P, C]:
 class _Common(NamedTuple):
     """Properties that all calls of one shape have in common.
 
-    address: function that returns the address of an array. present: indices of the inputs that such a call has. masks:
-    result of Operation.alignment_masks(). dtypes: dtypes of out and lse, as objects of the library. places: list of
-    zeros, one for each address of a launch.
+    Attributes
+    ----------
+    address : callable
+        Function that returns the address of an array.
+    present : list[int]
+        Indices of the inputs that are not None.
+    masks : tuple[int, ...]
+        Result of Operation.alignment_masks().
+    dtypes : tuple[Any, Any]
+        Dtypes of out and lse, as objects of the library.
+    places : list[int]
+        List of zeros, one for each address of a launch.
     """
 
     library: str

@@ -40,9 +40,19 @@ _SELDOM = 0.4
 class _Range:
     """A range of M with its own menu.
 
-    last: largest M. limit: maximum number of kernels. at_powers: allowed loss, relative to the cheapest configuration,
-    at powers of two, because most batch sizes are powers of two (at M = 1: _AT_ONE). loss: allowed loss at other M.
-    max_loss: upper bound to which ``loss`` rises to meet the limit; beyond it, the limit is exceeded.
+    Attributes
+    ----------
+    last : int
+        Largest M.
+    limit : int
+        Maximum number of kernels.
+    at_powers : float
+        Allowed loss at powers of two, relative to the cheapest configuration. Most batch sizes are powers of two. At
+        M = 1, the allowed loss is _AT_ONE.
+    loss : float
+        Allowed loss at all other M.
+    max_loss : float
+        Maximum ``loss`` for meeting the limit. If the limit would require a larger loss, it is exceeded.
     """
 
     last: int

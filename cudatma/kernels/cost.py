@@ -25,9 +25,18 @@ class Cost:
 
     Each term is an array if it was computed for many M at once.
 
-    launch_us: launch, first loads and last stores. sm_us: mainloop of the busiest SM. reduction_us: exchange of partial
-    sums among the CTAs of a grid or a cluster. memory_us, tensor_us: time of memory and time of all tensor cores, as
-    far as the work of the SMs does not hide them. Each term is an array if it was computed for many M at once.
+    Each term is an array if it was computed for many M at once.
+
+    Attributes
+    ----------
+    launch_us : float
+        Time of the launch, of the first loads and of the last stores.
+    sm_us : float
+        Time of the mainloop on the busiest SM.
+    reduction_us : float
+        Time to exchange partial sums among the CTAs of a grid or a cluster.
+    memory_us, tensor_us : float
+        Time of memory and time of all tensor cores, without the parts that the work of the SMs hides.
     """
 
     launch_us: float

@@ -27,10 +27,20 @@ MAX_EXTENT = 2**31 - 1
 class Problem(Protocol):
     """A computation, as a frozen dataclass.
 
-    m: the size that changes from call to call. n, k: the other two sizes of the product. fixed: everything else on
-    which the choice depends; problems with the same ``fixed`` share a choice table. constraint: why only some
-    configurations may be used, in words, or "" if all may be used. description: the problem in words. as_json(): the
-    form in which tuning entries store the problem.
+    Attributes
+    ----------
+    m : int
+        The size that changes from call to call.
+    n, k : int
+        The other two sizes of the product.
+    fixed : Hashable
+        All other properties on which the choice depends. Problems with the same ``fixed`` share a choice table.
+    constraint : str
+        Reason why only some configurations are allowed, or "" if all are allowed.
+    description : str
+        Description of the problem in words.
+    as_json()
+        Returns the form in which tuning entries store the problem.
     """
 
     @property
@@ -56,8 +66,16 @@ S = TypeVar("S", bound=KernelConfig)
 class Option:
     """Command-line option for a field of a problem other than its sizes.
 
-    name: name of the field in as_json(). default: value if the option is not given; the flag of a bool takes no value.
-    allowed: allowed values, or empty to allow every number that the problem accepts. help: text of --help.
+    Attributes
+    ----------
+    name : str
+        Name of the field in as_json().
+    default : Any
+        Value if the option is omitted. The flag of a bool takes no value.
+    allowed : tuple[Any, ...]
+        Allowed values, or empty to allow every number that the problem accepts.
+    help : str
+        Text for --help.
     """
 
     name: str

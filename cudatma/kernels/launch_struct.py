@@ -34,7 +34,15 @@ _ORDER = ("u32", "float", "Divisor", "u64")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Member of a struct. type: u32, u64, float or Divisor. meaning: comment in the template."""
+    """Member of a struct.
+
+    Attributes
+    ----------
+    type : str
+        "u32", "u64", "float" or "Divisor".
+    meaning : str
+        Comment for the member in the template.
+    """
 
     name: str
     type: str

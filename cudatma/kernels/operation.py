@@ -19,9 +19,18 @@ RESULTS, SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
 class Checked(NamedTuple, Generic[P]):
     """A valid call.
 
-    problem: the computation, or None if the result has no elements. arrays: inputs in the operation's order. out: the
-    caller's result, or None to allocate one. shape, dtype: shape and dtype of the result; the shape is None if there is
-    no result. lse: shape of a second result in fp32, or None.
+    Attributes
+    ----------
+    problem : P
+        The computation, or None if the result has no elements.
+    arrays : tuple[ArrayInfo or None, ...]
+        Inputs in the operation's order.
+    out : ArrayInfo or None
+        The caller's result, or None to allocate a new array.
+    shape, dtype
+        Shape and dtype of the result. The shape is None if there is no result.
+    lse : tuple[int, ...] or None
+        Shape of a second result in fp32, or None.
     """
 
     problem: P
@@ -35,8 +44,14 @@ class Checked(NamedTuple, Generic[P]):
 class Weight(NamedTuple):
     """Arrays of a weight, which are inputs of many calls.
 
-    format: properties that a plan depends on, hashed by identity. addresses: addresses in the order of the operation's
-    ``weight_arrays``. arrays: the arrays by name.
+    Attributes
+    ----------
+    format : Hashable
+        Properties that a plan depends on, hashed by identity.
+    addresses : tuple[int, ...]
+        Addresses in the order of the operation's ``weight_arrays``.
+    arrays : dict[str, ArrayInfo]
+        The arrays, by name.
     """
 
     format: Hashable

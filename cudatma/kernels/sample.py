@@ -34,9 +34,18 @@ Launch = Callable[[int], None]
 class Sample:
     """One launch with random operands.
 
-    title: one-line description. kernel: the compiled kernel. run: function that launches the kernel on the emulator; it
-    takes the options of ``EmulatedModule.launch``. error: relative_error() of the last schedule, compared with float64.
-    limit: maximum allowed error.
+    Attributes
+    ----------
+    title : str
+        One-line description.
+    kernel : Kernel
+        The compiled kernel.
+    run : callable
+        Function that launches the kernel on the emulator. It takes the options of ``EmulatedModule.launch``.
+    error : callable
+        relative_error() of the last schedule, compared with float64.
+    limit : float
+        Maximum allowed error.
     """
 
     title: str
@@ -62,10 +71,17 @@ def relative_error(result: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]
 class Trial(Protocol):
     """Random operands of a family on a device, for the tuner.
 
-    out: result of every launch. copies: number of copies of the operand that must be cold in L2. prepare(problem):
-    creates the operands, and may free those of the previous problem. launcher(candidate, copies, stream): loads the
-    candidate's kernel, and returns a function that launches it on one of ``copies`` copies in the same way as a call of
-    the family's function. It raises LaunchError if the call would launch another kernel.
+    Attributes
+    ----------
+    out : Any
+        Result of every launch.
+    copies : int
+        Number of copies of the operand that must be cold in L2.
+    prepare(problem)
+        Creates the operands, and may free the operands of the previous problem.
+    launcher(candidate, copies, stream)
+        Loads the candidate's kernel, and returns a function that launches the kernel on one of ``copies`` copies in the
+        same way as a call of the family's function. Raises LaunchError if the call would launch another kernel.
     """
 
     @property

@@ -39,9 +39,20 @@ def divisor(d: int) -> tuple[int, int]:
 class TiledConfig(Protocol):
     """Members of a config that whole_tiles() reads.
 
-    tile_k: number of elements of K per stage. cluster: number of CTAs per cluster that share loads. cluster_tile_m,
-    cluster_tile_n: tile size of the cluster. cluster_k: number of CTAs that divide K. launch_cluster: number of CTAs
-    per cluster in the launch. is_persistent: whether a CTA computes several tiles.
+    Attributes
+    ----------
+    tile_k : int
+        Number of elements of K per stage.
+    cluster : int
+        Number of CTAs per cluster that share loads.
+    cluster_tile_m, cluster_tile_n : int
+        Tile size of the cluster.
+    cluster_k : int
+        Number of CTAs that divide K.
+    launch_cluster : int
+        Number of CTAs per cluster in the launch.
+    is_persistent : bool
+        Whether a CTA computes several tiles.
     """
 
     @property
@@ -61,10 +72,16 @@ class TiledConfig(Protocol):
 class DividingConfig(TiledConfig, Protocol):
     """Members of a config that schedule() reads.
 
-    partial_bytes: maximum bytes of fp32 sums that one CTA stores in the workspace, or 0 if tiles are never divided.
-    loaded_stage_bytes: bytes that one CTA loads per stage. division(others, tiles_m): a CTA's one-time cost of dividing
-    tiles, and the time of a stage of a divided tile, both in units of the time of a stage of a whole tile. ``others``:
-    number of CTAs that share a tile with the CTA that stores it. ``tiles_m``: number of rows of tiles.
+    Attributes
+    ----------
+    partial_bytes : int
+        Maximum bytes of fp32 sums that one CTA stores in the workspace, or 0 if tiles are never divided.
+    loaded_stage_bytes : int
+        Bytes that one CTA loads per stage.
+    division(others, tiles_m)
+        Returns a CTA's one-time cost of dividing tiles, and the time of a stage of a divided tile, both in units of the
+        time of a stage of a whole tile. ``others`` is the number of CTAs that share a tile with the CTA that stores it,
+        and ``tiles_m`` is the number of rows of tiles.
     """
 
     @property
@@ -78,11 +95,24 @@ class DividingConfig(TiledConfig, Protocol):
 class Schedule:
     """The number of CTAs, and the division of tiles into work ranges.
 
-    ctas: grid size. tiles_m, tiles_n: number of output tiles along M and N. A cluster of ``cluster`` CTAs computes
-    adjacent tiles at a time. k_iterations: number of stages per tile. stream_tiles: number of tiles whose K is divided
-    among all clusters; all other tiles are assigned whole. work_ranges: number of clusters. stream_units: total number
-    of stages of the divided tiles. partial_ctas: number of CTAs that need a slot in the workspace, or 0 if no tile is
-    divided.
+    Attributes
+    ----------
+    ctas : int
+        Grid size.
+    tiles_m, tiles_n : int
+        Number of output tiles along M and N. The CTAs of a cluster compute adjacent tiles at the same time.
+    k_iterations : int
+        Number of stages per tile.
+    stream_tiles : int
+        Number of tiles whose K is divided among all clusters. All other tiles are assigned whole.
+    cluster : int
+        Number of CTAs per cluster.
+    work_ranges : int
+        Number of clusters.
+    stream_units : int
+        Total number of stages of the divided tiles.
+    partial_ctas : int
+        Number of CTAs with a slot in the workspace, or 0 if no tile is divided.
     """
 
     ctas: int
@@ -118,9 +148,14 @@ def ceil_div(a: Any, b: Any) -> Any:
 class Assignment:
     """A division of tiles, and its longest work range.
 
-    stream_tiles: number of tiles whose K is divided, or 0 if all tiles are whole. whole_stages, divided_stages: number
-    of stages of the longest work range in whole tiles and in divided tiles. others: maximum number of CTAs that share a
-    divided tile with the CTA that stores it.
+    Attributes
+    ----------
+    stream_tiles : int
+        Number of tiles whose K is divided, or 0 if all tiles are whole.
+    whole_stages, divided_stages : int
+        Number of stages of the longest work range in whole tiles and in divided tiles.
+    others : int
+        Maximum number of CTAs that share a divided tile with the CTA that stores it.
     """
 
     stream_tiles: int

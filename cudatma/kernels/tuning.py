@@ -67,7 +67,12 @@ class GpuClass:
 class Entry(Generic[P, S]):
     """The fastest configuration with correct results for one problem.
 
-    us: time of this configuration. rule_us: time of the configuration that the cost model chooses.
+    Attributes
+    ----------
+    us : float
+        Time of this configuration in microseconds.
+    rule_us : float
+        Time of the cost model's choice in microseconds.
     """
 
     problem: P
@@ -371,8 +376,12 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
 class Match:
     """An entry and the file that contains the entry.
 
-    shipped: whether the file ships with cudatma. exact: whether the entry differs from the problem only in M. If not,
-    the entry was adapted.
+    Attributes
+    ----------
+    shipped : bool
+        Whether the file ships with cudatma.
+    exact : bool
+        Whether the entry differs from the problem only in M. Otherwise, the entry was adapted.
     """
 
     entry: Entry[Any, Any]

@@ -28,7 +28,12 @@ SECTIONS = ("gemm", "attention")
 class Versions:
     """Versions of a family's kernels, by name.
 
-    family: name of the section in cudatma.toml. variable: name of the environment variable.
+    Attributes
+    ----------
+    family : str
+        Name of the section in cudatma.toml.
+    variable : str
+        Name of the environment variable.
     """
 
     family: str

@@ -47,7 +47,17 @@ Array = np.ndarray[Any, Any]
 class AllReduceConfig:
     """A configuration of ``kernels/all_reduce.cu.j2``.
 
-    ranks: number of ranks, 2 to 8. dtype: dtype of the message. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    ranks : int
+        Number of ranks, 2 to 8.
+    dtype : str
+        Dtype of the message.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     ranks: int
@@ -85,7 +95,12 @@ class AllReduceConfig:
 class Inbox:
     """Layout of the memory in which a rank receives messages: the state, followed by packets [slot][rank][packet].
 
-    ranks: number of ranks in the group. message_bytes: size of the longest message in bytes.
+    Attributes
+    ----------
+    ranks : int
+        Number of ranks in the group.
+    message_bytes : int
+        Size of the longest message in bytes.
     """
 
     ranks: int

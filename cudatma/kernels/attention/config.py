@@ -59,9 +59,16 @@ Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 class AttentionPreset(Preset):
     """A version of the kernel of attention() or attention_decode().
 
-    is_decode: whether attention_decode() launches this version. kv_bytes: bytes per element of k and v. tiles: tiles
-    that the choice ranks; among tiles with equal cost, the first one wins. clocks: clocks in the cost model for each
-    tile_m.
+    Attributes
+    ----------
+    is_decode : bool
+        Whether attention_decode() launches this version.
+    kv_bytes : int
+        Bytes per element of k and v.
+    tiles : Tiles
+        Tiles that the choice ranks. Among tiles with equal cost, the first one is chosen.
+    clocks : tuple[Clocks, ...]
+        Clocks of the cost model for each tile_m.
     """
 
     is_decode: bool = False
@@ -229,12 +236,34 @@ _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 208, 2: 240, 3: 160}, {1: 40, 2: 
 class AttentionConfig(KernelConfig):
     """A configuration of a version's template.
 
-    version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
-    tile_m: number of queries in a CTA's tile, 64 per consumer warpgroup. tile_n: number of keys per stage. stages:
-    number of stages of the ring. q_stages: number of query tiles in shared memory. ctas_per_sm: number of CTAs per SM.
-    is_varlen: whether variable-length sequences are concatenated. is_paged: whether the cache consists of pages.
-    box_rows: number of keys in a TMA box, all of them in one page of the cache, or 0 if cp.async copies each row.
-    Raises ArgumentError or ArgumentTypeError."""
+    Attributes
+    ----------
+    version : str
+        A key of PRESETS.
+    dtype, head_dim, v_head_dim, is_causal, has_window, has_softcap, has_sink
+        See Problem.
+    tile_m : int
+        Number of queries in a CTA's tile, 64 per consumer warpgroup.
+    tile_n : int
+        Number of keys per stage.
+    stages : int
+        Number of stages of the ring.
+    q_stages : int
+        Number of query tiles in shared memory.
+    ctas_per_sm : int
+        Number of CTAs per SM.
+    is_varlen : bool
+        Whether variable-length sequences are concatenated.
+    is_paged : bool
+        Whether the cache consists of pages.
+    box_rows : int
+        Number of keys in a TMA box, all of them in one page of the cache, or 0 if cp.async copies each row.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
+    """
 
     version: str
     dtype: str

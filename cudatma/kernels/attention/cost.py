@@ -33,9 +33,20 @@ _CLOCK = 0.886
 class Clocks:
     """Clock cycles that an SM needs for a tile of ``tile_m`` queries with ``q_stages`` slots of queries.
 
-    around: cycles for the prologue and the epilogue. products: time of the MMAs as a multiple of the ideal tensor-core
-    time. scores: cycles per 2^14 scores. block: cycles per block. start: cycles per launch. shared: exponent of the
-    speedup when CTAs share an SM, or 0 for no speedup.
+    Attributes
+    ----------
+    around : float
+        Cycles for the prologue and the epilogue.
+    products : float
+        Time of the MMAs as a multiple of the ideal tensor-core time.
+    scores : float
+        Cycles per 2^14 scores.
+    block : float
+        Cycles per block.
+    start : float
+        Cycles per launch.
+    shared : float
+        Exponent of the speedup when CTAs share an SM, or 0 for no speedup.
     """
 
     tile_m: int

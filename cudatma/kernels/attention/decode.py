@@ -87,7 +87,15 @@ def attention_decode(
 
 
 class DecodeOptions(NamedTuple):
-    """Options of attention_decode(). k_scale, v_scale: scales that are numbers. kinds: result of kinds_of()."""
+    """Options of attention_decode().
+
+    Attributes
+    ----------
+    k_scale, v_scale : Any
+        Numeric scales.
+    kinds : tuple[type, ...]
+        Types of the options, as kinds_of() returns them.
+    """
 
     window: Any
     scale: Any

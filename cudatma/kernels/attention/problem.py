@@ -25,9 +25,18 @@ _STEPS = 8
 class KernelOption(NamedTuple):
     """An option of the public functions that changes the kernel.
 
-    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: how the
-    description of a problem mentions the option. parameters: launch parameters that the option adds. members: members
-    of the struct that the option adds.
+    Attributes
+    ----------
+    field : str
+        Name of the bool in Problem and in AttentionConfig.
+    name : str
+        Suffix in the kernel's entry.
+    words : str
+        Name of the option in the description of a problem.
+    parameters : tuple[str, ...]
+        Launch parameters that the option adds.
+    members : tuple[Member, ...]
+        Members of the struct that the option adds.
     """
 
     field: str
@@ -388,9 +397,16 @@ _OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
 class DecodeProblem(Problem):
     """A Problem whose keys and values are in a cache. ``k_length`` is the maximum number of keys per sequence.
 
-    page_size: number of keys per page, or 0 without pages. has_fp8_cache: whether keys and values are e4m3. k_scale,
-    v_scale: scales of an e4m3 cache, or 1 if the kernel reads them from an array. k_scale_step, v_scale_step: number of
-    elements from the scale of one head to the scale of the next head, or 0 for a single scale.
+    Attributes
+    ----------
+    page_size : int
+        Number of keys per page, or 0 without pages.
+    has_fp8_cache : bool
+        Whether keys and values are e4m3.
+    k_scale, v_scale : float
+        Scales of an e4m3 cache, or 1 if the kernel reads them from an array.
+    k_scale_step, v_scale_step : int
+        Number of elements from the scale of one head to the scale of the next head, or 0 for a single scale.
     """
 
     page_size: int = 0

@@ -39,8 +39,19 @@ _WAVES = 4
 class BroadcastConfig(CopyRing):
     """A configuration of ``kernels/broadcast.cu.j2``.
 
-    copies: number of CTAs per cluster, 2, 4 or 8. stage_bytes: bytes per tile, a multiple of 128 * copies. stages,
-    in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    copies : int
+        Number of CTAs per cluster, 2, 4 or 8.
+    stage_bytes : int
+        Bytes per tile, a multiple of 128 * copies.
+    stages, in_flight : int
+        See CopyRing.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     copies: int

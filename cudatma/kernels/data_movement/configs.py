@@ -68,9 +68,23 @@ class WindowConfig(CopyRing):
 
     The launch passes the box size.
 
-    op: "copy", or a reduction in REDUCE_TYPES. rank: number of axes, 1 to 5. stage_bytes: maximum bytes of a box.
-    stages, in_flight: as in CopyRing. load_cache, store_cache: L2 policies in CACHES; stores of a reduction have no
-    policy. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    op : str
+        "copy", or a reduction in REDUCE_TYPES.
+    rank : int
+        Number of axes, 1 to 5.
+    stage_bytes : int
+        Maximum bytes of a box.
+    stages, in_flight : int
+        See CopyRing.
+    load_cache, store_cache : str
+        L2 policies in CACHES. Stores of a reduction have no policy.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     op: str
@@ -102,7 +116,14 @@ class WindowConfig(CopyRing):
 class RunConfig(CopyRing):
     """A configuration of ``kernels/run_copy.cu.j2``, which moves a run of bytes by 1D bulk copies.
 
-    kind: element type in PTX, one of RUN_KINDS[op]. stage_bytes: bytes per segment. Other fields: as in WindowConfig.
+    Attributes
+    ----------
+    kind : str
+        Element type in PTX, one of RUN_KINDS[op].
+    stage_bytes : int
+        Bytes per segment.
+    op, stages, in_flight, load_cache, store_cache
+        See WindowConfig.
     """
 
     op: str
@@ -129,8 +150,19 @@ class RunConfig(CopyRing):
 class PlainConfig:
     """A configuration of ``kernels/plain_copy.cu.j2``, which uses plain loads and stores.
 
-    element_bytes: 1, 2, 4 or 8. rank: number of axes. index_bits: 32 for fewer than 2**31 elements, which makes
-    divisions cheaper, otherwise 64. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    rank : int
+        Number of axes.
+    index_bits : int
+        Number of bits per index: 32 for fewer than 2**31 elements, which makes divisions cheaper, otherwise 64.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     element_bytes: int

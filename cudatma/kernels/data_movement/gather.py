@@ -41,9 +41,21 @@ _INT32 = 1 << 31
 class GatherConfig(CopyRing):
     """A configuration of ``kernels/gather_boxes.cu.j2``.
 
-    rank: number of axes of the source, 1 to 5. places: "table" if an array holds the starts of the boxes, "grid" if
-    they form a grid. stage_bytes: maximum bytes of a box. stages, in_flight: as in CopyRing. Raises ArgumentError for
-    invalid fields.
+    Attributes
+    ----------
+    rank : int
+        Number of axes of the source, 1 to 5.
+    places : str
+        "table" if an array contains the starts of the boxes, "grid" if the boxes form a grid.
+    stage_bytes : int
+        Maximum bytes of a box.
+    stages, in_flight : int
+        See CopyRing.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     rank: int
@@ -172,8 +184,12 @@ def halo_tiles(
 class _Problem(NamedTuple):
     """Layouts and boxes of a call.
 
-    fill: type whose NaN fills elements outside the source, or None for zeros. grid: (start, step, tiles) of each
-    axis, or empty if a table holds the starts of the boxes.
+    Attributes
+    ----------
+    fill : TmaType or None
+        Type whose NaN fills elements outside the source, or None for zeros.
+    grid : tuple[tuple[int, int, int], ...]
+        Tuple (start, step, tiles) of each axis, or empty if a table contains the starts of the boxes.
     """
 
     src: ArrayInfo

@@ -44,8 +44,19 @@ _INT32 = 1 << 31
 class Im2colCopyConfig(CopyRing):
     """A configuration of ``kernels/im2col.cu.j2``.
 
-    rank: number of axes of the images, including batch and channels, 3 to 5. stage_bytes: maximum size of a box in
-    bytes. stages, in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    rank : int
+        Number of axes of the images, including batch and channels, 3 to 5.
+    stage_bytes : int
+        Maximum size of a box in bytes.
+    stages, in_flight : int
+        See CopyRing.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     rank: int

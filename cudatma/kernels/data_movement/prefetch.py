@@ -35,8 +35,17 @@ TEMPLATE = "kernels/prefetch.cu.j2"
 class PrefetchConfig:
     """A configuration of ``kernels/prefetch.cu.j2``.
 
-    rank: number of axes of the tensor map, 1 to 5, or 0 for a run of bytes. segment_bytes: bytes per segment of a run,
-    a multiple of 16. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    rank : int
+        Number of axes of the tensor map, 1 to 5, or 0 for a run of bytes.
+    segment_bytes : int
+        Bytes per segment of a run, a multiple of 16.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     rank: int

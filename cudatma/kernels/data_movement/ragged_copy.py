@@ -61,10 +61,21 @@ _PAIR = np.dtype(
 class RaggedCopyConfig(BoxRing):
     """A configuration of ``kernels/ragged_copy.cu.j2``.
 
-    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns per box, at most
-    256 each; a row of the box must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2. maps:
-    number of tensor maps that each warp edits in turn, at least the number of stages. Raises ArgumentError for invalid
-    fields.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    box_rows, box_columns : int
+        Number of rows and columns per box, at most 256 each. Rows must be multiples of 16 bytes.
+    stages : int
+        Number of boxes in flight, at least 2.
+    maps : int
+        Number of tensor maps that each warp edits in turn, at least the number of stages.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     element_bytes: int

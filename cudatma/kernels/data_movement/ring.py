@@ -33,9 +33,14 @@ _MAX_BOX = 256
 class CopyRing:
     """Base class of the configs whose kernels copy work units (boxes or segments) through ``parts/copy_ring.cuh.j2``.
 
-    stages: number of slots, at least 2. in_flight: number of stores that may still be reading their slots when the next
-    load is issued; must be less than stages. stage_bytes: bytes per slot, a multiple of 128, and maximum bytes of a
-    work unit.
+    Attributes
+    ----------
+    stages : int
+        Number of slots, at least 2.
+    in_flight : int
+        Number of stores that may still read their slots when the next load is issued, less than ``stages``.
+    stage_bytes : int
+        Bytes per slot, a multiple of 128. A work unit has at most this size.
     """
 
     __slots__ = ()
@@ -126,8 +131,14 @@ def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, 
 class BoxRing:
     """Base class of the configs whose kernels copy boxes with one thread that loads and another thread that stores.
 
-    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns of a box, at most
-    256 each; a row must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    box_rows, box_columns : int
+        Number of rows and columns of a box, at most 256 each. Rows must be multiples of 16 bytes.
+    stages : int
+        Number of boxes in flight, at least 2.
     """
 
     __slots__ = ()
@@ -192,10 +203,23 @@ class BoxRing:
 class Setting:
     """Ring size and number of CTAs of a copy.
 
-    slot_bytes: maximum bytes per slot. ctas_per_sm: number of CTAs per SM. max_stages: number of slots per CTA if they
-    fit in shared memory. in_flight: number of stores that may still be reading their slots, or 0 for half of the slots.
-    load_cache, store_cache: L2 policies of calls that do not specify one, or "" for the GPU's default. Raises
-    ArgumentError for invalid fields.
+    Attributes
+    ----------
+    slot_bytes : int
+        Maximum bytes per slot.
+    ctas_per_sm : int
+        Number of CTAs per SM.
+    max_stages : int
+        Number of slots per CTA if they fit in shared memory.
+    in_flight : int
+        Number of stores that may still read their slots, or 0 for half of the slots.
+    load_cache, store_cache : str
+        L2 policies of calls that do not specify one, or "" for the GPU's default.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     slot_bytes: int = SLOT_BYTES

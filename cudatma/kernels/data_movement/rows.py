@@ -44,8 +44,21 @@ _INT32 = 1 << 31
 class RowsConfig(CopyRing):
     """A configuration of ``kernels/rows.cu.j2``.
 
-    op: "gather" or "scatter". rows: number of rows per box, a multiple of 4. stage_bytes: maximum size of a box in
-    bytes. stages, in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    op : str
+        "gather" or "scatter".
+    rows : int
+        Number of rows per box, a multiple of 4.
+    stage_bytes : int
+        Maximum size of a box in bytes.
+    stages, in_flight : int
+        See CopyRing.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     op: str

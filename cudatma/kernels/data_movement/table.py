@@ -21,8 +21,12 @@ _WORDS = "signed 32-bit integers"
 class Table(NamedTuple):
     """A table of signed 32-bit integers.
 
-    values: rows of the table, or None if the rows are only on the device. given: array on the device, or None if the
-    table must be uploaded.
+    Attributes
+    ----------
+    values : NDArray[np.int32] or None
+        Rows of the table, or None if the rows are only on the device.
+    given : Any
+        Array on the device, or None if the table must be uploaded.
     """
 
     values: NDArray[np.int32] | None

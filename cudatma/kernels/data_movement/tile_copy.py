@@ -35,9 +35,19 @@ TEMPLATE = "kernels/tile_copy.cu.j2"
 class TileCopyConfig(BoxRing):
     """A configuration of ``kernels/tile_copy.cu.j2``.
 
-    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns per box, at most
-    256 each; a row of the box must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2. Raises
-    ArgumentError for invalid fields.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    box_rows, box_columns : int
+        Number of rows and columns per box, at most 256 each. Rows must be multiples of 16 bytes.
+    stages : int
+        Number of boxes in flight, at least 2.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     element_bytes: int

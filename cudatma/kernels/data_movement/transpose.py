@@ -45,10 +45,25 @@ _MAX_TILES = 1 << 31
 class TransposeConfig:
     """A configuration of ``kernels/transpose.cu.j2``.
 
-    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: number of squares per tile, down and across. The side of a square
-    is 128 bytes of elements. stages: number of slots that loads fill. transposed_tiles: number of tiles that stores
-    read. warps: number of warps that transpose. raster_group: number of rows of tiles that are processed column by
-    column. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    squares_y, squares_x : int
+        Number of squares per tile, down and across. The side of a square is 128 bytes of elements.
+    stages : int
+        Number of slots for loaded tiles.
+    transposed_tiles : int
+        Number of slots for transposed tiles.
+    warps : int
+        Number of warps that transpose.
+    raster_group : int
+        Number of rows of tiles that are processed column by column.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     element_bytes: int

@@ -20,8 +20,16 @@ _MAX_BOX = 256
 class Axis:
     """An axis of a window.
 
-    start: index of the window's first element in the source, which may be negative. extent: number of elements of the
-    window, at least 1. size: number of elements of the source. source_stride, destination_stride: strides in bytes.
+    Attributes
+    ----------
+    start : int
+        Index of the window's first element in the source, which may be negative.
+    extent : int
+        Number of window elements, at least 1.
+    size : int
+        Number of source elements.
+    source_stride, destination_stride : int
+        Strides in bytes.
     """
 
     start: int
@@ -55,8 +63,14 @@ class Axis:
 class Window:
     """A window of a source array and its destination.
 
-    source, destination: addresses of element [0, ..] of the source array and of the window's result. itemsize: bytes
-    per element. axes: the axes, outermost first.
+    Attributes
+    ----------
+    source, destination : int
+        Addresses of element [0, ..] of the source array and of the window's result.
+    itemsize : int
+        Bytes per element.
+    axes : tuple[Axis, ...]
+        The axes, outermost first.
     """
 
     source: int

@@ -36,8 +36,13 @@ from cudatma.target import Target, get_target
 class Tile(NamedTuple):
     """Fields of a configuration that the choice ranks.
 
-    k: tile_k for 2-byte elements. for_last_wave: whether the tile is ranked only for products with few waves, because
-    it may leave fewer SMs idle in the last wave.
+    Attributes
+    ----------
+    k : int
+        Value of tile_k for 2-byte elements.
+    for_last_wave : bool
+        Whether the tile is ranked only for products with few waves, because it may leave fewer SMs idle in the last
+        wave.
     """
 
     m: int

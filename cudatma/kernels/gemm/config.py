@@ -34,8 +34,12 @@ from cudatma.target import Target
 class GemmPreset(Preset):
     """A version of gemm's kernel.
 
-    cluster: number of CTAs per cluster that share the loads of the operand with the larger tile. has_block_scales:
-    whether the kernel has a mainloop for fp8 with block scales.
+    Attributes
+    ----------
+    cluster : int
+        Number of CTAs per cluster that share the loads of the operand with the larger tile.
+    has_block_scales : bool
+        Whether the kernel has a mainloop for fp8 with block scales.
     """
 
     cluster: int = 1
@@ -136,12 +140,33 @@ def _clusters(version: str, tile_m: int, tile_n: int) -> tuple[int, int]:
 class GemmConfig(KernelConfig):
     """A configuration of a version's template.
 
-    version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. tile_m,
-    tile_n: tile size of a CTA, or of a warpgroup if the schedule is "pingpong". tile_k: number of elements of K per
-    stage. stages: number of stages of the ring. warpgroups: number of consumer warpgroups per tile, which divide the
-    tile along M, or in both directions with mma.sync. cluster_m: number of CTAs per cluster along M, which share loads
-    of B. cluster_n: number of CTAs per cluster along N, which share loads of A. cluster_k: number of CTAs per cluster
-    that divide K. ctas_per_sm: number of CTAs per SM. Raises ArgumentError or ArgumentTypeError.
+    Attributes
+    ----------
+    version : str
+        A key of PRESETS.
+    dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma
+        See Problem.
+    tile_m, tile_n : int
+        Tile size of a CTA, or of a warpgroup if the schedule is "pingpong".
+    tile_k : int
+        Number of elements of K per stage.
+    stages : int
+        Number of stages of the ring.
+    warpgroups : int
+        Number of consumer warpgroups per tile, which divide the tile along M, or in both directions with mma.sync.
+    cluster_m : int
+        Number of CTAs per cluster along M, which share loads of B.
+    cluster_n : int
+        Number of CTAs per cluster along N, which share loads of A.
+    cluster_k : int
+        Number of CTAs per cluster that divide K.
+    ctas_per_sm : int
+        Number of CTAs per SM.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
     """
 
     version: str

@@ -14,8 +14,14 @@ from cudatma.pipeline import align_up
 class Matrix(NamedTuple):
     """Layout of a batch of matrices with contiguous rows or columns.
 
-    pitch_bytes: bytes from one row, or column, to the next. batch_bytes: bytes from one matrix to the next, or 0 for a
-    single matrix. is_aligned: whether every row begins at a multiple of 16 bytes.
+    Attributes
+    ----------
+    pitch_bytes : int
+        Bytes from one row (or column) to the next.
+    batch_bytes : int
+        Bytes from one matrix to the next, or 0 for a single matrix.
+    is_aligned : bool
+        Whether every row begins at a multiple of 16 bytes.
     """
 
     pitch_bytes: int = 0

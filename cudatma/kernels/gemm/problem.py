@@ -121,8 +121,16 @@ def check_kind(fields: Any) -> None:
 class Operands(NamedTuple):
     """Properties of a call's arrays on which a launch depends, except for sizes and addresses.
 
-    a, b, out: layouts. scale_strides: number of elements from one scale to the next, by the names of the struct's
-    members. scale_rows: layout of A's block scales if TMA reads them. alpha, beta: scalars of the epilogue.
+    Attributes
+    ----------
+    a, b, out : Matrix
+        Layouts of the operands and of the result.
+    scale_strides : tuple[tuple[str, int], ...]
+        Number of elements from one scale to the next, keyed by the names of the struct's members.
+    scale_rows : Matrix or None
+        Layout of A's block scales if TMA reads them.
+    alpha, beta : float
+        Scalars of the epilogue.
     """
 
     a: Matrix = Matrix()
@@ -142,11 +150,31 @@ NO_OPERANDS = Operands()
 class Problem:
     """A batch of matrix products c (m, n) = a (m, k) b (k, n).
 
-    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: version of the kernel, or "" for any. out_dtype: one
-    of RESULT_TYPES, or "" for default_result(). epilogue: one of EPILOGUES. block_scales: whether each 1 x 128 block of
-    a and each 128 x 128 block of b has a scale. scales_by_tma: whether TMA can read the scales of a. batch_invariant:
-    whether the bits of a row must be independent of m. operands: further properties on which a launch depends, but not
-    the choice of a configuration. Raises ArgumentError or ArgumentTypeError.
+    Attributes
+    ----------
+    dtype : str
+        One of OPERAND_TYPES.
+    layout : str
+        One of LAYOUTS.
+    version : str
+        Version of the kernel, or "" for any.
+    out_dtype : str
+        One of RESULT_TYPES, or "" for default_result().
+    epilogue : str
+        One of EPILOGUES.
+    block_scales : bool
+        Whether each 1 x 128 block of a and each 128 x 128 block of b has a scale.
+    scales_by_tma : bool
+        Whether TMA can read the scales of a.
+    batch_invariant : bool
+        Whether the bits of a row must be independent of m.
+    operands : Operands
+        Other properties on which a launch depends, but not the choice of a configuration.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
     """
 
     m: int
@@ -235,8 +263,12 @@ _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", 
 class GemmOptions(NamedTuple):
     """Options of gemm(), which are part of a call's key.
 
-    a_scale, b_scale: scales that are numbers. kinds: types of the numbers and of the flag. They distinguish 1, which
-    may be valid, from True, which compares equal.
+    Attributes
+    ----------
+    a_scale, b_scale : Any
+        Numeric scales.
+    kinds : tuple[type, ...]
+        Types of the numbers and of the flag. The key needs the types because 1 and True compare equal.
     """
 
     alpha: Any

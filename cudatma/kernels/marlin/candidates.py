@@ -198,10 +198,17 @@ _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 class WgmmaTile:
     """Fields of a config for any tile_m from ``min_m`` to ``max_m``.
 
-    n, k: tile_n and tile_k. stages: maximum number of stages; fewer are used if they do not fit in shared memory.
-    small_m, large_m: (mmas_per_commit, commits_in_flight) for up to _SMALL_M rows and for more rows. If small_m is
-    None, large_m is used for both. shared, shared_divided: values of tile_m that menus prefer (``Family.is_shared``),
-    with cluster_k 1 and 2.
+    Attributes
+    ----------
+    n, k : int
+        Values of tile_n and tile_k.
+    stages : int
+        Maximum number of stages. Fewer stages are used if they do not fit in shared memory.
+    small_m, large_m
+        Pairs (mmas_per_commit, commits_in_flight) for up to _SMALL_M rows and for more rows. If small_m is None,
+        large_m is used for both.
+    shared, shared_divided : tuple[int, ...]
+        Values of tile_m that menus prefer (``Family.is_shared``), with cluster_k 1 and 2.
     """
 
     n: int

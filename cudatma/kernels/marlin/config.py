@@ -147,29 +147,56 @@ def min_tile_m(tile_k: int) -> int:
 class MarlinConfig(KernelConfig):
     """A configuration of a kernel's template.
 
-    version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. tile_m, tile_n, tile_k: tile size of a
-    CTA, and elements of K per stage; if tile_m is below 8, rows of x are repeated in the columns of the mma. stages:
-    number of stages of the ring. slice_k: number of warps, or of warpgroups with wgmma, that compute the same columns
-    and divide the K of each stage; their sums are added in shared memory. cluster_n: number of CTAs per cluster along
-    N, which share loads of activations. cluster_k: number of CTAs per cluster that divide the K of a tile into whole
-    stages and exchange sums. ctas_per_sm: number of CTAs per SM. consumer_registers: number of registers that
-    setmaxnreg moves from the producer's warpgroup to each consumer thread, or 0 without setmaxnreg.
+    Attributes
+    ----------
+    version : str
+        A key of PRESETS.
+    dtype, group_size, has_zeros
+        See LinearShape.
+    tile_m, tile_n, tile_k : int
+        Tile size of a CTA, and number of elements of K per stage. If tile_m is less than 8, rows of x are repeated in
+        the columns of the mma.
+    stages : int
+        Number of stages of the ring.
+    slice_k : int
+        Number of warps, or of warpgroups with wgmma, that compute the same columns and divide the K of each stage.
+        Their sums are added in shared memory.
+    cluster_n : int
+        Number of CTAs per cluster along N, which share loads of activations.
+    cluster_k : int
+        Number of CTAs per cluster that divide the K of a tile into whole stages and exchange sums.
+    ctas_per_sm : int
+        Number of CTAs per SM.
+    consumer_registers : int
+        Number of registers that setmaxnreg moves from the producer's warpgroup to each consumer thread, or 0 without
+        setmaxnreg.
+    deep_box : bool
+        Whether one three-dimensional box loads a stage's activations, which requires a K that is a multiple of 64.
+        Only the skinny kernel uses this field.
+    warpgroups : int
+        Number of warpgroups that divide N. Only the wgmma kernel uses this field and the next four.
+    mmas_per_commit : int
+        Number of wgmmas per accumulator in a commit group.
+    commits_in_flight : int
+        Number of commit groups that the tensor cores execute while the next weights are dequantized.
+    scale_form : str
+        Form in which one multiply-add applies scale and offset to a weight (quantization/scale_range.py), or "none".
+        All forms give the same bits.
+    pingpong : bool
+        Whether two warpgroups compute tiles in turn, so that one stores its tile while the other multiplies.
+    warps_n : int
+        Number of warps that divide N. Only the mma.sync kernel uses this field and the next four.
+    scale_on : str
+        Factor that the scales multiply: the fp32 sums of a group ("accumulator"), the dequantized weights ("weight"),
+        or the result ("epilogue", only with one scale per column).
+    weight_load_path, scale_load_path, activation_load_path : str
+        Elements of LOAD_PATHS. Zero points use scale_load_path.
 
-    Only the skinny kernel uses deep_box: whether one three-dimensional box loads a stage's activations. This requires a
-    K that is a multiple of 64.
-
-    Only the wgmma kernel uses these fields. warpgroups: number of warpgroups that divide N. mmas_per_commit: number of
-    wgmmas per accumulator in a commit group. commits_in_flight: number of commit groups that the tensor cores execute
-    while the next weights are dequantized. scale_form: form in which one multiply-add applies scale and offset to a
-    weight, as quantization/scale_range.py returns it for the scales, or "none"; all forms give the same bits. pingpong:
-    whether two warpgroups compute tiles in turn, so that one stores its tile while the other multiplies.
-
-    Only the mma.sync kernel uses these fields. warps_n: number of warps that divide N. scale_on: what the scales
-    multiply, the fp32 sums of a group ("accumulator"), dequantized weights ("weight"), or the result ("epilogue", only
-    with one scale per column). weight_load_path, scale_load_path, activation_load_path: one of LOAD_PATHS; zero points
-    use scale_load_path.
-
-    Raises ArgumentError or ArgumentTypeError."""
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
+    """
 
     version: str
     dtype: str

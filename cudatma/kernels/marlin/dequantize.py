@@ -49,9 +49,21 @@ _ROW_BYTES, _GAP_BYTES = 128, 16
 class DequantizeConfig:
     """A configuration of ``kernels/dequantize.cu.j2``.
 
-    dtype, group_size, has_zeros: fields of the weight. has_permutation: whether rows are stored one by one, in the
-    order of the permutation, instead of in whole tiles. warps: number of 64 x 64 blocks in a tile, along N. stages:
-    number of tiles in flight. Raises ArgumentError for an invalid field.
+    Attributes
+    ----------
+    dtype, group_size, has_zeros
+        Fields of the weight.
+    has_permutation : bool
+        Whether rows are stored one by one, in the order of the permutation, instead of in whole tiles.
+    warps : int
+        Number of 64 x 64 blocks in a tile, along N.
+    stages : int
+        Number of tiles in flight.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     dtype: str

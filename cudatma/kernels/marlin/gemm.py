@@ -147,7 +147,12 @@ _NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 class Config:
     """Kernels of a call.
 
-    gemm: the GEMM, in the form that the weight's scales allow. copy: the copy kernel for activations, or None.
+    Attributes
+    ----------
+    gemm : MarlinConfig
+        The GEMM, in the form that the weight's scales allow.
+    copy : PermuteColumnsConfig or None
+        The copy kernel for activations, or None.
     """
 
     gemm: MarlinConfig

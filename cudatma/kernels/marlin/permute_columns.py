@@ -42,10 +42,24 @@ _ROWS = 4
 class PermuteColumnsConfig:
     """A configuration of ``kernels/permute_columns.cu.j2``.
 
-    has_permutation: whether columns are permuted. staged_columns: number of columns per row that bulk copies load into
-    shared memory, a multiple of 64, or 0 if elements of any alignment are read from global memory one by one. rows:
-    number of rows that are copied at a time. stages: number of groups of rows in flight. consumers: number of threads
-    that write, in whole warps. Raises ArgumentError for an invalid field.
+    Attributes
+    ----------
+    has_permutation : bool
+        Whether columns are permuted.
+    staged_columns : int
+        Number of columns per row that bulk copies load into shared memory, a multiple of 64, or 0 if elements of any
+        alignment are read from global memory one by one.
+    rows : int
+        Number of rows that are copied at a time.
+    stages : int
+        Number of groups of rows in flight.
+    consumers : int
+        Number of threads that write, in whole warps.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     has_permutation: bool
