@@ -137,7 +137,7 @@ def ours(operands: Fp8Operands) -> Entrant:
 
 
 def scaled_mm(operands: Fp8Operands, *, fast: bool) -> list[Entrant]:
-    """Return torch._scaled_mm with one scale per tensor. ``fast``: accumulate with the tensor cores' precision."""
+    """Return torch._scaled_mm with one scale per tensor. ``fast`` selects the tensor cores' precision."""
     import torch
 
     a_scale, b_scale = operands.a_scale.reshape(()), operands.b_scale.reshape(())

@@ -64,7 +64,7 @@ class Layer:
 
 
 def make_layer(k: int, n: int, dtype: str, max_m: int, *, with_dense: bool = True) -> Layer:
-    """Create random operands on the current device. ``dtype``: float16 or bfloat16, for activations and scales."""
+    """Create random operands on the current device. ``dtype`` is float16 or bfloat16."""
     import cupy
 
     x = filled(cupy, (max_m, k), random_numbers(cupy, (1 << 22) - 8, dtype, 4))

@@ -66,7 +66,7 @@ class Floors:
 
 
 class Bench:
-    """Measure the cells of one layer at a time on the current device. ``floor_bench``: the bench for F, or None."""
+    """Measure the cells of one layer at a time on the current device. ``floor_bench`` measures F unless it is None."""
 
     def __init__(
         self, stream: Any, result: Result, options: argparse.Namespace, floor_bench: FloorBench | None

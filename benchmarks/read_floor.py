@@ -164,7 +164,7 @@ class FloorBench:
     ) -> Contender:
         """Return a contender whose launches stream ``nbytes`` bytes (a multiple of 16) each and rotate over the pool.
 
-        ``programmatic``: whether the launches use programmatic dependent launch.
+        If ``programmatic``, the launches use programmatic dependent launch.
         """
         import cupy
 

@@ -199,9 +199,10 @@ def map_over(
 ) -> Map:
     """Return a tiled tensor map over a named array.
 
-    ``info``: shape, strides and dtype of the array. ``box``: number of elements along each axis, in NumPy order.
-    ``dtype``: TMA type, by default the array's. ``axes``: the array's axes from innermost to outermost. ``options``:
-    other fields of TiledSpec. Raises DescriptorError if a rule is broken; the error numbers axes in the array's order.
+    ``info`` provides the shape, strides and dtype of the array. ``box`` contains the number of elements along each
+    axis, in NumPy order. ``dtype`` is the TMA type, by default that of the array. ``axes`` lists the array's axes from
+    innermost to outermost. ``options`` are other fields of TiledSpec. Raises DescriptorError if a rule is broken. The
+    error numbers axes in the array's order.
     """
     kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
     spec = TiledSpec.from_strided(

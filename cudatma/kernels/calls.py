@@ -50,7 +50,7 @@ class Calls(Generic[P, C]):
     ) -> None:
         """Cache a call, and cache its shape for calls with other sizes.
 
-        ``dtypes``: dtypes of out and lse in the arrays' library.
+        ``dtypes`` contains the dtypes of out and lse in the arrays' library.
         """
         operation, infos = self._operation, (*checked.arrays, checked.out)
         alignment_masks = operation.alignment_masks(checked.problem)
@@ -157,8 +157,8 @@ class Call:
     ) -> None:
         """Prepare the checks that a repeated call needs.
 
-        ``shape`` and ``lse`` are the shapes of the results, or None for a missing result. ``spans``: for a call with
-        ``out``, the first byte and the end of each input and of out, relative to the address of the array.
+        ``shape`` and ``lse`` are the shapes of the results, or None for a missing result. For a call with ``out``,
+        ``spans`` contains the first byte and the end of each input and of out, relative to the address of the array.
         """
         self._common, self._launch, self._shape, self._lse = common, launch, shape, lse
         # Most calls launch one kernel without a workspace.

@@ -61,7 +61,7 @@ def check_out(
 ) -> None:
     """Raise ArgumentTypeError if ``out`` has another dtype, and ArgumentError if ``out`` is otherwise invalid.
 
-    ``allowed``: the dtype in words. The array must have this shape, be writable and on the device of the first input,
+    ``allowed`` describes the dtype. The array must have this shape, be writable and on the device of the first input,
     and share no memory with the inputs.
     """
     if info.dtype != dtype:

@@ -167,7 +167,7 @@ def explained(
 ) -> Explanation:
     """Return the explanation of a family's configuration for a problem.
 
-    ``launched``: function that returns the launched config for a chosen config, by default ``Family.launched``. Raises
+    ``launched`` maps a chosen config to the launched config. The default is ``Family.launched``. Raises
     the errors of decide().
     """
     launched = launched or family.launched

@@ -152,8 +152,8 @@ def work_values(
 ) -> dict[str, Any]:
     """Return the value of every member, by name.
 
-    ``output_pitch``: row pitch of the result in elements. ``output_vectors``: whether rows of the result are aligned to
-    16 bytes.
+    ``output_pitch`` is the row pitch of the result in elements. ``output_vectors`` is True if the rows of the result
+    are aligned to 16 bytes.
     """
     raster_m = min(max(1, _RASTER_GROUP_M // tile_m), work.tiles_m)
     stream_stages, stream_extra = divmod(work.stream_units, work.work_ranges)

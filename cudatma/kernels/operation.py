@@ -96,7 +96,7 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[P]:
-        """Validate a call. Raises ArgumentError or ArgumentTypeError. ``options`` and ``resource``: see run()."""
+        """Validate a call. Raises ArgumentError or ArgumentTypeError. run() describes ``options`` and ``resource``."""
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
@@ -113,7 +113,7 @@ class Operation(ABC, Generic[P, C]):
     def arguments(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
         """Return the arguments of each launch, in order.
 
-        ``resident``: number of CTAs of each kernel that run at the same time.
+        ``resident`` contains the number of CTAs of each kernel that run at the same time.
         """
 
     @abstractmethod
@@ -138,7 +138,7 @@ class Operation(ABC, Generic[P, C]):
 
         ``shapes`` contains the shapes of the inputs and of out, with None for each missing array. If
         ``joins_axes`` is False, ``strides_bytes`` contains their strides. Only leading axes differ from the call with
-        this problem, and an axis of one element still has one element. ``size_options``: see run().
+        this problem, and an axis of one element still has one element. run() describes ``size_options``.
         """
         return None
 

@@ -23,7 +23,7 @@ NO_SPACES = (0,) * len(SPACES)
 class Launch(NamedTuple):
     """Launches of a call without its addresses and stream.
 
-    partials_bytes: number of bytes of partial sums, or None if the call uses no workspace.
+    ``partials_bytes`` is the size of the partial sums, or None if the call uses no workspace.
     """
 
     replays: tuple[Replay, ...]
@@ -58,7 +58,7 @@ class Launch(NamedTuple):
 class _Loaded(NamedTuple):
     """Loaded kernels of a configuration on a device.
 
-    sizes_of: function that returns the Sizes of a problem's launches.
+    ``sizes_of`` maps a problem to the Sizes of its launches.
     """
 
     config: Any
@@ -94,8 +94,8 @@ class Plan(Generic[P, C]):
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
         """Compile and load missing kernels, and return the launches of a problem.
 
-        ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is
-        missing and the stream is being captured.
+        ``named`` contains the arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a
+        kernel is missing and the stream is being captured.
         """
         operation, gpu, target = self._operation, self._gpu, self._target
         config = operation.configure(problem, gpu, self._memo)

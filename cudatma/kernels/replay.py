@@ -203,7 +203,7 @@ class _SizedMap:
     def __init__(self, tensor_map: Map, value: Any, place: tuple[int, int], device: int) -> None:
         """Read the initial values.
 
-        ``place``: the group that contains the array's name, and the index of the name in this group.
+        ``place`` contains the index of the group with the array's name, and the index of the name in this group.
         """
         spec: Any = tensor_map.spec
         self._map, self._place, self._device = tensor_map, place, device

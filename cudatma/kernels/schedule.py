@@ -190,7 +190,7 @@ def shortest(options: list[Assignment], division: Callable[[int], tuple[float, f
     """Return the assignment with the shortest longest work range, or the first of several equal assignments.
 
     A full wave is therefore also divided if a kernel's divided stages take no longer than its whole stages.
-    ``division``: DividingConfig.division() as a function of ``others``.
+    ``division`` is DividingConfig.division() as a function of ``others``.
     """
 
     def stages(option: Assignment) -> float:
@@ -233,7 +233,7 @@ def schedule(
     one full wave or, if there are several rows of tiles, alone. The numbers of stages of the work ranges then differ by
     at most one.
 
-    ``divide``: whether tiles may be divided. Batch invariance requires False. ``eager``: whether to divide tiles
+    ``divide`` allows tiles to be divided. Batch invariance requires False. ``eager`` divides tiles
     whenever the partial sums have fewer bytes than the saved loads, so that even small problems have divided tiles.
     """
     if not config.partial_bytes:

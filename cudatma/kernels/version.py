@@ -76,7 +76,7 @@ class Versions:
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
     """Context manager that adds the source of the selection, unless it is the call, to errors about the version.
 
-    ``selected_by``: the source that chosen() returned.
+    ``selected_by`` is the source that chosen() returned.
     """
 
     __slots__ = ("_selected_by",)
@@ -95,7 +95,7 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 class _File(NamedTuple):
     """Contents of the file that selects versions, which the Runtime holds.
 
-    path: path of the file, or "" if there is no file.
+    ``path`` is "" if there is no file.
     """
 
     path: str

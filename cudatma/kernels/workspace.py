@@ -351,7 +351,7 @@ class _Branch:
     def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife | None) -> None:
         """Create a branch without memory.
 
-        ``life``: lifetime object of the graph, or None for a workspace that all graphs of the stream share.
+        ``life`` is the lifetime object of the graph, or None for a workspace that all graphs of the stream share.
         """
         self._device, self._reserve, self.life = device, reserve, life
         self.parts: list[_Part] = []

@@ -525,7 +525,7 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
 
 
 def _module(name: str) -> str:
-    """Return the pattern that matches a module and its submodules. ``name``: the whole name or its end."""
+    """Return the pattern that matches a module and its submodules. ``name`` is the whole name or its end."""
     return rf"(?:.*\.)?{re.escape(name)}(?:\.|$)"
 
 

@@ -119,7 +119,7 @@ class Inbox:
         """Return the bytes of the kernel's ``Member`` struct.
 
         ``memories`` holds the addresses of all ranks' memory in this rank's address space; each begins with
-        initial_state(). ``failure``: address of 8 bytes of host memory.
+        initial_state(). ``failure`` is the address of 8 bytes of host memory.
         """
 
         class Member(ctypes.Structure):
@@ -144,14 +144,14 @@ def initial_state() -> bytes:
 
 
 class Group(NamedTuple):
-    """A rank's view of its group. ``member``: the kernel's struct Member."""
+    """A rank's view of its group. ``member`` contains the bytes of the kernel's ``Member`` struct."""
 
     ranks: int
     member: bytes
 
 
 class Problem(NamedTuple):
-    """The message of one rank. ``words``: number of pairs of elements."""
+    """The message of one rank. ``words`` is the number of pairs of elements."""
 
     group: Group
     dtype: str

@@ -92,8 +92,8 @@ def decode_sizes(
 ) -> Callable[[DecodeProblem], Sizes]:
     """Return a function that computes the sizes of any problem with the same plan_key.
 
-    ``parts``: number of CTAs that share a tile, limited by the number of blocks and by the workspace, or 0 for the
-    fastest number.
+    ``parts`` is the number of CTAs that share a tile, limited by the number of blocks and by the workspace, or 0 for
+    the fastest number.
     """
     group, page_size, tile_m, tile_n = problem.group, problem.page_size, config.tile_m, config.tile_n
     fixed = {

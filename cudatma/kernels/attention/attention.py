@@ -276,7 +276,7 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
 
 
 def fill_empty(arrays: Mapping[str, ArrayInfo], stream: int | None) -> None:
-    """Fill ``out`` with zeros, and ``lse`` with -inf or the sinks. ``stream``: handle, or None for host arrays."""
+    """Fill ``out`` with zeros, and ``lse`` with -inf or the sinks. ``stream`` is a handle, or None for host arrays."""
     _fill(arrays["out"], 0.0, stream)
     if "lse" in arrays:
         _fill(arrays["lse"], arrays.get("sink", -math.inf), stream)
@@ -385,7 +385,7 @@ class Attention(AttentionOperation[Problem]):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
-        """Validate a call. ``options``: AttentionOptions."""
+        """Validate a call. ``options`` is an AttentionOptions object."""
         return check_attention(*inputs, out=out, **named_options(options))
 
     def lengths(
@@ -426,7 +426,7 @@ class AttentionVarlen(Attention):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 0, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
-        """Validate a call. ``options``: VarlenOptions."""
+        """Validate a call. ``options`` is a VarlenOptions object."""
         return check_varlen(*inputs, out=out, **named_options(VarlenOptions(*options)))
 
     def lengths(

@@ -43,7 +43,7 @@ def check_attention(
     version: str = "",
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention(). ``version``: name, or "" for any. ``options``: see _checked().
+    """Validate a call of attention(). ``version`` is a name, or "" for any. _checked() describes ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """
@@ -69,7 +69,7 @@ def check_varlen(
 ) -> Checked[Problem]:
     """Validate a call of attention_varlen(). Offsets in device memory are not checked.
 
-    ``options``: see _checked().
+    _checked() describes ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """
@@ -108,7 +108,7 @@ def check_decode(
 ) -> Checked[DecodeProblem]:
     """Validate a call of attention_decode(). Lengths and pages in device memory are not checked.
 
-    ``options``: see _checked().
+    _checked() describes ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """
@@ -167,8 +167,8 @@ def _checked(
 ) -> Checked[Any]:
     """Run the checks that all functions share, and return the valid call.
 
-    ``kind``: class of the problem. ``arrays``: q, k and v. ``others``: the other inputs, in the operation's order.
-    ``sizes``: batch, q_length and k_length. ``fields``: other fields of the problem.
+    ``kind`` is the class of the problem. ``arrays`` contains q, k and v, and ``others`` the other inputs in the
+    operation's order. ``sizes`` contains batch, q_length and k_length. ``fields`` are other fields of the problem.
     """
     q, k, v = arrays.values()
     *outer, length, heads, head_dim = q.shape
@@ -245,8 +245,8 @@ def check_shapes(
 ) -> None:
     """Raise ArgumentError unless the shapes of q, k and v match each other.
 
-    ``has_batch``: whether the first dimension of k and v must equal q's batch. ``is_cache``: whether the parameters of
-    the function are named k_cache and v_cache instead of k and v.
+    If ``has_batch``, the first dimension of k and v must equal q's batch. ``is_cache`` selects the parameter names
+    k_cache and v_cache instead of k and v for errors.
     """
     *_, heads, dim = q
     *_, kv_heads, k_dim = k
@@ -313,8 +313,8 @@ def _plain_array(
 ) -> ArrayInfo:
     """Check that an array is contiguous and on q's device, and return it.
 
-    ``shapes``: allowed shapes, or () for any shape. ``allowed``: the allowed shapes in words. ``also_allowed``: what
-    the caller may pass instead of an array, in words.
+    ``shapes`` contains the allowed shapes, or is empty to allow any shape. ``allowed`` describes the allowed shapes,
+    and ``also_allowed`` the values that the caller may pass instead of an array.
     """
     try:
         info = describe(array, field)

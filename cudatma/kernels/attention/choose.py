@@ -150,7 +150,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
 def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> AttentionConfig:
     """Return the kernel for a problem of attention_decode(). It does not depend on sizes.
 
-    ``version``: name of a version, or "" for any.
+    ``version`` is the name of a version, or "" for any.
     """
     if not version:
         version = "decode_fp8" if problem.has_fp8_cache else "decode" if target.has_wgmma else "decode_mma_sync"
@@ -162,7 +162,7 @@ def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> 
 def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target: Target) -> AttentionConfig:
     """Return the first tile whose ring has enough stages. If there is none, return the first tile that fits.
 
-    ``fields``: values of PROBLEM_FIELDS. ``page_size``: number of keys per page, or 0 without pages.
+    ``fields`` contains the values of PROBLEM_FIELDS. ``page_size`` is the number of keys per page, or 0 without pages.
     """
     given = dict(zip(PROBLEM_FIELDS, fields, strict=True))
     fitting: list[AttentionConfig] = []

@@ -119,7 +119,7 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 1, None, None, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[DecodeProblem]:
-        """Validate a call. ``options``: DecodeOptions."""
+        """Validate a call. ``options`` is a DecodeOptions object."""
         *arrays, k_array, v_array = inputs
         named = named_options(options)
         if k_array is not None:

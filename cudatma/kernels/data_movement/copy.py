@@ -102,7 +102,7 @@ def copy(
 
 
 class _Problem(NamedTuple):
-    """Layouts of a copy. ``fill``: type whose NaN fills elements outside the source, or None for zeros."""
+    """Layouts of a copy. ``fill`` is the type whose NaN fills elements outside the source, or None for zeros."""
 
     src: ArrayInfo
     out: ArrayInfo
@@ -148,7 +148,7 @@ def plan_copy(
 ) -> Arguments:
     """Return the launch for a window that begins at ``starts`` and has the shape of ``out``.
 
-    ``fill``: the type whose NaN is the fill value, or None for zeros. Raises DescriptorError if TMA cannot copy the
+    ``fill`` is the type whose NaN is the fill value, or None for zeros. Raises DescriptorError if TMA cannot copy the
     window.
     """
     window = simplify(window_of(src, out, starts))

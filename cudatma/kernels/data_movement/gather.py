@@ -298,9 +298,9 @@ def plan_boxes(
 ) -> Arguments:
     """Return the launch for boxes at the positions in the array "starts", or in a grid.
 
-    ``fill``: type whose NaN fills elements outside the source, or None for zeros. ``grid``: (start, step, tiles) of
-    each axis in NumPy order, or empty for a table. Raises DescriptorError if TMA cannot read the source, and
-    ArgumentError if two boxes do not fit in shared memory.
+    ``fill`` is the type whose NaN fills elements outside the source, or None for zeros. ``grid`` contains (start, step,
+    tiles) of each axis in NumPy order, or is empty for a table. Raises DescriptorError if TMA cannot read the source,
+    and ArgumentError if two boxes do not fit in shared memory.
     """
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result directly")

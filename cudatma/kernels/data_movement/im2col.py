@@ -211,7 +211,7 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
 def plan_im2col(
     src: ArrayInfo, out: ArrayInfo, conv: Convolution, limits: LaunchLimits, slot: int = SLOT_BYTES
 ) -> Arguments:
-    """Return the launch. ``slot``: maximum size of a box in bytes.
+    """Return the launch. ``slot`` is the maximum size of a box in bytes.
 
     Raises DescriptorError if TMA cannot read the images.
     """

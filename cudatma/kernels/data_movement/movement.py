@@ -81,8 +81,8 @@ def checked(
 ) -> Checked[P]:
     """Return a valid call, whose result is ``out`` or, if ``out`` is None, a new array in C order.
 
-    ``make``: class of the problem. Its fields are the layouts of the source and the result, and ``others``. ``arrays``:
-    inputs, beginning with the source.
+    ``make`` is the class of the problem. Its fields are the layouts of the source and the result, and ``others``.
+    ``arrays`` contains the inputs, beginning with the source.
     """
     src = arrays[0]
     new = ArrayInfo(0, shape, dense_strides(shape, src.dtype), src.dtype, None, None, "layout")

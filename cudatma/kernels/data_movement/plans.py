@@ -34,8 +34,8 @@ def tensor_map(
 ) -> Map:
     """Return a tiled tensor map over an array, or over the part that begins ``offset_bytes`` after its first element.
 
-    ``info``: address, shape, strides and dtype of the part; the last axis is the innermost. ``options``: as for
-    map_over(). Raises DescriptorError or TargetError.
+    ``info`` provides the address, shape, strides and dtype of the part. The last axis is the innermost. map_over()
+    describes ``options``. Raises DescriptorError or TargetError.
     """
     axes = tuple(reversed(range(len(info.shape))))
     tiled = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
@@ -62,8 +62,8 @@ def run_plan(
 ) -> Arguments:
     """Return the launch for one run of bytes (window.is_one_run) by bulk copies.
 
-    ``setting``: the ring; None selects the measured ring. Raises DescriptorError if the two addresses are at different
-    offsets in a 16-byte chunk or if, in a reduction, an address or the size is not a multiple of 16 bytes.
+    ``setting`` is the ring. None selects the measured ring. Raises DescriptorError if the two addresses are at
+    different offsets in a 16-byte chunk or if, in a reduction, an address or the size is not a multiple of 16 bytes.
     """
     nbytes, first = window.nbytes, window.first_byte
     head = min(-first % TMA_ALIGNMENT_BYTES, nbytes)
@@ -106,8 +106,8 @@ def window_plan(
 ) -> Arguments:
     """Return the launch that copies boxes of two tensor maps.
 
-    ``kind``: the element type, by default unsigned integers of the window's itemsize. ``setting``: the ring; None
-    selects the measured ring. ``slot``: maximum size of a box in bytes, or 0 for the size in the setting.
+    ``kind`` is the element type, by default unsigned integers of the window's itemsize. ``setting`` is the ring. None
+    selects the measured ring. ``slot`` is the maximum size of a box in bytes, or 0 for the size in the setting.
 
     Raises DescriptorError if TMA cannot copy the window because addresses, pitches, the result's rows or the innermost
     start are not multiples of 16 bytes, because there are gaps between elements, or because there are more than five
@@ -164,8 +164,8 @@ def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
 def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: LaunchLimits, fill: int = 0) -> Arguments:
     """Return the launch that copies any window element by element.
 
-    ``fill``: bits of elements outside the source. Elements that are not aligned to their size, or whose size the
-    hardware does not support, are copied in smaller parts. Such parts can be filled only with zeros. Raises
+    ``fill`` contains the bits of elements outside the source. Elements that are not aligned to their size, or whose
+    size the hardware does not support, are copied in smaller parts. Such parts can be filled only with zeros. Raises
     DescriptorError for another fill value.
     """
     parts = [window.itemsize, window.source, window.destination]

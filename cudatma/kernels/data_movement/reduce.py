@@ -166,8 +166,8 @@ def plan_reduce(
 ) -> Arguments:
     """Return the launch for an array that begins at ``starts`` in dst and overlaps dst.
 
-    ``slot``: maximum size of a box in bytes, or 0 for the usual size. Raises DescriptorError if TMA cannot reduce the
-    array.
+    ``slot`` is the maximum size of a box in bytes, or 0 for the usual size. Raises DescriptorError if TMA cannot reduce
+    the array.
     """
     part, target = clip(src, dst, starts)
     axes = tuple(

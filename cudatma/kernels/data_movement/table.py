@@ -35,7 +35,7 @@ class Table(NamedTuple):
     def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
         """Return the table as an int32 array of the source's library and device.
 
-        An upload is allocated and copied in the order of the call's stream. ``out``: argument of the call.
+        An upload is allocated and copied in the order of the call's stream. ``out`` is the argument of the call.
         """
         words = self.values
         if self.given is not None or words is None:
@@ -58,8 +58,8 @@ def _uploaded(cupy: Any, words: NDArray[np.int32], device: int, stream: int) -> 
 def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, field: str = "starts") -> Table:
     """Return a table of signed 32-bit integers of shape (rows, columns), or (rows,) if ``columns`` is None.
 
-    An array must be on the device of ``src``, the operation's source. ``check``: whether to read back a table on the
-    device. Raises ArgumentTypeError or ArgumentError.
+    An array must be on the device of ``src``, the operation's source. ``check`` determines whether a table
+    on the device is read back. Raises ArgumentTypeError or ArgumentError.
     """
     shape = "(rows,)" if columns is None else f"(rows, {columns})"
     on_device = None

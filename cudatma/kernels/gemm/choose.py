@@ -189,7 +189,7 @@ def _candidates(
 ) -> list[tuple[Tile, GemmConfig, CostModel]]:
     """Return the configurations of each tile that run on a GPU, with their cost models.
 
-    ``kind``: the values of PROBLEM_FIELDS.
+    ``kind`` contains the values of PROBLEM_FIELDS.
     """
     target = get_target(gpu.target)
     configs = (

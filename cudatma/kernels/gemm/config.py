@@ -476,7 +476,7 @@ class GemmConfig(KernelConfig):
     def boxes_bytes(self, a_box_rows: int) -> int:
         """Return the number of bytes that the boxes of a stage deliver to a CTA.
 
-        ``a_box_rows``: number of rows in a box of A.
+        ``a_box_rows`` is the number of rows in a box of A.
         """
         rows = a_box_rows * (self.tile_m // self.max_a_box_rows)
         scales = 4 * self.tile_m if self.ring_has_scales else 0

@@ -29,7 +29,7 @@ _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> ArrayInfo:
     """Return an operand (batch, rows, columns), or a copy of it if the kernels cannot read it.
 
-    ``stream``: the launch's stream, on which the copy runs, or None on the host. Raises the errors of copy(), and
+    ``stream`` is the launch's stream, on which the copy runs, or None on the host. Raises the errors of copy(), and
     LaunchError if the stream is being captured, because the graph would keep the address of freed memory.
     """
     letter = letter_of(info, field)

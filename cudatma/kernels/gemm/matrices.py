@@ -30,7 +30,7 @@ class Matrix(NamedTuple):
 
 
 def matrix_of(info: ArrayInfo, letter: str, alignment: int = TMA_ALIGNMENT_BYTES) -> Matrix:
-    """Return the layout of an array (batch, rows, columns). ``letter``: R for row-major, C for column-major.
+    """Return the layout of an array (batch, rows, columns). ``letter`` is R for row-major or C for column-major.
 
     A single row has the pitch of a dense row, rounded up to the alignment.
     """
@@ -55,7 +55,7 @@ def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
 def letter_of(info: ArrayInfo, field: str) -> str:
     """Return C for a column-major operand (.., rows, columns), and R for any other operand.
 
-    For fp8, return the layout that the MMAs require: R for a, C for b. ``field``: name of the operand.
+    For fp8, return the layout that the MMAs require: R for a, C for b. ``field`` is the name of the operand.
     """
     (rows, columns), (down, across), element = info.shape[-2:], info.strides_bytes[-2:], info.dtype.itemsize
     if element == 1:

@@ -269,7 +269,7 @@ def _config(layer: LinearShape, has_permutation: bool) -> DequantizeConfig:
 
 
 def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, resident: int) -> Arguments:
-    """Return the arguments of the launch. ``resident``: number of CTAs that run at the same time."""
+    """Return the arguments of the launch. ``resident`` is the number of CTAs that run at the same time."""
     layer = problem.layer
     k, n, columns = layer.k, layer.n, config.warps * _BLOCK
     k64, n64 = -(-k // _BLOCK), -(-n // _BLOCK)
@@ -335,7 +335,7 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
 def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
     """Return a new (K, N) array whose rows are padded to multiples of 16 bytes.
 
-    ``stream``: see empty_like_library().
+    empty_like_library() describes ``stream``.
     """
     k, n = w.shape
     shape, dtype = (k, dense_pitch_bytes(n) // _ELEMENT_BYTES), activation_type(w.dtype).numpy
@@ -369,8 +369,8 @@ def sample(
 ) -> Sample:
     """Return a dequantization of a random weight, for `cudatma emulate dequantize`.
 
-    ``zeros``: whether the weight has zero points. ``permute``: whether its rows are packed in a different order.
-    ``blocks``: maximum number of CTAs. Raises ArgumentError for an invalid argument.
+    ``zeros`` adds zero points to the weight, and ``permute`` packs its rows in a different order. ``blocks`` is the
+    maximum number of CTAs. Raises ArgumentError for an invalid argument.
     """
     if min(k, n, blocks) < 1:
         raise ArgumentError("k, n, blocks", (k, n, blocks), "at least 1 each")

@@ -168,7 +168,7 @@ class MarlinGemm(Operation[Problem, Config]):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
-        """Validate a call. ``options``: MarlinOptions. ``resource``: the weight."""
+        """Validate a call. ``options`` is a MarlinOptions object, and ``resource`` the weight."""
         w, (x, bias) = resource, inputs
         rows = check_input(x, w)
         shape = *rows.info.shape[:-1], w.shape[1]

@@ -147,7 +147,9 @@ class PermuteColumnsConfig:
 def choose_permute(
     rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, sm_count: int
 ) -> PermuteColumnsConfig:
-    """Return the configuration for (rows, columns). ``is_aligned``: whether every row begins at a multiple of 16 bytes.
+    """Return the configuration for (rows, columns).
+
+    ``is_aligned`` is True if every row begins at a multiple of 16 bytes.
 
     Aligned rows that fit in shared memory are staged before they are permuted, because shared memory can access several
     scattered elements at a time and global memory only one (docs/design/marlin.md).
@@ -223,7 +225,7 @@ def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
 def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
     """Return a copy of random rows with at most ``blocks`` CTAs, for `cudatma emulate permute_columns`.
 
-    ``path``: "staged" permutes through shared memory if the number of columns is a multiple of 8, otherwise from global
+    The path "staged" permutes through shared memory if the number of columns is a multiple of 8, otherwise from global
     memory; "direct" permutes from global memory; "copy" does not permute. Raises ArgumentError for an invalid argument.
     """
     if path not in ("staged", "direct", "copy"):

@@ -147,7 +147,7 @@ class Problem:
 
     @classmethod
     def of(cls, w: PackedWeight, m: int, **others: Any) -> Problem:
-        """Return the problem for M dense rows of x and a weight. ``others``: values of other fields."""
+        """Return the problem for M dense rows of x and a weight. ``others`` are values of other fields."""
         fit = w.scale_fit
         facts: dict[str, Any] = {"has_perm": w.perm is not None, "scale_form": fit.form, "scale_exponent": fit.exponent}
         return cls(LinearShape.of(w), m, **(facts | others))
@@ -230,8 +230,8 @@ def weight_values(
 ) -> dict[str, Any]:
     """Return, by name, the values of the struct's members that do not depend on M.
 
-    ``activation_pitch``: row pitch of the activations in elements. ``programmatic``: whether the launch uses
-    programmatic dependent launch. ``scale_exponent``: p if the kernel multiplies scales by 2^-p
+    ``activation_pitch`` is the row pitch of the activations in elements. ``programmatic`` is True if the launch uses
+    programmatic dependent launch. ``scale_exponent`` is p if the kernel multiplies scales by 2^-p
     (``PackedWeight.scale_fit``).
     """
     weight_row_blocks = ceil_div(k, 64)
