@@ -111,7 +111,7 @@ def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
 
 
 def timed(calls: dict[str, Step]) -> Cell:
-    """Return the microseconds per layer of each call, in turn, on the slower rank.
+    """Time the calls in turn, and return the microseconds per layer of each call on the slower rank.
 
     A failure on one rank becomes an error on all ranks.
     """
@@ -173,7 +173,7 @@ def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
 
 
 def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> int:
-    """Run one rank. A single rank uses a Loopback. Rank 0 prints one cell per line."""
+    """Run one rank. If there is only one rank, it uses a Loopback. Rank 0 prints one cell per line."""
     import torch
     import torch.distributed as dist
 

@@ -148,7 +148,7 @@ def _random(shape: Shape, heads: int) -> Any:
 def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> Entrant:
     """Return an entrant whose number of launches per graph follows from the time of its first launch.
 
-    Raise RuntimeError if the launch fails or takes too long.
+    Raises RuntimeError if the launch fails or takes too long.
     """
     timing = quick(stream, Contender(name, run, 1, 1), 1, 1)
     us = timing.us(name)

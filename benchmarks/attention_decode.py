@@ -95,7 +95,7 @@ class Caches:
         self.is_paged = call.length % PAGE == 0
 
     def pages(self, copy: int) -> tuple[Any, Any]:
-        """Return keys and values (pages, PAGE, kv_heads, dim). Raise ValueError if PAGE does not divide the length."""
+        """Return keys and values (pages, PAGE, kv_heads, dim). Raises ValueError if PAGE does not divide the length."""
         if not self.is_paged:
             raise ValueError(f"PAGE = {PAGE} does not divide {self.call.length} keys")
         k, v = self.contiguous[copy]

@@ -258,7 +258,7 @@ def _load() -> Prepared:
 
 
 def all_cases() -> list[Case]:
-    """Return every case."""
+    """Return all cases."""
     copies = [
         Case(f"TMA {what} of 16 KB, swizzle {mode}", partial(_tma, mode, *counts), 0.0, COPIES)
         for mode in SWIZZLES

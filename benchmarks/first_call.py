@@ -96,7 +96,7 @@ def _ms_since(begin: float) -> float:
 
 
 def run_child(m: int, target_name: str | None, cache: Path) -> dict[str, Any]:
-    """Run child() in a new process with this artifact cache. Raise RuntimeError with the last line of stderr."""
+    """Run child() in a new process with this artifact cache. Raises RuntimeError with the last line of stderr."""
     command = [sys.executable, str(Path(__file__).resolve()), "--child", str(m)]
     command += ["--target", target_name] if target_name else []
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)

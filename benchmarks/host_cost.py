@@ -75,7 +75,7 @@ class Operands:
         self.xs, self.outs, self.bias = [xs[i] for i in range(PAIRS)], [outs[i] for i in range(PAIRS)], bias
 
     def case(self, name: str) -> Call:
-        """Return the timed call of a case. Raise ImportError for a torch case if torch is missing."""
+        """Return the timed call of a case. Raises ImportError for a torch case if torch is missing."""
         import cupy
 
         from cudatma import marlin_gemm

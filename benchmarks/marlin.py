@@ -78,7 +78,7 @@ class Bench:
     def open(self, shape: Shape, m_values: Sequence[int]) -> None:
         """Create the operands, F and the competing libraries for a layer.
 
-        Raise an error with the reason if the operands cannot be created.
+        Raises an error with the reason if the operands cannot be created.
         """
         k, n = shape
         self.floors = self._floors(k, n, min(m_values)) if min(m_values) < SUSTAINED_FROM else Floors()
@@ -303,7 +303,7 @@ def run(
 def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[Cell]:
     """Return the measured cells of the file that this run continues, or an empty list if the file does not exist.
 
-    Raise ArgumentError if the file is not a result, or if its settings or its GPU differ.
+    Raises ArgumentError if the file is not a result, or if its settings or its GPU differ.
     """
     if not path.is_file():
         return []
@@ -393,7 +393,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 def parse_rivals(text: str) -> tuple[str, ...]:
     """Parse a list of libraries such as ``"cublas,humming"`` or ``"none"``, and return them in the order of RIVALS.
 
-    Raise argparse's ArgumentTypeError for an unknown name.
+    Raises argparse's ArgumentTypeError for an unknown name.
     """
     names = [] if text == "none" else text.split(",")
     for name in names:

@@ -87,7 +87,7 @@ def errors_by_m(found: Sequence[Row]) -> str:
 
 
 def filled(page: str, found: Sequence[Row]) -> str:
-    """Return the page with a new table. Raise ArgumentError if the page does not contain the table's markers."""
+    """Return the page with a new table. Raises ArgumentError if the page does not contain the table's markers."""
     if not _MARKED.search(page):
         raise ArgumentError("page", "no <!-- table: model -->", "a page with the two markers of the table")
     text = f"{summary(found)}\n\n{errors_by_m(found)}\n"

@@ -302,7 +302,7 @@ def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
 
 
 def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the machine and the commits of the results. Raise ValueError if they are from different machines."""
+    """Return the machine and the commits of the results. Raises ValueError if they are from different machines."""
     machines = {(r.get("machine", {}).get("card", ""), r.get("machine", {}).get("driver", "")) for r in results}
     if len(machines) > 1:
         raise ValueError("the results are from different GPUs or drivers")
@@ -324,7 +324,7 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
-    """Return results as an SVG document. Raise ValueError if nothing was measured.
+    """Return results as an SVG document. Raises ValueError if nothing was measured.
 
     ``more`` are results on the same machine that add competing libraries or other layers.
     """

@@ -189,7 +189,7 @@ class FloorBench:
         return self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.ctas_per_sm
 
     def search(self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False) -> Floor:
-        """Return the best configuration for a size. Raise RuntimeError if no configuration ran."""
+        """Return the best configuration for a size. Raises RuntimeError if no configuration ran."""
         target = self.kernel.target
         times: dict[FloorConfig, float] = {}
         errors: set[str] = set()

@@ -21,7 +21,7 @@ _CHOOSING_US = 4000.0
 def check(out: Any, x: Any, weight: Any) -> None:
     """Compare rows of ``out`` (M, N) with ``x`` (M, K) @ ``weight`` (K, N), torch tensors of the same 16-bit type.
 
-    Raise ArithmeticError if the results differ or if the result contains a NaN.
+    Raises ArithmeticError if the results differ or if the result contains a NaN.
     """
     rows = sorted({*range(min(ROWS, len(x))), *range(max(0, len(x) - ROWS), len(x))})
     reference = (x[rows] @ weight).float()
@@ -106,7 +106,7 @@ class Int4Rival:
         self.weights = [weight, *(copy(weight) for _ in range(count - 1))]
 
     def checked(self, name: str, m: int, run: Callable[[int], Any]) -> Contender:
-        """Return a contender. Raise ArithmeticError if the result of its first launch is wrong."""
+        """Return a contender. Raises ArithmeticError if the result of its first launch is wrong."""
         self.out[:m].zero_()
         check(run(0), self.x[:m], self.reference)
         return self.layer.contender(name, run, self.weights, m)

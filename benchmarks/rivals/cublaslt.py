@@ -76,7 +76,7 @@ def loaded_library(maps: Path = _MAPS) -> list[str]:
 
 
 def load_library(names: Sequence[str]) -> Any:
-    """Load the first of these libraries that works. Raise OSError with all reasons."""
+    """Load the first of these libraries that works. Raises OSError with all reasons."""
     reasons = []
     for name in names:
         try:
@@ -87,7 +87,7 @@ def load_library(names: Sequence[str]) -> Any:
 
 
 class CublasLt:
-    """The library and one handle. Raise OSError if the library is absent, and CublasLtError if a call fails.
+    """The library and one handle. Raises OSError if the library is absent, and CublasLtError if a call fails.
 
     Descriptors are never freed. They take a few hundred bytes per product.
     """
@@ -168,7 +168,7 @@ class Problem:
     def run(
         self, algorithm: Algorithm, a: int, b: int, out: int, workspace: int, workspace_bytes: int, stream: int
     ) -> None:
-        """Enqueue the product, with device addresses and a size in bytes."""
+        """Enqueue the product. Operands and workspace are device addresses."""
         self.lt.call(
             "cublasLtMatmul",
             *(self.lt.handle, self.operation, byref(self._one), b, self.b, a, self.a),

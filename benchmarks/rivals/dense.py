@@ -47,7 +47,7 @@ def _workspace() -> Any:
 
 
 def cublaslt(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return the fastest of cuBLASLt's proposed algorithms. Raise RuntimeError if no algorithm runs."""
+    """Return the fastest of cuBLASLt's proposed algorithms. Raises RuntimeError if no algorithm runs."""
     lt, product, out = _cublaslt(), operands.product, operands.out()
     problem = lt.problem(product.m, product.n, product.k, product.dtype, product.layout)
     pointers = [(int(a.data_ptr()), int(b.data_ptr())) for a, b in zip(operands.a, operands.b, strict=True)]

@@ -37,7 +37,7 @@ def version_of(folder: Path | None) -> str:
 
 
 def load(folder: Path | None) -> Any:
-    """Load the library in the folder and return ``torch.ops._C``. Raise OSError if it cannot be loaded."""
+    """Load the library in the folder and return ``torch.ops._C``. Raises OSError if it cannot be loaded."""
     import torch
 
     if folder is None:

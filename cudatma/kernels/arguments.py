@@ -1,7 +1,8 @@
 """Arguments of a launch: a number, an array or a tensor map for each parameter of a kernel.
 
 Arguments name their arrays and contain no address. ``Sizes`` holds everything that changes with the sizes of a call.
-All other fields depend only on a shape and a configuration. replay.py launches on a GPU; ``emulate()`` runs on the CPU.
+All other fields depend only on a shape and a configuration. replay.py launches them on a GPU, and ``emulate()`` runs
+them on the CPU.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def real_number(value: Any, field: str) -> float:
 
 
 def checked_count(value: Any, field: str, allowed: str) -> int:
-    """Return an integer that must be at least 0. Raises ArgumentError, or ArgumentTypeError for other types."""
+    """Return a nonnegative integer as an int. Raises ArgumentError or ArgumentTypeError for other values."""
     try:
         count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
@@ -115,7 +115,7 @@ def checked_count(value: Any, field: str, allowed: str) -> int:
 
 
 def as_fp32(value: Any, field: str) -> float:
-    """Return a number rounded to fp32. Raises ArgumentError if it exceeds the range of float64."""
+    """Return a number rounded to fp32. Raises ArgumentError if the number exceeds the range of float64."""
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:

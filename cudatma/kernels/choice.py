@@ -1,8 +1,8 @@
 """Choose the configuration for a problem from a table of M intervals, and explain the choice.
 
 A table is built when a shape is first needed: the cost model predicts the times of all configurations at all intervals,
-a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices for the values of M that they
-serve. Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is
+a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices for the values of M to which
+they apply. Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is
 therefore a small set of kernels that contains, for every M, a kernel that takes only slightly longer than the cheapest
 one. A greedy set cover computes the menu.
 """
@@ -72,7 +72,7 @@ FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
 
 
 def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, for each M, the index of the configuration that serves it, which is the cheapest kernel in the menu.
+    """Return, for each M, the index of its configuration, which is the cheapest kernel in the menu.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class Tables(Cache[ChoiceTable]):
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key: Any = "table") -> S:
-    """Return the pinned configuration if there is one, otherwise the one from the table for the problem's shape.
+    """Return the pinned configuration if there is one, otherwise the choice in the table for the problem's shape.
 
     ``memo`` stores the table under ``key``, so that all problems of this shape use the same table.
     """
@@ -247,7 +247,7 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
 
 
 def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTable:
-    """Build a table from the cost model alone."""
+    """Return a table from the cost model alone."""
     ms = _starts(max_m)
     times = family.times(shape, ms, gpu)
     if not times:
@@ -260,7 +260,7 @@ def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTa
 
 
 def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:
-    """Return the table in which tuning entries replace the predicted choices for the values of M that they serve."""
+    """Return the table in which tuning entries replace the predicted choices where they apply."""
     points = [point for point in entry_points(family, shape, gpu) if 1 <= point <= predicted.max_m]
     if not points:
         return predicted
@@ -313,8 +313,8 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     """Return the configuration for a problem on a GPU, and the reason.
 
     A pinned configuration takes precedence over a tuning entry, and a tuning entry over the cheapest kernel of the
-    menu. The user's tuning entries take precedence over the shipped ones. A problem with a constraint uses the menu
-    only. The result stays the same until the process ends or calls forget().
+    menu. The user's tuning entries take precedence over shipped tuning entries. A problem with a constraint uses the
+    menu only. The result stays the same until the process ends or calls forget().
     """
     if (config := pinned_config(family, problem, gpu)) is not None:
         return Decision(config, "pinned", "pinned by the caller")

@@ -147,7 +147,7 @@ class KernelConfig(ABC):
 
     @abstractmethod
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Return (name, bytes) of the shared memory between the ring and its barriers."""
+        """Return (name, bytes) of each array between the ring and its barriers."""
 
     @abstractmethod
     def stage_layout(self) -> list[tuple[str, int]]:
@@ -297,7 +297,7 @@ class KernelConfig(ABC):
 
 
 def _text(values: Sequence[Any]) -> str:
-    """Return allowed values in words."""
+    """Return a description of allowed values."""
     if not isinstance(values, range) or len(values) < 3:
         return ", ".join(str(value) or '""' for value in values)
     return f"{'' if values.step == 1 else f'a multiple of {values.step} from '}{values[0]} to {values[-1]}"

@@ -25,8 +25,6 @@ class Cost:
 
     Each term is an array if it was computed for many M at once.
 
-    Each term is an array if it was computed for many M at once.
-
     Attributes
     ----------
     launch_us : float

@@ -217,8 +217,8 @@ def launch_of(
     """Return the launches of a problem on a device. Missing kernels are compiled and loaded, and the plan is cached.
 
     ``named`` contains the arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel
-    is missing while the stream is being captured, CompileError if a kernel does not compile, and DriverError if it does
-    not load.
+    is missing while the stream is being captured, CompileError if a kernel does not compile, and DriverError if a
+    kernel does not load.
     """
     return calls_of(operation).plan(problem, device).load(problem, stream, named or {}, weight)
 

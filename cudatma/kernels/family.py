@@ -120,7 +120,7 @@ Times = Sequence[tuple[S, NDArray[np.float64]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
-    """A kernel family, as seen by the shared code that chooses, tunes and explains.
+    """A kernel family, with all parts that the shared code for choosing, tuning and explaining uses.
 
     Attributes
     ----------

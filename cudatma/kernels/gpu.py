@@ -32,7 +32,7 @@ CLUSTER_K = tuple(_IN_CLUSTERS)
 class Gpu:
     """A GPU's properties.
 
-    Clocks are the maximum clocks. memory_bus_bits: bus width in bits; data moves twice per clock.
+    Clocks are maximum clocks. ``memory_bus_bits`` is the width of the memory bus, on which data moves twice per clock.
     """
 
     target: str

@@ -124,7 +124,7 @@ class Plan(Generic[P, C]):
         return self._launch(problem, loaded)
 
     def _lookup(self, config: C) -> _Loaded | None:
-        """Return the loaded kernels of a configuration, and record its identity."""
+        """Return the loaded kernels of a configuration, and record the identity of the configuration."""
         loaded = self._loaded.get(config)
         if loaded is not None:
             if len(self._by_identity) >= _MAX_CONFIGS:

@@ -187,7 +187,7 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
 
 def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
-    """Return the assignment with the shortest longest work range, or the first of several equal assignments.
+    """Return the first assignment whose longest work range is the shortest.
 
     A full wave is therefore also divided if a kernel's divided stages take no longer than its whole stages.
     ``division`` is DividingConfig.division() as a function of ``others``.

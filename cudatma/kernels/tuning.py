@@ -167,7 +167,7 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
 
 
 def _typed(raw: Any, name: str, kind: type) -> Any:
-    """Return a value that must have exactly this type. JSON's true is not an int."""
+    """Return a value that must have exactly this type. A bool is not accepted as an int."""
     value = raw[name]
     if type(value) is not kind:
         raise ArgumentTypeError(name, type(value).__name__, kind.__name__)
@@ -505,7 +505,7 @@ def _read() -> _Read:
 
 
 def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Return a file's unparsed entries, keyed by their index fields. _entries() parses those that a problem needs."""
+    """Return a file's unparsed entries, keyed by index fields. _entries() parses the entries that a problem needs."""
     read, key = _read(), (path, family, gpu)
     by_index = read.by_index.get(key)
     if by_index is not None:

@@ -52,12 +52,12 @@ class ActivationRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffer in use."""
+        """Size of the buffer in use, in bytes."""
         return self._buffers[-1].nbytes if self._buffers else 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all buffers."""
+        """Size of all buffers in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def room(self, nbytes: int) -> int:
@@ -170,7 +170,7 @@ class Workspace:
 
 
 def workspace_sizes(device: int) -> tuple[int, int]:
-    """Return the number of bytes of flags and of partial sums that is enough for any launch on the device."""
+    """Return the maximum sizes in bytes of the flags and of the partial sums of a launch on the device."""
     sm_count = context.device(device).sm_count
     return sm_count * FLAGS_PER_SM_BYTES, sm_count * PARTIALS_PER_SM_BYTES
 
@@ -302,7 +302,7 @@ class _Reserve:
     def refill(self) -> list[_Slab]:
         """Trim the slabs, and add a slab if too little memory is left.
 
-        Call this outside of captures. Raises DriverError.
+        Call this method outside of captures. Raises DriverError.
         """
         idle = self.trim(_MIN_LEFT_BYTES)
         with self._lock:
@@ -313,7 +313,7 @@ class _Reserve:
     def take(self, nbytes: int, parts: list[_Part], for_rows: bool) -> _Part:
         """Take a part and append it to ``parts``.
 
-        If no slab has room, clear or allocate a slab. This happens in relaxed capture mode, which does not affect
+        If no slab has room, a slab is cleared or allocated, in relaxed capture mode, which does not affect other
         captures. Raises DriverError.
         """
         with self._lock:
@@ -391,7 +391,7 @@ class WorkspaceBytes:
 
     @property
     def total(self) -> int:
-        """Sum of all bytes."""
+        """Total size in bytes."""
         return sum(self.streams) + sum(self.graphs) + self.reserved
 
 

@@ -1,4 +1,4 @@
-"""Check a layer's tensors against its configuration and decide how to decode them."""
+"""Check a layer's tensors against its configuration, and determine how they are decoded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _AGREE = "correct the configuration, or use tensors that match the configuration
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """Facts that decide how a layer's tensors are decoded.
+    """Facts that determine how a layer's tensors are decoded.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ def read_layer(
 def _folder_facts(checkpoint: Checkpoint, layer: str, expected: Format) -> LayerFacts | None:
     """Return layer_facts() for the folder's configuration, or None if there is no configuration.
 
-    Raise WeightFileError if the configuration specifies a format other than ``expected``.
+    Raises WeightFileError if the configuration specifies a format other than ``expected``.
     """
     section, where = read_section(checkpoint.path.parent)
     if not section:
@@ -204,7 +204,7 @@ def _check_order(
     size: int | None,
     statement: LayerStatement,
 ) -> None:
-    """Raise an error if g_idx contradicts the configuration."""
+    """Raise QuantizationError or WeightFileError if g_idx contradicts the configuration."""
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
             got = f"{kind.title}, because this format stores rows in order"

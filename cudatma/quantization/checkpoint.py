@@ -23,7 +23,7 @@ from cudatma.quantization.safetensors_file import (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
-    """Tensors in one or several safetensors files.
+    """The tensors in one or several safetensors files.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def require_safetensors(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raise WeightFileError if it cannot be read."""
+    """Return the content of a JSON file. Raises WeightFileError if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -206,7 +206,7 @@ def _sharded(index: Path) -> Checkpoint:
 
 
 def files_by_tensor(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
-    """Return the file of each tensor. Raise WeightFileError if two files contain different values for one tensor."""
+    """Return the file of each tensor. Raises WeightFileError if two files contain different values for one tensor."""
     owners: dict[str, SafetensorsFile] = {}
     for file in files:
         for name, entry in file.tensors.items():

@@ -156,7 +156,7 @@ def check_file_group_size(size: object, field: str) -> None:
 def file_group_size(k: int, groups: int, stated: int | None) -> int:
     """Return the group size of a file's tensors, or -1 for one group.
 
-    If ``stated`` is None, infer one of FILE_GROUP_SIZES from G. Raise QuantizationError if this size does not divide K
+    If ``stated`` is None, infer one of FILE_GROUP_SIZES from G. Raises QuantizationError if this size does not divide K
     and another size also results in G groups.
     """
     if stated is not None:
@@ -199,7 +199,7 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
 
 
 def _convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
-    """Return scales in fp16 or bf16. Raise QuantizationError if a scale overflows or becomes 0."""
+    """Return scales in fp16 or bf16. Raises QuantizationError if a scale overflows or becomes 0."""
     if dtype is None:
         if scales.dtype.name not in ACTIVATION_TYPES:
             remedy = "pass dtype='float16' or 'bfloat16' to round the scales"

@@ -30,7 +30,7 @@ def namespace_of(array: object) -> Any:
 
 
 def on_device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context that creates CuPy arrays on the device of ``array``, and does nothing for NumPy arrays."""
+    """Return a context in which CuPy arrays are created on the device of ``array``. NumPy arrays have no effect."""
     if library_of(array) == "cupy":
         device: contextlib.AbstractContextManager[Any] = array.device
         return device
@@ -45,7 +45,7 @@ def is_float(dtype: Any) -> bool:
 def native_array(value: Any, field: str) -> Any:
     """Return ``value`` as a NumPy array (host memory) or a CuPy array (device memory), without a copy if possible.
 
-    torch tensors are detached. Raise ArgumentTypeError if ``value`` is not an array, or if it is a bf16 array on a
+    torch tensors are detached. Raises ArgumentTypeError if ``value`` is not an array, or if it is a bf16 array on a
     device and the installed CuPy does not support bf16.
     """
     library = library_of(value)
@@ -75,7 +75,7 @@ def host_array(value: Any, field: str) -> NDArray[Any]:
 
 
 def upload(array: NDArray[Any]) -> Any:
-    """Copy a NumPy array to the current device. Raise ArgumentTypeError if this CuPy does not support bf16."""
+    """Copy a NumPy array to the current device. Raises ArgumentTypeError if this CuPy does not support bf16."""
     import cupy
 
     if array.dtype != BFLOAT16:
@@ -84,7 +84,7 @@ def upload(array: NDArray[Any]) -> Any:
 
 
 def bfloat16_view(bits: Any) -> Any:
-    """View a CuPy array of 16-bit integers as bf16. Raise ArgumentTypeError if this CuPy does not support bf16."""
+    """View a CuPy array of 16-bit integers as bf16. Raises ArgumentTypeError if this CuPy does not support bf16."""
     try:
         return bits.view(BFLOAT16)
     except (TypeError, ValueError) as error:

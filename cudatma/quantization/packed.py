@@ -286,7 +286,7 @@ class PackedWeight(_Referable):
         return cls.from_stored(path, next(iter(weights.values())))
 
     def stored(self, name: str) -> StoredWeight:
-        """Return the content with which a file stores this weight.
+        """Return the content of a file that stores this weight.
 
         Parameters
         ----------

@@ -134,7 +134,7 @@ def check_suffix(path: Path) -> None:
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
-    """Read and check the header of a safetensors file. Raise WeightFileError if the header is invalid."""
+    """Read and check the header of a safetensors file. Raises WeightFileError if the header is invalid."""
     path = as_path(path)
     check_suffix(path)
     try:
@@ -216,7 +216,7 @@ def _extents(value: Any) -> tuple[int, ...] | None:
 
 
 def similar_names(name: str, names: Iterable[str]) -> str:
-    """Return a remedy that lists names with the same ending as a missing name, because they show the layers' prefix."""
+    """Return a remedy with names that end like a missing name. These names show the prefix of the layers."""
     ending = name.rpartition(".")[2]
     similar = [other for other in names if other.rpartition(".")[2] == ending]
     return (

@@ -55,8 +55,8 @@ class ScaleFit:
 def fit_scales(scales: NDArray[Any]) -> ScaleFit:
     """Return the form for finite scales of any shape, fp16 or bf16.
 
-    If p > 0, every nonzero |s| 2^-p must be normal, and at least 2^-62 in bf16. Scales of other types have no form.
-    Scales that are all 0 have no form either.
+    If p > 0, every nonzero |s| 2^-p must be normal, and at least 2^-62 in bf16. Scales of other types, and
+    scales that are all 0, have no form.
     """
     if scales.dtype.name not in _MANTISSA_BITS:
         return ScaleFit()

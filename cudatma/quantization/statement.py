@@ -109,7 +109,7 @@ class LayerStatement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Statement about the layers whose names match a pattern at their beginning."""
+    """Statement about the layers whose names begin with a match of a pattern."""
 
     pattern: re.Pattern[str]
     statement: LayerStatement
@@ -154,7 +154,7 @@ class Statement:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json. Raise WeightFileError unless it is a JSON object."""
+    """Return the content of a folder's config.json. Raises WeightFileError unless it is a JSON object."""
     content = read_json(folder / "config.json")
     if not isinstance(content, dict):
         raise WeightFileError(str(folder / "config.json"), type(content).__name__, "a JSON object")
@@ -169,7 +169,7 @@ def statement_files(folder: Path) -> list[Path]:
 def read_section(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the quantization configuration of a folder, and its location for error messages.
 
-    The configuration is empty if the folder has none. Raise WeightFileError if files are not JSON or contradict each
+    The configuration is empty if the folder has none. Raises WeightFileError if files are not JSON or contradict each
     other, or if the configuration belongs to an unsupported tool.
     """
     if (folder / "hf_quant_config.json").is_file():
@@ -238,7 +238,7 @@ def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
 
 
 def _normalized(value: Any) -> str:
-    """Return a text that is equal for equal settings. Case, order, repetitions and null values are ignored."""
+    """Return a string that is equal for equal settings. Case, order, repetitions and null values are ignored."""
     if isinstance(value, dict):
         return f"{{{sorted(f'{key}: {_normalized(item)}' for key, item in value.items() if item is not None)}}}"
     if isinstance(value, list):
@@ -281,7 +281,7 @@ _SUPPORTED = "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound o
 def read_statement(section: Section, where: str) -> Statement:
     """Read a quantization configuration.
 
-    ``where`` is the file and key of the configuration, for error messages. Raise WeightFileError for unsupported
+    ``where`` is the file and key of the configuration, for error messages. Raises WeightFileError for unsupported
     methods, variants and keys, and for values of an invalid type.
     """
     method = str(section.get("quant_method") or _inferred_method(section)).lower()
@@ -586,7 +586,7 @@ def _value(section: Section, name: str, kind: type, where: str) -> Any:
 
 
 def _same(section: Section, names: tuple[str, ...], where: str) -> int | None:
-    """Return the integer value of one or several synonymous keys. Raise WeightFileError if the values differ."""
+    """Return the integer value of one or several synonymous keys. Raises WeightFileError if the values differ."""
     stated = {name: value for name in names if (value := _value(section, name, int, where)) is not None}
     if len(set(stated.values())) > 1:
         got = ", ".join(f"{name} {value}" for name, value in stated.items())

@@ -76,7 +76,7 @@ def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeig
     """Write weights to one file. Their arrays must be in host memory.
 
     A temporary file is renamed into place, so that readers see either the complete old file or the complete new file.
-    Raise WeightFileError if the file cannot be written, and ArgumentTypeError if ``path`` is not a path.
+    Raises WeightFileError if the file cannot be written, and ArgumentTypeError if ``path`` is not a path.
     """
     path = as_path(path)
     tensors: dict[str, NDArray[Any]] = {}
@@ -96,7 +96,7 @@ def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeig
 def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
     """Return all weights of a file by name, in the current layout version.
 
-    Raise WeightFileError if the file is truncated or corrupt, has a different format or an unknown version, or lacks a
+    Raises WeightFileError if the file is truncated or corrupt, has a different format or an unknown version, or lacks a
     tensor.
     """
     file = open_safetensors(path)

@@ -413,15 +413,15 @@ R4 = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linea
 #: Writer of a folder, what is changed in it, and the words of the error: both statements, or the name of the key.
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     # configuration against tensors
-    "zero points of another format": (gptq, section(checkpoint_format="gptq_v2"), "got 7 everywhere; allowed: 8"),
-    "zero points of symmetric gptq": (write_gptq, section(sym=True), "qzeros: got .* everywhere, because .* symmetric"),
+    "zero points of another format": (gptq, section(checkpoint_format="gptq_v2"), "got only 7; allowed: only 8"),
+    "zero points of symmetric gptq": (write_gptq, section(sym=True), "qzeros: got .*only 8, because .* symmetric"),
     "zero points of symmetric awq": (write_awq, section(zero_point=False), "qzeros: got .* because .* symmetric"),
     "zero points of symmetric groups": (
         compressed_zeros,
         weights(symmetric=True),
         "weight_zero_point: got .*symmetric",
     ),
-    "no zero points": (write_compressed, weights(symmetric=False), "got no zero points; .*is not symmetric"),
+    "no zero points": (write_compressed, weights(symmetric=False), "got no zero points; .*specifies asymmetric"),
     "another group size": (gptq, section(group_size=64), "got 6 groups for K = 192; allowed: 3, .*group_size 64"),
     "no groups": (write_compressed, weights(strategy="channel", group_size=None), "got 3 groups .*group_size -1"),
     "groups of 48": (lambda path: write_gptq(path, group=48), section(), "group_size: got 48; .*multiple of 32"),
@@ -430,9 +430,9 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "awq in order": (
         write_awq,
         section(desc_act=True),
-        "AWQ, because this format stores rows in order; .*desc_act true",
+        "AWQ, because this format stores rows in order; .*desc_act",
     ),
-    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these would be 8 bits per value; .*says 4 bits"),
+    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "instead of 8; .*specifies 4 bits"),
     "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, bec"),
     "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*says the original Marlin"),
     "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
@@ -483,7 +483,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "targets of another class": (write_compressed, weights(targets=["Embedding"]), "no target for model"),
     "all linear layers ignored": (write_compressed, section(ignore=["Linear"]), "because .*ignore says"),
     # keys that change the computation
-    "rotation": (gptq, section(rotation="hadamard"), "rotation: got hadamard, which changes what the model computes"),
+    "rotation": (gptq, section(rotation="hadamard"), "rotation: got hadamard, which changes the model's computation"),
     "a rotated layer": (gptq, section(dynamic={"x": {"rotation_config": {"block_size": 32}}}), "rotation_config: got"),
     "rotation beside": (
         gptq,
@@ -534,9 +534,9 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         ),
         "weight_zero_point.*: got I64; allowed: I32, U32, I8",
     ),
-    "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again as gemm"),
+    "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again with version gemm"),
     "gemv by format": (write_awq, section(checkpoint_format="gemv_fast"), "checkpoint_format: got gemv_fast"),
-    "ipex": (write_awq, section(version="ipex"), "write gemm here"),
+    "ipex": (write_awq, section(version="ipex"), "with gemm if qweight"),
     "awq of marlin": (write_awq, section(format="marlin"), "from_marlin"),
     "auto-round without format": (auto_round, section(packing_format=None, sym=False), "packing_format: got None"),
     "floats of auto-round": (auto_round, section(data_type="mx_fp"), "data_type: got mx_fp"),
@@ -556,14 +556,14 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "no configuration": (
         write_awq,
         lambda p: change_json(p, lambda c: c.pop("quantization_config")),
-        "it looks like AWQ",
+        "and looks like AWQ",
     ),
     # tensors that are left over
     "integers": (gptq, tensor("model.layers.0.x", EIGHTS), "belongs to no packed layer"),
     "packed experts": (
         write_compressed,
         tensor("model.layers.0.mlp.experts.down_proj_packed", np.zeros((2, 4, 4), np.int32)),
-        "experts in one tensor",
+        "contains several experts",
     ),
     "scales": (gptq, tensor("model.layers.0.mlp.other.scales", SCALE), "belongs to no packed layer"),
     "a scale": (gptq, tensor("model.layers.0.mlp.other.weight_scale", SCALE), "belongs to no packed layer"),
@@ -721,7 +721,7 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
         convert_checkpoint(tmp_path / "float", tmp_path / "out")
     with pytest.raises(ArgumentTypeError, match="exclude"):
         convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude="*.mlp.*")
-    with pytest.raises(ArgumentError, match=r"^exclude: got model\.layer\.0\.\*; .* its first layers are "):
+    with pytest.raises(ArgumentError, match=r"^exclude: got model\.layer\.0\.\*; .* pass a pattern for names such as "):
         convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude=["*.0.*", "model.layer.0.*"])
     with pytest.raises(ArgumentError, match="exclude"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", exclude=["*.0.*"])
@@ -741,7 +741,7 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
         ({"hidden_act": "no such function"}, "LlamaForCausalLM cannot be built: .*no such function.*"),
         (
             {"auto_map": {"AutoModelForCausalLM": "model.Custom"}, "intermediate_size": 320},
-            "the model uses custom code, and its layers differ from those of transformers' LlamaForCausalLM",
+            "the model uses custom code, and its layers differ from the layers of LlamaForCausalLM in transformers",
         ),
     ],
 )

@@ -339,9 +339,9 @@ def test_the_wrong_importer_names_the_right_one(load: Callable[..., Any], right:
 
 def test_arrays_of_the_wrong_importer_name_the_right_one() -> None:
     gptq, awq = fixture("gptq_v1", "sym"), fixture("awq", "asym")
-    with pytest.raises(QuantizationError, match=r"looks like AWQ.*pass it to from_awq"):
+    with pytest.raises(QuantizationError, match=r"looks like AWQ.*pass the tensors to from_awq"):
         from_gptq(awq["qweight"], awq["qzeros"], awq["scales"])
-    with pytest.raises(QuantizationError, match=r"looks like GPTQ.*pass it to from_gptq"):
+    with pytest.raises(QuantizationError, match=r"looks like GPTQ.*pass the tensors to from_gptq"):
         from_awq(gptq["qweight"], gptq["qzeros"], gptq["scales"])
 
 
@@ -419,8 +419,14 @@ def test_symmetric_zero_points_stored_as_8_under_the_first_format_are_8() -> Non
     [
         (load_awq, "awq", "asym", {"version": "gemv"}, "version: got gemv"),
         (load_awq, "awq", "asym", {"zero_point": False}, r"asym\.qzeros: got stored values"),
-        (load_compressed_tensors, "compressed_tensors", "group", {"quant_method": "awq"}, "read it with load_awq"),
-        (load_marlin, "marlin", "grouped", {"group_size": 64, "is_marlin_format": True}, "says group_size 64"),
+        (
+            load_compressed_tensors,
+            "compressed_tensors",
+            "group",
+            {"quant_method": "awq"},
+            "read the layer with load_awq",
+        ),
+        (load_marlin, "marlin", "grouped", {"group_size": 64, "is_marlin_format": True}, "specifies group_size 64"),
     ],
 )
 def test_a_layer_is_compared_with_the_configuration_beside_it(

@@ -31,7 +31,7 @@ from cudatma.runtime.device_memory import close_memory, memory_handle, open_memo
 def rank_and_members(group: Any) -> tuple[int, list[int]]:
     """Return this process's rank in a group, and the ranks of all members in the default group.
 
-    ``group`` may be None for the default group. Raise ArgumentError if the group does not exist or does not contain
+    ``group`` may be None for the default group. Raises ArgumentError if the group does not exist or does not contain
     this process, and ArgumentTypeError if ``group`` is not a process group.
     """
     if not dist.is_available() or not dist.is_initialized():

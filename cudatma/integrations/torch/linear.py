@@ -1,4 +1,4 @@
-"""MarlinLinear, a torch module with an int4 weight and a bias."""
+"""The class MarlinLinear, a torch module with an int4 weight and a bias."""
 
 from __future__ import annotations
 

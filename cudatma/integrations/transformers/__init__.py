@@ -1,4 +1,4 @@
-"""Int4 models and attention for Hugging Face's transformers. register() adds them to transformers."""
+"""Int4 models and attention for Hugging Face's transformers. register() registers both."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
     def is_serializable(self) -> bool:
-        """Return whether save_pretrained() works."""
+        """Return True, because save_pretrained() supports packed layers."""
         return True
 
     @property
@@ -289,7 +289,7 @@ def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> Marli
 
 
 def _untie(model: Any, modules: Iterable[str]) -> None:
-    """Keep transformers from tying the weights of packed modules, for example a quantized head to a float embedding."""
+    """Prevent transformers from tying the weights of packed modules, such as a quantized head and a float embedding."""
     packed = {f"{module}.weight" for module in modules}
     tied = model.all_tied_weights_keys.items()
     model.all_tied_weights_keys = {name: other for name, other in tied if packed.isdisjoint((name, other))}
@@ -308,7 +308,7 @@ _ARRAYS = ("qweight", "scales", "zeros", "perm")
 
 
 def open_files(files: Iterable[str]) -> Checkpoint:
-    """Open the files that transformers will load. Raise WeightFileError if a file cannot be read."""
+    """Open the files that transformers will load. Raises WeightFileError if a file cannot be read."""
     opened = [open_safetensors(file) for file in files]
     return Checkpoint(opened[0].path if opened else Path(), files_by_tensor(opened))
 

@@ -118,7 +118,7 @@ class Inbox:
     def member(self, rank: int, memories: Sequence[int], failure: int, timeout_ns: int) -> bytes:
         """Return the bytes of the kernel's ``Member`` struct.
 
-        ``memories`` holds the addresses of all ranks' memory in this rank's address space; each begins with
+        ``memories`` holds the addresses of all ranks' memory in this rank's address space. Each memory begins with
         initial_state(). ``failure`` is the address of 8 bytes of host memory.
         """
 
@@ -217,7 +217,7 @@ def longest_message_bytes(ranks: int) -> int:
 
     The one-shot algorithm sends 4/3 (ranks - 1) bytes per byte of the message, including the overhead of the packets. A
     ring, or a reduce-scatter followed by an all-gather, sends 2 (ranks - 1) / ranks bytes, but needs additional fixed
-    time to start, signal and end. The two constants are assumptions. For two H100s the model predicts 8.7 MiB;
+    time to start, signal and end. The two constants are assumptions. For two H100s, the model predicts 8.7 MiB, and
     measurements show that the one-shot algorithm is 1.07 times as fast at 8 MiB and 0.99 times as fast at 16 MiB.
     Larger groups were not measured.
     """

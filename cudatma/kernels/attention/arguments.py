@@ -158,7 +158,7 @@ def _fastest_parts(
     """Return the fastest number of parts, up to ``max_parts``, assuming that each sequence fills its capacity.
 
     The time is the sum of two terms. The CTAs of the busiest SM load keys and values at this SM's share of the memory
-    bandwidth; the partial results are added afterwards.
+    bandwidth. The partial results are added afterwards.
     """
     # More parts never load fewer bytes, and all other terms grow with the number of parts.
     min_us = tiles * blocks * block_bytes / bytes_per_us
@@ -187,7 +187,7 @@ def _overlaps(problem: DecodeProblem) -> bool:
 
 
 def _bounds(problem: Problem) -> tuple[int, int]:
-    """Return the distances from a query to the first and the last key that it sees, or _FAR if there is no limit."""
+    """Return the distances from a query to the first and the last key that it attends to, or _FAR without a limit."""
     left, right = problem.limits
     if left is None or left >= problem.k_length - 1:
         left = _FAR

@@ -68,15 +68,15 @@ def attention(
         Values. ``dim`` must be 32, 64, 96, 128, 192 or 256. ``v_dim`` must be equal to ``dim``, or 128 if ``dim`` is
         192.
     causal : bool, default False
-        Whether query i sees only the keys up to i + k_length - q_length. The last query then sees all keys.
+        Whether query i attends only to keys up to i + k_length - q_length. The last query then attends to all keys.
     scale : float, optional
         Positive factor by which q k^T is multiplied. Default: 1 / sqrt(dim).
     window : (left, right), optional
-        Number of keys before and after its own position that a query sees. None means no limit.
+        Number of keys before and after its own position that a query attends to. None means no limit.
     softcap : float, optional
         Cap of the logits. Each logit x becomes softcap tanh(x / softcap).
     sink : array (heads,), optional
-        One fp32 logit per head. It belongs to an additional key that all queries see and whose value is zero.
+        One fp32 logit per head. It belongs to an additional key that all queries attend to and whose value is zero.
     out : array (batch, q_length, heads, v_dim), optional
         The result. Default: a new array of q's library.
     return_lse : bool, default False
@@ -92,10 +92,10 @@ def attention(
     Returns
     -------
     out : array (batch, q_length, heads, v_dim)
-        The result. It is zero for a query that sees no key.
+        The result. It is zero for a query that attends to no key.
     lse : array (batch, heads, q_length)
-        The logarithms in fp32, returned only with ``return_lse``. The value for a query that sees no key is the head's
-        sink if there is one, otherwise -inf.
+        The logarithms in fp32, returned only with ``return_lse``. The value for a query that attends to no key is the
+        head's sink if there is one, otherwise -inf.
 
     Raises
     ------
@@ -347,14 +347,14 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         return problem.plan_key
 
     def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
-        """Write the results and return True if no query sees a key."""
+        """Write the results and return True if no query attends to a key."""
         if problem.has_keys:
             return False
         fill_empty(arrays, stream)
         return True
 
     def kernels(self, problem: P, config: AttentionConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the kernel of a call."""
+        """Return the template and the configuration of the kernel."""
         return ((config.template, config),)
 
     def arguments(

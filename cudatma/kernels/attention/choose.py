@@ -99,9 +99,9 @@ def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionConfig]:
     """Return the predicted time of each version's tiles, each with the longest ring that fits in shared memory.
 
-    The problem may name a version. Otherwise all wgmma versions compete; targets without wgmma use mma_sync. Raises
-    TargetError if the target lacks a feature of the version, and ArgumentError if the version has no kernel for the
-    problem.
+    The problem may name a version. Otherwise, all wgmma versions compete, or mma_sync is used if the target has no
+    wgmma. Raises TargetError if the target lacks a feature of the version, and ArgumentError if the version has no
+    kernel for the problem.
     """
     target = get_target(gpu.target)
     versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
@@ -136,7 +136,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
     problem_fields=PROBLEM_FIELDS,
     options=(
         Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "dtype of q, k, v and the result"),
-        Option("is_causal", False, (False, True), "queries see only the keys up to their own position"),
+        Option("is_causal", False, (False, True), "queries attend only to keys up to their own position"),
         Option("batch", 1, (), "sequences"),
         Option("heads", 1, (), "number of heads of q"),
         Option("kv_heads", 0, (), "number of heads of k and v; 0 for the number of heads of q"),
@@ -148,7 +148,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
 
 
 def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> AttentionConfig:
-    """Return the kernel for a problem of attention_decode(). It does not depend on sizes.
+    """Return the configuration for a problem of attention_decode(), which does not depend on sizes.
 
     ``version`` is the name of a version, or "" for any.
     """
@@ -160,7 +160,7 @@ def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> 
 
 @lru_cache(maxsize=1024)
 def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target: Target) -> AttentionConfig:
-    """Return the first tile whose ring has enough stages. If there is none, return the first tile that fits.
+    """Return the first tile whose ring has enough stages, or the first tile that fits if no ring has enough stages.
 
     ``fields`` contains the values of PROBLEM_FIELDS. ``page_size`` is the number of keys per page, or 0 without pages.
     """
@@ -183,10 +183,10 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
 
 
 def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
-    """Return representative configs of a version for dumps and compile checks.
+    """Return the configs of a version for dumps and compile checks.
 
-    For each pair of head dims, they contain every other tile, or only one tile if the version has no producer. The
-    configs cycle through DUMPED_OPTIONS.
+    For each pair of head dims, the result contains every other tile, or only one tile if the version has no producer.
+    The configs cycle through DUMPED_OPTIONS.
     """
     preset = PRESETS[version]
     if preset.is_decode:

@@ -452,7 +452,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Number of producer warps. It is 4 with setmaxnreg, because setmaxnreg acts on whole warpgroups."""
+        """Number of producer warps. With setmaxnreg, there are 4, because setmaxnreg acts on whole warpgroups."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
@@ -567,12 +567,12 @@ class AttentionConfig(KernelConfig):
     # ---- Choice and tuning
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
-        """Return the number of CTAs of a launch: one per tile, or one per SM if they are persistent."""
+        """Return the number of CTAs of a launch: one per tile, or one per SM if CTAs are persistent."""
         tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.tile_m))
         return min(tiles, sm_count) if self.is_persistent else tiles
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Yield the fields that shorten the ring."""
+        """Yield changes of fields that shorten the ring."""
         if self.stages > 2:
             yield {"stages": self.stages - 1}
 

@@ -46,7 +46,7 @@ def attention_decode(
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
-        The last queries of each sequence. Each query sees the keys up to its own position.
+        The last queries of each sequence. Each query attends to the keys up to its own position.
     k_cache : array (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads, dim) with a page_table
         Keys in q's dtype, or in float8_e4m3fn. The page size of a float8_e4m3fn cache must be a multiple of 8 keys.
     v_cache : array (batch, capacity, kv_heads, v_dim), or (pages, page_size, kv_heads, v_dim) with a page_table

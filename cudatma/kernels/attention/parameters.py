@@ -47,8 +47,8 @@ MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
 DECODE_MEMBERS: Mapping[str, Member] = {**MEMBERS} | _named(
     Member("q_length", "u32", "rows per sequence and head of k: queries of all heads of q that share the head"),
     Member("k_length", "u32", "maximum number of keys per sequence"),
-    Member("upper", "u32", "row r sees keys below r / group + upper + number of keys of the sequence; signed"),
-    Member("lower", "u32", "row r sees keys from r / group + lower + number of keys of the sequence; signed"),
+    Member("upper", "u32", "row r attends to keys below r / group + upper + number of keys of the sequence; signed"),
+    Member("lower", "u32", "row r attends to keys from r / group + lower + number of keys of the sequence; signed"),
     Member("queries", "u32", "number of queries per sequence and head"),
     Member("group", "u32", "number of heads of q that share a head of k and v"),
     Member("kv_heads", "u32", "number of heads of k and v"),

@@ -46,8 +46,8 @@ class KernelOption(NamedTuple):
     members: tuple[Member, ...] = ()
 
 
-_UPPER = Member("upper", "u32", "query i sees keys below i + upper; signed")
-_LOWER = Member("lower", "u32", "query i sees keys from i + lower; signed")
+_UPPER = Member("upper", "u32", "query i attends to keys below i + upper; signed")
+_LOWER = Member("lower", "u32", "query i attends to keys from i + lower; signed")
 _CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the tanh of the cap")
 #: All options, in the order in which an entry's name lists them.
 OPTIONS = (
@@ -120,7 +120,7 @@ class Layout(NamedTuple):
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether no two elements share a byte.
+        """Whether all elements occupy different bytes.
 
         Each axis must step over all elements of the axes with smaller strides.
         """
@@ -134,10 +134,10 @@ class Layout(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Range of the keys that a query sees.
+    """Range of the keys that a query attends to.
 
     Query i of a sequence is at position p = i + k_length - q_length, so the last query is aligned with the last key.
-    The query sees keys p - left to p + right. None means no limit.
+    The query attends to keys p - left to p + right. None means no limit.
     """
 
     left: int | None = None
@@ -189,7 +189,7 @@ class Problem:
     dtype : str
         One of OPERAND_TYPES.
     is_causal, has_window : bool
-        Whether queries see no later keys, and whether another limit excludes keys.
+        Whether queries attend to no later keys, and whether another limit excludes keys.
     has_softcap, has_sink, has_lse : bool
         Whether logits are capped, whether heads have sinks, and whether the call returns lse.
     is_varlen : bool
@@ -199,7 +199,8 @@ class Problem:
     scale, softcap : float
         Factor by which q k^T is multiplied, and cap of the logits (0 for no cap).
     limits : Mask
-        Keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
+        Range of keys that a query attends to. A limit that excludes no key makes the problem neither causal nor
+        windowed.
     layouts : Layouts
             Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it, so problems
             in tuning files use NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
@@ -265,7 +266,7 @@ class Problem:
 
     @property
     def has_keys(self) -> bool:
-        """Whether any query may see a key. If not, no kernel is needed."""
+        """Whether any query may attend to a key. Otherwise, no kernel is needed."""
         return bool(self.batch and self.q_length and self.k_length and self.layouts.k.shape[0])
 
     def check_not_empty(self) -> None:

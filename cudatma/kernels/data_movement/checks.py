@@ -28,8 +28,8 @@ def check_out(
 ) -> ArrayInfo | None:
     """Return the caller's ``out``, or None. Raises ArgumentError unless it has this shape and the source's dtype.
 
-    ``read`` is the part of the source that the kernel reads, by default the whole source. If ``dense``, out must be in C
-    order.
+    ``read`` is the part of the source that the kernel reads, by default the whole source. If ``dense``, out must be in
+    C order.
     """
     if out is None:
         return None

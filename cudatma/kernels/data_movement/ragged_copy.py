@@ -400,7 +400,7 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfi
 
 
 def _pitch(info: ArrayInfo) -> int:
-    """Return the pitch of the rows; a single row has the pitch of a dense array."""
+    """Return the pitch of the rows. A single row has the pitch of a dense array."""
     return info.strides_bytes[0] if info.shape[0] > 1 else info.shape[1] * info.dtype.itemsize
 
 

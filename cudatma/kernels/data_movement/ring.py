@@ -5,7 +5,7 @@ One thread of a CopyRing loads and stores. In a BoxRing, one thread loads and an
 ``parts/copy_ring.cuh.j2`` implements a CopyRing on the device. It is a TmaPipeline without `empty` barriers, because
 the thread that refills a slot also waits for the bulk groups that store the slot. Source: PTX ISA,
 "cp.async.bulk.wait_group". A Setting determines how many bytes a copy keeps in flight. RUN, BOXES and REDUCTIONS were
-chosen by measurement; `cudatma bench data_movement --search` measures other settings.
+chosen by measurement. `cudatma bench data_movement --search` measures other settings.
 """
 
 from __future__ import annotations

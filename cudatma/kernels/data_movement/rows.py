@@ -1,7 +1,7 @@
 """Gather and scatter rows of a matrix by index, four rows per instruction.
 
-sm_100 supports gather4 and scatter4; sm_120 supports only gather4. These kernels have been compiled and emulated, but
-have not been run on a GPU.
+sm_100 supports gather4 and scatter4, and sm_120 supports only gather4. These kernels have been compiled and emulated,
+but have not been run on a GPU.
 
 [PTX ISA, cp.async.bulk.tensor, .tile::gather4, .tile::scatter4]
 """

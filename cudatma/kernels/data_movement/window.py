@@ -90,7 +90,7 @@ class Window:
 
     @property
     def first_byte(self) -> int:
-        """Address of the first copied element. It is undefined unless has_body is True."""
+        """Address of the first copied element, which is undefined unless has_body is True."""
         return self.source + sum(axis.first * axis.source_stride for axis in self.axes)
 
     @property
@@ -106,7 +106,7 @@ class Window:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the window."""
+        """Size of the window in bytes."""
         total = self.itemsize
         for axis in self.axes:
             total *= axis.extent

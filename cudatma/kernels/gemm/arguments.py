@@ -68,7 +68,7 @@ def _matrices(
 ) -> TiledSpec:
     """Return the tensor map of a batch of matrices.
 
-    ``dims`` begins with the innermost axis; ``box`` begins with the batch.
+    ``dims`` begins with the innermost axis, and ``box`` begins with the batch.
     """
     kind = tma_type("uint8" if dtype.startswith("float8") else dtype)
     strides = matrix.pitch_bytes, matrix.batch_bytes if problem.batch > 1 else matrix.pitch_bytes

@@ -260,7 +260,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
 def dump_configs(version: str, target: Target) -> list[GemmConfig]:
     """Return the configurations of a version that dumps and compile checks cover.
 
-    They contain each tile, layout, dtype and epilogue, and fp8 with block scales if the version supports them.
+    The result contains each tile, layout, dtype and epilogue, and fp8 with block scales if the version supports them.
     """
 
     def configs(*kind: Any) -> list[GemmConfig]:

@@ -341,12 +341,12 @@ class GemmConfig(KernelConfig):
 
     @property
     def is_a_k_major(self) -> bool:
-        """Whether K is contiguous in A; otherwise M is."""
+        """Whether K is contiguous in A. Otherwise, M is contiguous."""
         return self.layout[0] == "R"
 
     @property
     def is_b_k_major(self) -> bool:
-        """Whether K is contiguous in B; otherwise N is."""
+        """Whether K is contiguous in B. Otherwise, N is contiguous."""
         return self.layout[1] == "C"
 
     # ---- Launch parameters
@@ -490,7 +490,7 @@ class GemmConfig(KernelConfig):
     def staged_n(self) -> int:
         """Number of columns of the result that are staged at a time.
 
-        It does not exceed the number of columns that a CTA stores.
+        This number does not exceed the number of columns that a CTA stores.
         """
         return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
@@ -573,7 +573,7 @@ class GemmConfig(KernelConfig):
     # ---- Choice and tuning
 
     def divide_tiles(self, problem: Problem, sm_count: int) -> Schedule:
-        """Return how the tiles of all matrices of the batch are divided among CTAs."""
+        """Return the division of the tiles of all matrices of the batch among CTAs."""
         m = problem.batch * ceil_div(problem.m, self.cluster_tile_m) * self.cluster_tile_m
         resident_ctas = sm_count * self.ctas_per_sm if self.is_persistent else None
         return whole_tiles(self, m, problem.n, problem.k, resident_ctas)

@@ -502,7 +502,7 @@ def _are_of_blocks(
 
 
 def _scale_strides(a_scale: ArrayInfo | None, b_scale: ArrayInfo | None) -> dict[str, int]:
-    """Return the number of elements from one scale to the next, by the names of the struct's members.
+    """Return the number of elements from one scale to the next, keyed by the names of the struct's members.
 
     The stride of an axis with one element is 0.
     """

@@ -379,7 +379,7 @@ _SCALED_SUMS_M = 32
 
 
 class MmaSyncTile(NamedTuple):
-    """Fields of a config: tile_m, tile_n and tile_k; warps_n and slice_k; consumer_registers."""
+    """Fields of a config for the mma.sync kernel."""
 
     m: int
     n: int
@@ -466,7 +466,7 @@ _SMALL = replace(_LARGE, k=4096, n=4096)
 def dump_configs(version: str, target: Target) -> list[MarlinConfig]:
     """Return the configurations for dumps and compile checks.
 
-    They cover each tile of a kernel, and each feature once.
+    The configurations cover each tile of a kernel, and each feature once.
     """
     if not target.has("tma") or not target.has("wgmma" if version == "wgmma" else "mma_sync"):
         return []

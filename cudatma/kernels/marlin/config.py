@@ -783,8 +783,8 @@ class MarlinConfig(KernelConfig):
         """Return a CTA's one-time cost for dividing tiles and the time of a divided stage.
 
         Both are in units of the time of a stage of a whole tile. ``others`` is the number of CTAs that share a tile
-        with the CTA that stores it; ``tiles_m`` is the number of rows of tiles. By default, storing and loading partial
-        sums is assumed to take as long as stages with the same number of bytes.
+        with the CTA that stores it, and ``tiles_m`` is the number of rows of tiles. By default, storing and loading
+        partial sums is assumed to take as long as stages with the same number of bytes.
         """
         if self.has_wgmma:
             return wgmma_division(self, others, tiles_m)

@@ -1,13 +1,13 @@
 """Predict the time of a Marlin GEMM on a GPU, in order to rank every configuration of every kernel.
 
 The predicted time is the sum of four terms: the launch, the clocks of the busiest SM, the memory traffic, and the
-operations of all tensor cores. The work of the SMs hides a part of the memory time and of the tensor-core time; only
+operations of all tensor cores. The work of the SMs hides a part of the memory time and of the tensor-core time. Only
 the part that is not hidden is added. The constants were fitted on an H200 to the 8,800 readings in
 ``benchmarks/results/marlin_readings.json``. docs/lab/marlin.md compares them with the predictions, and
 tests/marlin/test_marlin_cost.py bounds the loss of the choice. The model uses neither a device nor a file.
 
 A choice table evaluates all configurations of a kernel at all M at once. ``m`` is therefore an int or an int64 array,
-and ``config`` is a config or the ``columns_of()`` several configs.
+and ``config`` is a config or the result of ``columns_of()`` for several configs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k")
 
 
 def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
-    """Predict one launch of the skinny GEMM."""
+    """Return the predicted time of one launch of the skinny GEMM."""
     n_tiles, columns, tiles_m = config.tile_n // 32, np.maximum(_MMA_N, config.tile_m), ceil_div(m, config.tile_m)
     clock = gpu.sm_clock_mhz
     ctas = ceil_div(n, 32 * n_tiles) * tiles_m * config.cluster_k
@@ -142,13 +142,13 @@ def wgmma_stage_clocks(config: Any) -> float:
 
 
 def wgmma_division(config: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
-    """Return ``MarlinConfig.division()``; ``others`` is an int or an array."""
+    """Return the result of ``MarlinConfig.division()``. ``others`` is an int or an array."""
     clocks = _DIVISION + others * (4 * config.tile_m * config.tile_n) / _PARTIAL_BYTES
     return clocks / config.stage_clocks, _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
 
 
 def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
-    """Predict one launch of the wgmma kernel.
+    """Return the predicted time of one launch of the wgmma kernel.
 
     Tiles are whole or divided, depending on which is cheaper. With ``cluster_k`` above 1, a cluster computes each tile,
     and all clusters run at the same time.
@@ -212,7 +212,7 @@ MMA_SYNC_TERMS = ("tile_m", "tile_n", "tile_k", "warps_n", "scale_on")
 
 
 def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
-    """Predict one launch of the mma.sync kernel, with one CTA on an SM."""
+    """Return the predicted time of one launch of the mma.sync kernel, with one CTA per SM."""
     k_iterations = ceil_div(k, config.tile_k)
     tiles = ceil_div(m, config.tile_m) * ceil_div(n, config.tile_n)
     weights, scales_weight = config.tile_n * config.tile_k, config.scale_on == "weight"

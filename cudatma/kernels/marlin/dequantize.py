@@ -235,7 +235,7 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
     def check(
         self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
     ) -> Checked[DenseProblem]:
-        """Validate a call; ``resource`` is the weight."""
+        """Validate a call. ``resource`` is the weight."""
         info = check_dense(out, resource)
         return Checked(DenseProblem.of(resource, info), (), info, info.shape, info.dtype)
 

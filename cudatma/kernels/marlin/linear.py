@@ -99,7 +99,7 @@ class MarlinLinear:
         return cls(packed, values if packed.device is None else _upload(values, packed.device))
 
     def to_device(self, device: int | None = None) -> MarlinLinear:
-        """Return this layer with weight and bias on a device.
+        """Return this layer with its weight and bias on a device.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class MarlinLinear:
         return MarlinLinear(weight, bias, batch_invariant=self.batch_invariant)
 
     def __call__(self, x: Any, *, out: Any = None, stream: Any = None, **options: Any) -> Any:
-        """Compute the layer's result.
+        """Compute y = x W + b.
 
         Parameters
         ----------

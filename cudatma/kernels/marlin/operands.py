@@ -37,7 +37,7 @@ class Rows:
 
 
 def check_weight(w: object) -> PackedWeight:
-    """Return ``w``. Raises ArgumentTypeError unless it is a PackedWeight."""
+    """Return ``w``, or raise ArgumentTypeError if ``w`` is not a PackedWeight."""
     if not isinstance(w, PackedWeight):
         raise ArgumentTypeError("w", type(w).__name__, "PackedWeight", "create a weight with quantize() or an importer")
     return w

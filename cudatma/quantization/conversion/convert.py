@@ -225,7 +225,7 @@ def _identity(source: Source, options: _Options, shard_bytes: int) -> dict[str, 
 
 
 def _verify(journal: Journal, source: Source, shards: Sequence[ShardPlan], report: Progress, total: int) -> int:
-    """Check the finished files and return the number of source bytes that they cover."""
+    """Check the finished files, and return the number of source bytes that they contain."""
     size = {shard.name: _shard_source_bytes(shard, source) for shard in shards}
     done = 0
     for name in journal.keep_intact():

@@ -193,8 +193,8 @@ def check_disk(out: Path, required_bytes: int) -> None:
 def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, str]:
     """Copy the tokenizer, generation configuration and other files without weights.
 
-    ``converted`` names the source files that were converted. Return the folder entries that were not copied, each with
-    the reason.
+    ``converted`` contains the names of the converted source files. Returns the folder entries that were not copied,
+    each with the reason.
     """
     known = {"config.json", FILE, _INDEX, *converted}
     skipped: dict[str, str] = {}
@@ -236,7 +236,7 @@ def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:
 def write_config(out: Path, config: Mapping[str, Any], layers: Sequence[LayerReport], dtype: str) -> None:
     """Write the source's config.json with cudatma's quantization_config.
 
-    This must be the last file that is written, because a folder with config.json is a complete model.
+    This file must be written last, because a folder with config.json is a complete model.
     """
     config = _without_sections(config)
     if isinstance(config.get("text_config"), dict):

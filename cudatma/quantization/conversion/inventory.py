@@ -42,7 +42,7 @@ class Inventory:
 def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> Inventory:
     """Find the quantized layers, compare the layers with the configuration, and check all other tensors.
 
-    ``where`` names the checkpoint in error messages. Raise WeightFileError or QuantizationError if a check fails.
+    ``where`` names the checkpoint in error messages. Raises WeightFileError or QuantizationError if a check fails.
     """
     kind = statement.format
     ending = f".{kind.required[0]}"
@@ -115,7 +115,7 @@ class _Names:
 
 
 def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
-    """Raise WeightFileError if a tensor that is not in ``layers`` does not look like a float parameter."""
+    """Raise WeightFileError for a tensor outside of ``layers`` that does not look like a float parameter."""
     names = _names(checkpoint.files)
     known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
     for name, file in checkpoint.files.items():

@@ -210,7 +210,7 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str]
 
 
 def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]) -> list[str]:
-    """Return the parameters that the checkpoint lacks.
+    """Return the parameters that are missing from the checkpoint.
 
     A checkpoint may omit poolers that are not in numbered blocks. A checkpoint of a different class may omit any
     parameter that is not in a numbered block, for example a classification head, because transformers initializes such
@@ -238,7 +238,7 @@ def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]
 def _empty_model(source: Source) -> tuple[Any, str]:
     """Build the model that config.json names on the meta device.
 
-    Return the model and "", or None and the reason for a failure.
+    Returns the model and "", or None and the reason for a failure.
     """
     architectures = source.config.get("architectures")
     if not isinstance(architectures, list) or not architectures:

@@ -131,7 +131,7 @@ class ShardWriter:
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a file, as ShardWriter.finish() does. Raise WeightFileError if it cannot be read."""
+    """Return the digest of a file, as ShardWriter.finish() does. Raises WeightFileError if it cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         with path.open("rb") as file:
@@ -145,7 +145,7 @@ def file_digest(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, through a temporary file. Raise WeightFileError if this fails."""
+    """Write a text file atomically, through a temporary file. Raises WeightFileError if this fails."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with aside.open("x", encoding="utf-8") as file:
