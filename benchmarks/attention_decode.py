@@ -97,7 +97,7 @@ class Caches:
     def pages(self, copy: int) -> tuple[Any, Any]:
         """Return keys and values (pages, PAGE, kv_heads, dim). Raises ValueError if PAGE does not divide the length."""
         if not self.is_paged:
-            raise ValueError(f"PAGE = {PAGE} does not divide {self.call.length} keys")
+            raise ValueError(f"the number of keys must be a multiple of {PAGE}, got {self.call.length}")
         k, v = self.contiguous[copy]
         return k.reshape(-1, PAGE, *k.shape[2:]), v.reshape(-1, PAGE, *v.shape[2:])
 

@@ -107,7 +107,7 @@ class Bench:
         """Measure one cell. If our kernel cannot be measured, the cell contains the error."""
         try:
             if self.layer is None:
-                raise RuntimeError("no layer is open")
+                raise RuntimeError("open() must be called before cell()")
             return (self._cold if key.m < SUSTAINED_FROM else self._sustained)(self.layer, key)
         except Exception as error:
             return failed_cell(key, self.options.dtype, failure(error))

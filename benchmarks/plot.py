@@ -305,7 +305,7 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the machine and the commits of the results. Raises ValueError if they are from different machines."""
     machines = {(r.get("machine", {}).get("card", ""), r.get("machine", {}).get("driver", "")) for r in results}
     if len(machines) > 1:
-        raise ValueError("the results are from different GPUs or drivers")
+        raise ValueError("the results must be from the same GPU and driver")
     (gpu, driver) = machines.pop()
     settings = results[0].get("settings", {})
     where = f"{gpu}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
@@ -331,7 +331,7 @@ def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
     results = (result, *more)
     panels, title = panels_of(results), "W4A16 Marlin GEMM"
     if not panels:
-        raise ValueError("the result has no measured cell")
+        raise ValueError("the result contains no measured cell")
     out, y = Svg(), 34.0
     out.text(18, y, title, size=18, bold=True)
     for text in about(results):

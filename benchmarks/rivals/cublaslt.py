@@ -83,7 +83,7 @@ def load_library(names: Sequence[str]) -> Any:
             return ctypes.CDLL(name)
         except OSError as error:
             reasons.append(str(error))
-    raise OSError(f"no cuBLASLt: {'; '.join(reasons)}")
+    raise OSError(f"cuBLASLt cannot be loaded: {'; '.join(reasons)}")
 
 
 class CublasLt:

@@ -51,7 +51,7 @@ def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
 def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str, function: str) -> None:
     """Raise ArgumentError if an array is not on the device of the call's first array, or if it requires a gradient."""
     if info.device != first.device:
-        where = f"{place_name(first.device)}, where {first_field} is"
+        where = f"{place_name(first.device)}, the device of {first_field}"
         raise ArgumentError(f"{field}.device", place_name(info.device), where)
     check_gradient(info.owner, field, function)
 

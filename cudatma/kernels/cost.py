@@ -71,7 +71,7 @@ def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
     if not problem.version:
         return ArgumentError("problem", problem.description, f"a problem that a kernel for {gpu.target} supports")
     allowed = f"a version with a kernel for {problem.description}"
-    return ArgumentError("version", problem.version, allowed, 'version="auto"')
+    return ArgumentError("version", problem.version, allowed, 'pass version="auto"')
 
 
 def cheapest_first(

@@ -111,5 +111,5 @@ def _read_file() -> _File:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         except (OSError, ValueError, RecursionError) as error:  # Invalid TOML or UTF-8 raises ValueError.
-            raise ArgumentError(str(path.absolute()), "an unreadable file", "TOML", str(error)) from error
+            raise ArgumentError(str(path.absolute()), str(error), "a TOML file", "correct the file") from error
     return _File("", {})

@@ -253,7 +253,7 @@ def test_folders_that_would_be_overwritten_are_refused(tmp_path: Path) -> None:
 def test_the_disk_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_awq(tmp_path / "in")
     monkeypatch.setattr(folder.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(WeightFileError, match=r"0\.00 GB free"):
+    with pytest.raises(WeightFileError, match=r"0\.00 GB of free"):
         convert_checkpoint(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -414,7 +414,7 @@ R4 = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linea
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     # configuration against tensors
     "zero points of another format": (gptq, section(checkpoint_format="gptq_v2"), "got only 7; allowed: only 8"),
-    "zero points of symmetric gptq": (write_gptq, section(sym=True), "qzeros: got .*only 8, because .* symmetric"),
+    "zero points of symmetric gptq": (write_gptq, section(sym=True), "qzeros: got .* allowed: only 7, because .* symmetric"),
     "zero points of symmetric awq": (write_awq, section(zero_point=False), "qzeros: got .* because .* symmetric"),
     "zero points of symmetric groups": (
         compressed_zeros,
@@ -433,8 +433,8 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "AWQ, because this format stores rows in order; .*desc_act",
     ),
     "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "instead of 8; .*specifies 4 bits"),
-    "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, bec"),
-    "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*says the original Marlin"),
+    "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, the format in"),
+    "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*specifies the original Marlin"),
     "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
     "two names of one key": (write_awq, section(w_bit=8), "bits: got bits 4, w_bit 8"),
     "two files": (gptq, beside("quantize_config.json", bits=8), "got 8 in quantize_config.json, 4 in config.json"),
@@ -472,16 +472,16 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
                 {f"lm_head.{part}": tensors[f"{LAYER}.{part}"] for part in ("qweight", "qzeros", "scales", "g_idx")}
             ),
         ),
-        r"lm_head\.qweight: got a quantized layer; .*: lm_head says",
+        r"lm_head\.qweight: got a quantized layer; .*: lm_head lists",
     ),
-    "ignored": (write_compressed, section(ignore=["re:.*up_proj"]), "because .*ignore says"),
+    "ignored": (write_compressed, section(ignore=["re:.*up_proj"]), "because .*ignore lists"),
     "no target": (
         write_compressed,
         weights(targets=["re:.*self_attn.*"]),
         "no target for model.layers.0.mlp.down_proj",
     ),
     "targets of another class": (write_compressed, weights(targets=["Embedding"]), "no target for model"),
-    "all linear layers ignored": (write_compressed, section(ignore=["Linear"]), "because .*ignore says"),
+    "all linear layers ignored": (write_compressed, section(ignore=["Linear"]), "because .*ignore lists"),
     # keys that change the computation
     "rotation": (gptq, section(rotation="hadamard"), "rotation: got hadamard, which changes the model's computation"),
     "a rotated layer": (gptq, section(dynamic={"x": {"rotation_config": {"block_size": 32}}}), "rotation_config: got"),
@@ -649,7 +649,7 @@ READ: dict[str, tuple[Any, Any, str]] = {
                  "h.0.attn.bias": np.ones((1, 1, 4, 4), np.uint8)}
             ),
         ),
-        r"^$|LlamaForCausalLM does not load: h\.0\.attn\.bias, lm_head\.bias, logit_bias and 3 others$",
+        r"^$|not loaded by LlamaForCausalLM: h\.0\.attn\.bias, lm_head\.bias, logit_bias and 3 others$",
     ),
 }  # fmt: skip
 for name in ("quant_config.json", "quantize_config.json", "quantization_config.json"):
@@ -775,7 +775,7 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert "14 layers of" in shown
     assert "not packed, outside the model's numbered blocks" in shown
-    assert "pytorch_model.bin (other weights)" in shown
+    assert "pytorch_model.bin (contains other weights)" in shown
     assert "layers not compared with the model class: config.json names no architecture" in shown
     errors = [error for row in re.findall(r"(0\.\d+) +(0\.\d+)$", shown, re.MULTILINE) for error in row]
     assert len(errors) == 14

@@ -248,7 +248,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 ", ".join(missing[:4]),
                 "no weights for these layers",
                 "a complete checkpoint",
-                "see transformers' load report",
+                "check the load report of transformers",
             )
         dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
         self.quantization_config.describe(

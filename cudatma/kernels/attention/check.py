@@ -371,7 +371,7 @@ def _checked_softcap(softcap: Any, scale: float) -> float:
         return 0.0
     number = real_number(softcap, "softcap")
     if not 0 < number <= _MAX_SOFTCAP:
-        raise ArgumentError("softcap", softcap, f"above 0, at most {_MAX_SOFTCAP}", "pass None for no cap")
+        raise ArgumentError("softcap", softcap, f"above 0 and at most {_MAX_SOFTCAP}", "pass None for no cap")
     if scale / number >= _MAX_NUMBER:
         raise ArgumentError("softcap", softcap, f"above {scale / _MAX_NUMBER:.3g}, scale / 2**127")
     return number

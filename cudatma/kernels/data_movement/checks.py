@@ -46,7 +46,7 @@ def check_out(
 def check_device(out: ArrayInfo, src: ArrayInfo, field: str) -> None:
     """Raise ArgumentError if the result is not on the source's device."""
     if out.device != src.device:
-        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, where src is")
+        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, the device of src")
 
 
 def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:

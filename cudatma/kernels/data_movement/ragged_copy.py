@@ -223,7 +223,7 @@ class RaggedCopy:
             Report of ``Kernel.emulate``.
         """
         if self.device is not None or not self.blocks:
-            raise ArgumentError("sources", "arrays on a GPU, or no elements", "NumPy arrays with elements")
+            raise ArgumentError("sources", "arrays on a GPU, or no elements", "nonempty NumPy arrays")
         arguments, arrays = self.on_host(self.blocks if blocks is None else blocks)
         return arguments.emulate(self._target, arrays, kernel=self.kernel, **options)
 

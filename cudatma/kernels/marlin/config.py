@@ -245,7 +245,7 @@ class MarlinConfig(KernelConfig):
             raise ArgumentError(
                 "slice_k",
                 self.slice_k,
-                f"a value that gives at most {_MAX_WARPS} warps; this one gives {self.consumer_warps}",
+                f"a value that gives at most {_MAX_WARPS} warps, not {self.consumer_warps}",
             )
         if self.partial_bytes > PARTIALS_PER_SM_BYTES:
             rows = PARTIALS_PER_SM_BYTES // (4 * self.tile_n) // 8 * 8

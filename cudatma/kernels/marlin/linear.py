@@ -165,7 +165,7 @@ class MarlinLinear:
         if self.weight.device is None:
             if selected_backend() != "cuda":
                 return
-            raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
+            raise ArgumentError("weight.device", "the host", "a CUDA device", "move the layer with to_device()")
         device = self.weight.device
         detect(device)  # Called first, so that a missing driver is reported.
         if isinstance(m_values, int) and m_values:

@@ -156,7 +156,7 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
     """Return an error if a layer does not match the module, otherwise None."""
     allowed = "nn.Linear or Conv1D"
     if module is None:
-        remedy = "remove its tensors from the checkpoint, or correct ``architectures`` in config.json"
+        remedy = "remove its tensors from the checkpoint, or correct `architectures` in config.json"
         return WeightFileError(layer, f"no module of {class_name}", f"{allowed} of this class", remedy)
     expected = linear_sizes(module)
     if expected is None:
