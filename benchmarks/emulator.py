@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cudatma.kernels.marlin.candidates import dump_configs
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     # NumPy's matrix products would use more than one core.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))

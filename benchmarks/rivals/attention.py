@@ -62,7 +62,9 @@ def fa3_forward(library: Path | None) -> Callable[..., Any]:
 
     path = library or next(_in_packages(_FA3), None)
     if path is None:
-        raise ImportError("flash_attn_3/_C.so was not found in the installed packages; install xformers 0.0.34, or pass --fa3")
+        raise ImportError(
+            "flash_attn_3/_C.so was not found in the installed packages; install xformers 0.0.34, or pass --fa3"
+        )
     runtime = next(_in_packages(_RUNTIME), Path("libcudart.so.12"))
     ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     torch.ops.load_library(str(path))

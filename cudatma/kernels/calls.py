@@ -55,7 +55,7 @@ class Calls(Generic[P, C]):
         operation, infos = self._operation, (*checked.arrays, checked.out)
         alignment_masks = operation.alignment_masks(checked.problem)
         if any(info is not None and info.pointer & mask for info, mask in zip(infos, alignment_masks, strict=True)):
-            return  # a plan for misaligned arrays would also work for aligned arrays, but more slowly
+            return  # A plan for misaligned arrays would also work for aligned arrays, but more slowly.
         present = [at for at, info in enumerate(checked.arrays) if info is not None]
         common = _Common(
             key[0], launch.device, _ADDRESS[key[0]], present, alignment_masks, dtypes, [0] * len(operation.names)
@@ -188,7 +188,7 @@ class Call:
                     places[at] = place = address(inputs[at])
                     if not place or place & mask or (place + low < end and begin < place + high):
                         return NotImplemented
-        except RuntimeError:  # a sparse tensor has no address
+        except RuntimeError:  # A sparse tensor has no address.
             return NotImplemented
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
         if out is None and self._shape is not None:
@@ -257,7 +257,7 @@ def facts_of(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
                 if array.is_neg() or (dtype.is_complex and array.is_conj()):
                     return None
                 facts += array.shape, array.stride(), dtype, array.get_device()
-    except RuntimeError:  # a nested tensor has no strides
+    except RuntimeError:  # A nested tensor has no strides.
         return None
     return tuple(facts)
 
@@ -270,7 +270,7 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
     fixed_axes, joins = operation.fixed_axes, operation.joins_axes
     if not fixed_axes:
         return None
-    _, facts, _, *parts = key  # dtypes differ between libraries
+    _, facts, _, *parts = key  # Dtypes differ between libraries.
     place = iter(facts)
     for shape, strides, dtype, device, fixed in zip(place, place, place, place, fixed_axes):  # noqa: B905 (slower)
         if shape is None or fixed is None or len(shape) < (fixed or 1):

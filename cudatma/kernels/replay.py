@@ -239,7 +239,7 @@ class _SizedMap:
         if self.fields != self._written:
             self._bytes[:], self._written = self._encoded(address), self.fields
         else:
-            with context.using(self._device):  # the driver looks up the allocation in the current context
+            with context.using(self._device):  # The driver looks up the allocation in the current context.
                 driver.replace_address(self._pointer, address)
 
     def _encoded(self, address: int) -> bytes:

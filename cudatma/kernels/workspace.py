@@ -355,7 +355,7 @@ class _Branch:
         """
         self._device, self._reserve, self.life = device, reserve, life
         self.parts: list[_Part] = []
-        parts = self.parts  # not self, because a cycle would keep the slabs alive
+        parts = self.parts  # Not self, because a cycle would keep the slabs alive.
         self._rows = ActivationRows(lambda nbytes: reserve.take(_rows_bytes(nbytes), parts, for_rows=True))
         self._space: Workspace | None = None
 

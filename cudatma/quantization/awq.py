@@ -103,5 +103,5 @@ def _columns(value: Any, field: str) -> NDArray[np.uint8]:
     """Return the values (R, N) of AWQ's words (R, N / 8) in column order."""
     stored = nibbles_along_columns(value, field)
     rows, n = stored.shape
-    split = stored.reshape(rows, n // WORD_VALUES, 2, 4)  # nibble 4 h + m
-    return np.ascontiguousarray(split.transpose(0, 1, 3, 2)).reshape(rows, n)  # column 2 m + h
+    split = stored.reshape(rows, n // WORD_VALUES, 2, 4)  # Nibble 4 h + m.
+    return np.ascontiguousarray(split.transpose(0, 1, 3, 2)).reshape(rows, n)  # Column 2 m + h.

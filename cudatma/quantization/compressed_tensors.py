@@ -86,7 +86,7 @@ def from_compressed_tensors(
     packed, scale = nibbles_along_columns(weight_packed, "weight_packed"), host_array(weight_scale, "weight_scale")
     shapes = {"weight_packed": tuple(weight_packed.shape), "weight_scale": scale.shape}
     COMPRESSED_TENSORS.extent(shapes, k, n)
-    if scale.size == 1:  # one value for the whole tensor
+    if scale.size == 1:  # One value for the whole tensor.
         scale = np.repeat(scale.reshape(1, 1), n, axis=0)
     scale = matrix(scale, "weight_scale")
     zeros = None if weight_zero_point is None else compressed_zero_points(weight_zero_point, n, scale.shape[1])

@@ -185,7 +185,9 @@ def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> Tensor
         raise WeightFileError(place, repr(value)[:80], "shape and data_offsets with nonnegative integers", _COPY_AGAIN)
     begin, end = data_at + offsets[0], data_at + offsets[1]
     if end > size:
-        raise WeightFileError(place, f"data up to byte {end}", f"at most {size}, the size of the truncated file", _COPY_AGAIN)
+        raise WeightFileError(
+            place, f"data up to byte {end}", f"at most {size}, the size of the truncated file", _COPY_AGAIN
+        )
     return TensorEntry(value["dtype"], shape, begin, end)
 
 

@@ -78,7 +78,7 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
             values["by_tiles_n"] = columns
         if has_limits:
             left, right = _bounds(problem)
-            diagonal = 0 if is_varlen else k_length - q_length  # each sequence has its own diagonal
+            diagonal = 0 if is_varlen else k_length - q_length  # Each sequence has its own diagonal.
             values["upper"] = (diagonal + 1 + right) & 0xFFFFFFFF
             values["lower"] = (diagonal - left) & 0xFFFFFFFF
         struct, fields = pack(values, layouts, problem.scale, problem.softcap)

@@ -536,7 +536,7 @@ class AttentionConfig(KernelConfig):
         slots = self.q_stages * MBARRIER_BYTES
         if self.preset.mma == "scalar":
             return ()
-        if self.kv_bytes == 1:  # the queries are in registers
+        if self.kv_bytes == 1:  # The queries are in registers.
             return (("warp_sums", 8 * self.consumer_warps * self.tile_m), ("is_last", 8))
         queries = ("q", self.q_stages * 2 * self.tile_m * self.head_dim)
         if self.is_decode:

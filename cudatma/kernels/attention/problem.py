@@ -172,7 +172,7 @@ NO_LIMITS, NO_LAYOUTS = Mask(), Layouts()
 P = TypeVar("P", bound="Problem")
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
+@dataclass(frozen=True, kw_only=True)  # Without slots, for resized_copy()
 class Problem:
     """One computation of out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, separately for each head.
 

@@ -23,7 +23,7 @@ def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
     options = problem.scale, problem.limits, problem.softcap, named.get("sink")
     for q, k, v, out, lse in _sequences(problem, named):
         result, sums = attend(q, k, v, *options)
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             out[...] = result.astype(out.dtype)
             if lse is not None:
                 lse[...] = sums

@@ -103,7 +103,7 @@ def gather(
         correspond to a multiple of 16 bytes. A list or host array is checked and uploaded. A device array must be int32
         in C order.
     box : sequence of int
-        Shape of a box, at most 256 elements per axis. Rows must be a multiple of 16 bytes.
+        Shape of a box, at most 256 elements per axis. Rows must be multiples of 16 bytes.
     out : array (boxes, ...), optional
         The result, in C order. Default: a new array.
     pad : {"zeros", "nan"}, default "zeros"

@@ -204,6 +204,6 @@ def reduce_on_host(dst: ArrayInfo, src: ArrayInfo, op: str) -> None:
         result = np.where((before == 0) | (before > new), new, before - one)
     else:
         names = {"add": "add", "min": "minimum", "max": "maximum"}
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             result = getattr(np, names.get(op, f"bitwise_{op}"))(before, new)
     before[...] = result.astype(before.dtype)

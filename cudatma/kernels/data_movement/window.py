@@ -114,7 +114,7 @@ class Window:
 
 
 def simplify(window: Window) -> Window:
-    """Return the same copy with the minimum number of axes (at least one), with the result's outermost axis first."""
+    """Return an equivalent window with the fewest axes (at least one), outermost axis of the result first."""
     source, kept = window.source, []
     for axis in window.axes:
         if axis.extent == 1 and axis.body == 1:
@@ -147,7 +147,7 @@ def _join(outer: Axis, inner: Axis) -> Axis | None:
 
 
 def carried(window: Window, widest: int = 4) -> Window:
-    """Return the same copy with the widest element (up to ``widest`` bytes) that divides the innermost axis.
+    """Return an equivalent window with the widest elements (up to ``widest`` bytes) that divide the innermost axis.
 
     The window must be dense and cropped. Wider elements allow wider boxes, because a box has at most 256 elements per
     axis.

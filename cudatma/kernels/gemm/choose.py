@@ -274,7 +274,7 @@ def dump_configs(version: str, target: Target) -> list[GemmConfig]:
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
         config = replace(variants[index % len(variants)], dtype=dtype)
-        if config.tile_m * config.tile_n <= MAX_SUMS * 128 * config.warpgroups:  # larger tiles have no epilogue
+        if config.tile_m * config.tile_n <= MAX_SUMS * 128 * config.warpgroups:  # Larger tiles have no epilogue.
             config = replace(config, out_dtype=out_dtype, epilogue=epilogue)
         layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
         dumped += islice(_with_longest_ring((replace(config, layout=layout) for layout in layouts), target), 1)

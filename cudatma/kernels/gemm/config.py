@@ -545,7 +545,7 @@ class GemmConfig(KernelConfig):
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         if not self.has_wgmma:
-            return ()  # lanes exchange results by shuffles
+            return ()  # Lanes exchange results by shuffles.
         staging = ("staging", self.consumer_warps * self.staging_buffers * 16 * _SPAN_BYTES)
         if self.cluster_k == 1:
             return (staging,)

@@ -39,9 +39,9 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
     if info.device is not None and stream is not None:
         with context.using(info.device) as driver:
             if context.is_capturing(driver, stream):
-                got = f"a stream that captures a graph, for {field} with {why}"
-                allowed = "operands that the kernels can read in place (docs/design/gemm.md)"
-                raise LaunchError("stream", got, allowed, f"copy {field} before the capture")
+                allowed = f"a stream that is not being captured, because {field} has {why}"
+                remedy = f"copy {field} before the capture (docs/design/gemm.md)"
+                raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
     rows = as_rows(info, letter)
     operation, options, source, target = _copy(rows)
     pitch = target.strides_bytes[1] // target.dtype.itemsize

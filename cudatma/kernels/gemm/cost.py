@@ -130,7 +130,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         mainloop = waves * -(-problem.k // cluster_stage_k) * stage
         firsts = 1 if config.is_persistent else waves
         stores = waves * stored
-        if is_pingpong:  # clocks of the last tile, and clocks that the other warpgroup's MMAs do not hide
+        if is_pingpong:  # Clocks of the last tile, and clocks that the other warpgroup's MMAs do not hide.
             stores = stored + waves * np.maximum(0.0, stored - mainloop / waves) / 2
         around = stores + firsts * _FIRST_STAGE_CLOCKS
         mainloop_us = mainloop / gpu.sm_clock_mhz

@@ -221,7 +221,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         unit = np.ones((1, 1), np.float32)
         scales = (host.get(name, unit) for name in ("a_scale", "b_scale"))
         a_scale, b_scale = (scale.reshape(1, 1) if scale.size == 1 else scale for scale in scales)
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             if problem.block_scales:
                 a = a * np.repeat(a_scale, SCALE_BLOCK, -1)[..., : problem.k]
                 b_scale = np.repeat(b_scale, SCALE_BLOCK, -1)[..., : problem.n]

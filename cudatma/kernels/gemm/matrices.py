@@ -96,7 +96,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     element = info.dtype.itemsize
     if not info.size_elems:
         return info
-    strides = info.strides_bytes[info.shape[0] == 1 :]  # the caller passed one matrix without the batch axis
+    strides = info.strides_bytes[info.shape[0] == 1 :]  # The caller passed one matrix without the batch axis.
     check_pointer(info, "out")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
         raise ArgumentError("out.strides", strides, "contiguous rows", "pass an array with contiguous rows")

@@ -146,7 +146,7 @@ class Operands(NamedTuple):
 NO_OPERANDS = Operands()
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
+@dataclass(frozen=True, kw_only=True)  # Without slots, for resized_copy()
 class Problem:
     """A batch of matrix products c (m, n) = a (m, k) b (k, n).
 

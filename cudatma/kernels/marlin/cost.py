@@ -130,10 +130,10 @@ WGMMA_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_n", "cluster_k", "pingpong
 def wgmma_stage_clocks(config: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
     products: float = config.tile_m * config.tile_n * config.tile_k / _WGMMA_MACS
-    squares = config.tile_n / 64 * config.tile_k / 64  # number of 64 x 64 blocks of weights per warpgroup
+    squares = config.tile_n / 64 * config.tile_k / 64  # Number of 64 x 64 blocks of weights per warpgroup.
     warpgroups = config.warpgroups * config.slice_k
     dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
-    if config.pingpong:  # one warpgroup at a time dequantizes while its wgmmas run
+    if config.pingpong:  # One warpgroup at a time dequantizes while its wgmmas run.
         return max(products, dequantize) + _PINGPONG_STAGE
     loaded: float = config.tile_k * (2 * config.tile_m / config.cluster_n + config.tile_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)

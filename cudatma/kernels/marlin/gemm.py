@@ -265,7 +265,7 @@ class MarlinGemm(Operation[Problem, Config]):
         """Multiply by the dequantized weight in fp32, and round once."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         w = host_weight(problem.layer, arrays)
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
             if "bias" in named:
                 values += named["bias"].astype(np.float32)

@@ -95,7 +95,7 @@ class LinearShape:
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
 
 
-@dataclass(frozen=True)  # without slots, for resized_copy()
+@dataclass(frozen=True)  # Without slots, for resized_copy()
 class Problem:
     """Multiplication of M rows of x by a layer's weight.
 

@@ -220,7 +220,7 @@ def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     is_own_class = type(model).__name__ in (model.config.architectures or ())
     tied = model.all_tied_weights_keys
-    loaded = {tied.get(name, name) for name in present}  # keyed by the parameter to which others are tied
+    loaded = {tied.get(name, name) for name in present}  # Keyed by the parameter to which others are tied.
     return [
         name
         for name, _ in model.named_parameters()
