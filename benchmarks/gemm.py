@@ -1,10 +1,10 @@
 """Time the dense GEMM with the ladder's versions, the choice of `gemm` and cuBLAS.
 
-The kernels take turns in one run. Operands are normally distributed and have the same bits for all kernels. They are in
-L2 to the extent that the previous launch left them there, or in memory with --cold. The GPU is idle before each turn.
-With --seconds, the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and as the
-fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with float64. --fp8 measures scaled fp8
-products instead.
+The kernels take turns in one run. Operands are normally distributed and have the same bits for all kernels. Operands
+are in L2 to the extent that the previous launch left them there, or in memory with --cold. The GPU is idle before each
+turn. With --seconds, the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and as
+the fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with float64. --fp8 measures scaled
+fp8 products instead.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def load_library(names: Sequence[str]) -> Any:
 class CublasLt:
     """The library and one handle. Raises OSError if the library is absent, and CublasLtError if a call fails.
 
-    Descriptors are never freed. They take a few hundred bytes per product.
+    Descriptors, which take a few hundred bytes per product, are never freed.
     """
 
     def __init__(self, library: Any = None) -> None:

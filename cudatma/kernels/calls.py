@@ -208,7 +208,7 @@ class Call:
 
 #: Maps each library to a function that returns the address of an array.
 _ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
-#: Maps each array class seen so far to its library. This is not part of the Runtime, because the library of a class
+#: Maps each known array class to its library. The map is not part of the Runtime, because the library of a class
 #: never changes.
 libraries: dict[type, str] = {}
 
@@ -233,8 +233,8 @@ def facts_of(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return shape, strides, dtype and device of each array in one tuple, or None if check() must validate the arrays.
 
     The function returns None if the arrays belong to different libraries, if torch records or computes a derivative, or
-    if a tensor is lazily negated or conjugated. It reads only the attributes that a launch depends on, because
-    describe() takes longer than a launch.
+    if a tensor is lazily negated or conjugated. The function reads only the attributes that a launch depends on,
+    because describe() takes longer than a launch.
     """
     facts: list[Any] = []
     kind, is_torch = arrays[0].__class__, library == "torch"

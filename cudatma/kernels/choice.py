@@ -140,7 +140,7 @@ def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]
 
 #: Maximum number of cached tables, about 20 KB each.
 _MAX_TABLES = 1024
-#: Largest M of a new table. It is doubled until the table covers a larger M.
+#: Largest M of a new table. The limit is doubled until the table covers a larger M.
 _MIN_MAX_M = LAST_M
 #: Each M up to _SINGLE has its own interval. An interval has _STEP values of M up to _FINE, and 2 * _STEP values up to
 #: _MIN_MAX_M. Beyond that, the length of the intervals doubles with each doubling of M.

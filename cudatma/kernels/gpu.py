@@ -85,7 +85,7 @@ def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
 
 
 class _Gpus(dict[int, Gpu]):
-    """The installed GPUs, keyed by ordinal. This is a part of the Runtime."""
+    """The installed GPUs of a Runtime, keyed by ordinal."""
 
 
 def gpu_of(device: int) -> Gpu:

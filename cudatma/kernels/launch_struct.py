@@ -2,7 +2,7 @@
 
 A kernel's config lists the members that the kernel reads. The template declares the struct from this list
 (``parts/problem.cuh.j2``), and ``pack()`` lays out the values as C does. MEMBERS are for kernels that compute tiles of
-a result. They describe the sizes, the schedule, the raster order and the rows of the result.
+a result. These members describe the sizes, the schedule, the raster order and the rows of the result.
 ``parts/schedule.cuh.j2`` and ``parts/store_vector.cuh.j2`` read these members.
 """
 

@@ -41,7 +41,7 @@ class Sample:
     kernel : Kernel
         The compiled kernel.
     run : callable
-        Function that launches the kernel on the emulator. It takes the options of ``EmulatedModule.launch``.
+        Function that launches the kernel on the emulator, with the options of ``EmulatedModule.launch``.
     error : callable
         relative_error() of the last schedule, compared with float64.
     limit : float

@@ -1,9 +1,9 @@
 """Configurations that take precedence over the cost model because the caller pinned them or because they were measured.
 
 Measured exceptions are tuning entries. Entries in the user's file take precedence over entries in the shipped table.
-Each file is read once per process. An entry was measured for one problem. It also applies to nearby values of M (see
-nearest()) if its tile divides M into the same number of tiles, because the work is then the same. If no entry for the
-same problem applies, an entry with the same index fields (K and N for Marlin) is adapted to the other fields of the
+Each file is read once per process. An entry was measured for one problem. The entry also applies to nearby values of M
+(see nearest()) if its tile divides M into the same number of tiles, because the work is then the same. If no entry for
+the same problem applies, an entry with the same index fields (K and N for Marlin) is adapted to the other fields of the
 problem, because the work is divided in the same way.
 
 Reading a file validates it, and writing a file preserves all entries::

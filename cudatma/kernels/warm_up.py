@@ -45,8 +45,8 @@ def warm_up(
     function : callable
         ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode`` or ``marlin_gemm``.
     operands : sequence
-        Positional arguments of such a call, on a CUDA device. They must have at least two rows, so that their layout is
-        unambiguous. Their values do not matter.
+        Positional arguments of such a call, on a CUDA device. The arrays must have at least two rows, so that their
+        layout is unambiguous. Their values do not matter.
     max_m : int
         Upper bound of the size, from 1 to 131072. For ``gemm`` and ``marlin_gemm``, it limits the number of rows of a
         or x, counted over all matrices that share b. For attention, it limits the numbers of queries and of keys per

@@ -396,7 +396,7 @@ class WorkspaceBytes:
 
 
 class Owners:
-    """All workspaces of streams and graphs. This is a part of the Runtime, and all methods are thread-safe."""
+    """All workspaces of the streams and graphs of a Runtime. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -459,7 +459,7 @@ class Owners:
         self._sweep_graphs()
 
     def _sweep_graphs(self) -> None:
-        """Put back the parts of destroyed graphs. This frees no memory and may run during capture."""
+        """Put back the parts of destroyed graphs. The method frees no memory and may run during capture."""
         for key in [key for key, branch in self._branches.items() if branch.life and branch.life.has_ended()]:
             self._reserves[key[0]].put_back(self._branches.pop(key).parts)
 

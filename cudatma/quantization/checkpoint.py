@@ -149,7 +149,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     return Checkpoint(path, dict.fromkeys(file.tensors, file))
 
 
-#: Files that transformers loads from a folder. It loads the first file that exists.
+#: Files that transformers loads from a folder. transformers loads the first file that exists.
 MAIN_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 

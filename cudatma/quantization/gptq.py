@@ -5,7 +5,7 @@ A layer has these tensors:
 - qweight int32 (K / 8, N): a word holds eight consecutive rows, lowest nibble first.
 - qzeros int32 (G, N / 8): a word holds eight consecutive columns.
 - scales (G, N).
-- g_idx (K,): the group of each row. It is not sorted if the model was quantized in activation order ("desc_act").
+- g_idx (K,): the group of each row. g_idx is not sorted if the model was quantized in activation order ("desc_act").
 
 The first format ("gptq") stores zero points minus one. The second format ("gptq_v2") stores zero points unchanged. Only
 "checkpoint_format" in the folder's configuration distinguishes the two formats. Some symmetric files of the first

@@ -167,7 +167,7 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
         return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
-    # Tools write group sizes that are multiples of 32. They write other group sizes only if these divide K.
+    # Tools write group sizes that are multiples of 32, and other group sizes only if they divide K.
     sizes = [size for size in range(16, k, 16) if group_count(k, size) == groups and not (size % _STEP and k % size)]
     inferable = [size for size in sizes if size in FILE_GROUP_SIZES]
     if not inferable:

@@ -31,11 +31,11 @@ from cudatma.quantization.layout_v1 import (
 from cudatma.quantization.namespaces import bfloat16_view, is_float, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import PackedWeight, check_group_size
 
-#: Fractions of the full range that a clip search tries. They include the full range, so that a search never increases
+#: Fractions of the full range that a clip search tries. The fractions include 1, so that a search never increases
 #: the error of a group.
 CLIP_RATIOS = tuple(1.0 - 0.025 * step for step in range(21))
 
-#: Number of elements to process at a time. It is small enough for a CPU's caches and large enough to hide the cost of a
+#: Number of elements to process at a time, small enough for a CPU's caches and large enough to hide the cost of a
 #: kernel launch on a GPU.
 _HOST_TILE_ELEMS, _DEVICE_TILE_ELEMS = 1 << 16, 1 << 23
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Value of b in each form, for every second nibble. The other nibbles are four bits higher. "as_stored" masks nibbles
-#: in place. "shifted" first shifts nibbles up by two bits. It takes one more instruction per eight values and supports
-#: scales up to 2^-6.
+#: in place. "shifted" first shifts nibbles up by two bits. This form takes one more instruction per eight values and
+#: supports scales up to 2^-6.
 FORMS = {"as_stored": 0, "shifted": 2}
 #: Number of mantissa bits of each type. Nibbles may also use the lowest bit of the exponent, which continues the
 #: mantissa.

@@ -56,7 +56,7 @@ _READ_OF_LAYER = _FORMAT_KEYS | _keys("""
 """)
 #: Keys that identify a quantization configuration.
 _MARKERS = _keys("quant_method bits w_bit group_size q_group_size config_groups checkpoint_format desc_act")
-#: Keys for the quantization process or for other tools. They do not affect the stored weights.
+#: Keys for the quantization process or for other tools, which do not affect the stored weights.
 _HARMLESS = _keys("""
     damp_percent damp_auto_increment static_groups true_sequential mse act_group_aware gptaq foem hessian dataset
     tokenizer batch_size pad_token_id model_seqlen seqlen nsamples iters lr minmax_lr amp gradient_accumulate_steps

@@ -29,8 +29,8 @@ MAX_RANKS = 8
 PACKET_BYTES, PACKET_WORDS = 16, 3
 WORD_BYTES = 4
 _SLOTS = 2
-#: Maximum number of CTAs per launch. The state precedes the packets. It holds the next launch number of each CTA, and
-#: 16 bytes that record whether a launch has timed out.
+#: Maximum number of CTAs per launch. The state precedes the packets and contains the next launch number of each CTA,
+#: and 16 bytes that record whether a launch has timed out.
 _MAX_CTAS = 256
 GAVE_UP_BYTES = _MAX_CTAS * WORD_BYTES
 STATE_BYTES = GAVE_UP_BYTES + 16

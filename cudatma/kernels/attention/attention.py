@@ -76,7 +76,7 @@ def attention(
     softcap : float, optional
         Cap of the logits. Each logit x becomes softcap tanh(x / softcap).
     sink : array (heads,), optional
-        One fp32 logit per head. It belongs to an additional key that all queries attend to and whose value is zero.
+        One fp32 logit per head, for an additional key that all queries attend to and whose value is zero.
     out : array (batch, q_length, heads, v_dim), optional
         The result. Default: a new array of q's library.
     return_lse : bool, default False
@@ -92,7 +92,7 @@ def attention(
     Returns
     -------
     out : array (batch, q_length, heads, v_dim)
-        The result. It is zero for a query that attends to no key.
+        The result. The row of a query that attends to no key is zero.
     lse : array (batch, heads, q_length)
         The logarithms in fp32, returned only with ``return_lse``. The value for a query that attends to no key is the
         head's sink if there is one, otherwise -inf.

@@ -1,4 +1,4 @@
-"""NumPy reference for attention and attention_decode. It computes in float64 and rounds once."""
+"""NumPy reference for attention and attention_decode, which computes in float64 and rounds once."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 One thread of a CopyRing loads and stores. In a BoxRing, one thread loads and another thread stores.
 
-``parts/copy_ring.cuh.j2`` implements a CopyRing on the device. It is a TmaPipeline without `empty` barriers, because
-the thread that refills a slot also waits for the bulk groups that store the slot. Source: PTX ISA,
+``parts/copy_ring.cuh.j2`` implements a CopyRing on the device. A CopyRing is a TmaPipeline without `empty` barriers,
+because the thread that refills a slot also waits for the bulk groups that store the slot. Source: PTX ISA,
 "cp.async.bulk.wait_group". A Setting determines how many bytes a copy keeps in flight. RUN, BOXES and REDUCTIONS were
 chosen by measurement. `cudatma bench data_movement --search` measures other settings.
 """
@@ -19,7 +19,7 @@ from cudatma.target import KIB, Target
 
 #: Number of threads per CTA with a CopyRing (one warp) and with a BoxRing (two warps), and number of CTAs per SM.
 THREADS, BOX_THREADS, CTAS_PER_SM = 32, 64, 2
-#: Usual size of a slot in bytes. It is large enough for a single issuing thread to keep up with the memory
+#: Usual size of a slot in bytes, large enough for a single issuing thread to keep up with the memory
 #: (docs/design/data_movement.md).
 SLOT_BYTES = 16 * KIB
 #: Size of a slot in bytes for small arrays, so that every CTA has work.

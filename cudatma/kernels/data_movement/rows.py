@@ -130,7 +130,7 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
     Parameters
     ----------
     dst : array (rows, columns)
-        The array that is updated. It must meet the requirements for the source of ``gather_rows``.
+        The array that is updated. ``dst`` must meet the requirements for the source of ``gather_rows``.
     rows : array (count,) of int
         Row indices; see ``gather_rows``. If an index occurs twice, either of the source rows may be stored.
     src : array (count, columns)

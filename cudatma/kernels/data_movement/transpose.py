@@ -30,7 +30,7 @@ from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target
 
 TEMPLATE = "kernels/transpose.cu.j2"
-#: Bytes per row of a panel. This is the span of the 128-byte swizzle, which has 8 chunks of 16 bytes.
+#: Bytes per row of a panel, which is the span of the 128-byte swizzle (8 chunks of 16 bytes).
 LINE_BYTES = 128
 #: Alignment of a panel in bytes. With this alignment, the swizzle of a row depends only on the row's index.
 _PANEL_ALIGNMENT = 1024
@@ -182,7 +182,8 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
         The source, with any dtype without Python objects: a CuPy array, a torch tensor, or an object that supports
         DLPack or ``__cuda_array_interface__``. On the emulator, also a NumPy array.
     out : array (..., columns, rows), optional
-        The result, with the source's dtype. It must not share bytes with the source. Default: a new C-ordered array.
+        The result, with the source's dtype. ``out`` must not share bytes with the source. Default: a new C-ordered
+        array.
     via : {"auto", "tma", "plain"}, default "auto"
         How to copy. ``"tma"`` requires elements of 1, 2, 4 or 8 bytes, pitches and rows of both arrays that are
         multiples of 16 bytes, and batch axes that can be merged into one. Otherwise it raises DescriptorError.

@@ -444,7 +444,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def loaded_rows(self) -> tuple[int, int]:
-        """Number of rows of A's tile, and of rows of B's transposed tile, that one CTA loads."""
+        """Numbers of rows of A's tile and of B's transposed tile that one CTA loads."""
         return self.tile_m // self.cluster_n, self.slot_n // self.cluster_m
 
     @property

@@ -21,8 +21,8 @@ from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import Gpu
 from cudatma.pipeline import align_up
 
-#: Numbers of rows for layouts_up_to(), in addition to the bound. They include a single row, a number of rows for which
-#: columns are multiples of 16 bytes, and a number for which they are not. The address is aligned and far from 0.
+#: Numbers of rows for layouts_up_to(), in addition to the bound. The numbers include a single row, a number of rows for
+#: which columns are multiples of 16 bytes, and a number for which they are not. The address is aligned and far from 0.
 _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 
 

@@ -61,7 +61,8 @@ def gemm(
     b : array (K, N) or (batch, K, N)
         Right operand, with a's dtype, library and device. All matrices in a batch of a may share one matrix b.
     out : array (M, N) or (batch, M, N), optional
-        The result c, with contiguous rows. It is required if ``beta`` is not 0. Default: a new array of a's library.
+        The result c, with contiguous rows. ``out`` is required if ``beta`` is not 0. Default: a new array of a's
+        library.
     bias : array (N,), optional
         Bias of the result's dtype, which is added to each row.
     alpha, beta : float

@@ -107,7 +107,7 @@ PRESETS: Mapping[str, Preset] = {
 }
 #: Number of columns of W per N tile of the skinny kernel. A warp holds two fragments of 16 columns.
 N_TILE = 32
-#: Number of columns of an mma. These columns are rows of x.
+#: Number of columns of an mma, which are rows of x.
 MMA_COLUMNS = 8
 _MAX_WARPS = 16
 _WARPGROUP_THREADS = 128
@@ -593,7 +593,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def fix_up_unroll(self) -> int:
-        """Number of partial tiles that a fix-up loads at a time. They take about 64 registers."""
+        """Number of partial tiles that a fix-up loads at a time. The tiles take about 64 registers."""
         return max(1, 64 // self.accumulators)
 
     @property

@@ -167,7 +167,7 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     Parameters
     ----------
     w : PackedWeight
-        The weight (K, N). It must be on a device, or on the host for backend "emulator" or "reference".
+        The weight (K, N). The weight must be on a device, or on the host for backend "emulator" or "reference".
     out : array (K, N), optional
         The result, with w's dtype and on w's device: a CuPy array, a torch tensor, or an object that supports DLPack or
         ``__cuda_array_interface__``. For weights on the host, also a NumPy array. N must be a multiple of 8, rows must

@@ -75,7 +75,7 @@ def marlin_gemm(
         the GPU, or the emulator with a BackendWarning if there is no GPU. Default: ``$CUDATMA_BACKEND`` if it is set,
         otherwise ``"auto"``.
     workspace : Workspace, optional
-        Memory for partial sums and copied activations. It must outlive every captured graph that uses it.
+        Memory for partial sums and copied activations. The workspace must outlive every captured graph that uses it.
         Default: the stream's workspace; during capture, one workspace per graph branch, which is freed with the graph.
     programmatic : bool, default False
         Whether to use programmatic dependent launch. The GEMM may then read the weight and the bias before the previous
@@ -139,7 +139,7 @@ class MarlinOptions(NamedTuple):
     batch_invariant: bool
 
 
-#: Options of most calls. They are created once, because creating a tuple takes as long as finding the call.
+#: Options of most calls, created once because creating a tuple takes as long as finding the call.
 _NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 
 

@@ -171,7 +171,7 @@ def choose_permute(
 def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
     """Return the number of CTAs along the columns, and the number of CTAs along the rows.
 
-    All CTAs run at the same time. They divide the columns only if there are fewer rows than CTAs.
+    All CTAs run at the same time. CTAs divide the columns only if there are fewer rows than CTAs.
     """
     down = min(-(-rows // config.rows), resident_ctas)
     chunks = -(-columns // CHUNK_ELEMS)

@@ -178,7 +178,7 @@ def check_folders(source: Path, out: Path) -> None:
 
 
 def check_disk(out: Path, required_bytes: int) -> None:
-    """Raise WeightFileError unless the folder's disk has ``required_bytes`` free. The folder may not exist yet."""
+    """Raise WeightFileError unless the folder's disk has ``required_bytes`` free. The folder need not exist."""
     existing = out.absolute()
     while not existing.exists():
         existing = existing.parent

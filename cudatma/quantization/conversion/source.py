@@ -214,7 +214,7 @@ _ENCODER_MODELS = {
 
 
 def tower_layers(layers: Iterable[str], model_type: object) -> set[str]:
-    """Return the layers that encode images, video or audio, according to their names, or none if all layers do."""
+    """Return the layers that encode images, video or audio, judged by their names, unless all layers do."""
     names = set(layers)
     tower = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
     if model_type in _ENCODER_MODELS:
