@@ -260,7 +260,7 @@ def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTa
 
 
 def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:
-    """Return the table in which tuning entries replace the predicted choices where they apply."""
+    """Return the table in which tuning entries replace the predicted choices."""
     points = [point for point in entry_points(family, shape, gpu) if 1 <= point <= predicted.max_m]
     if not points:
         return predicted

@@ -331,7 +331,7 @@ class AttentionConfig(KernelConfig):
             serving = [name for name in DECODE_VERSIONS if (PRESETS[name].kv_bytes == 1) == problem.has_fp8_cache]
             raise ArgumentError("version", self.version, f"{' or '.join(serving)} for a cache of {dtype}")
         if (problem.page_size > 0) != self.is_paged:
-            raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged} for this cache")
+            raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged}, to match the cache")
         if self.is_paged and self.box_rows and problem.page_size % self.box_rows:
             allowed = f"0, or a divisor of the {problem.page_size} keys of a page"
             raise ArgumentError("box_rows", self.box_rows, allowed)

@@ -16,7 +16,7 @@ _INT64 = 1 << 63
 
 
 def described(array: object, field: str) -> ArrayInfo:
-    """Return the ArrayInfo of an array whose elements are plain bytes. Raises ArgumentTypeError for Python objects."""
+    """Return the ArrayInfo of an array. Raises ArgumentTypeError if its elements are Python objects."""
     info = describe(array, field)
     if info.dtype.hasobject:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype without Python objects")

@@ -157,7 +157,7 @@ def halo_tiles(
     src : array
         The source; see ``gather``.
     tile, halo : sequence of int
-        Numbers of elements per axis: of a tile, and of its border on each side. A tile with its border must be a valid
+        Number of elements per axis of a tile, and of its border on each side. A tile with its border must be a valid
         box of ``gather``. Along the last axis, both must be multiples of 16 bytes.
     out : array (tiles of axis 0, .., tile[0] + 2 halo[0], ..), optional
         The result, in C order, with ceil(n / tile) tiles per axis. Default: a new array.
