@@ -24,8 +24,8 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
     group_size, symmetric, clip_search : int, bool, bool
         Options of ``cudatma.quantize``.
     modules_to_not_convert : sequence of str, optional
-        Modules that stay float. An entry matches the whole name of a module, the end of the name or
-        a prefix, as in transformers. The head and tied weights always stay float.
+        Modules that stay float. An entry matches the whole name of a module, the end of the name or a prefix, as in
+        transformers. The head and tied weights always stay float.
     vision_tower : bool, default False
         Whether to also quantize the encoders of images, video and audio.
     dtype, act_order, layers, source, bits, layout_version : optional
