@@ -414,7 +414,11 @@ R4 = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linea
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     # configuration against tensors
     "zero points of another format": (gptq, section(checkpoint_format="gptq_v2"), "got only 7; allowed: only 8"),
-    "zero points of symmetric gptq": (write_gptq, section(sym=True), "qzeros: got .* allowed: only 7, because .* symmetric"),
+    "zero points of symmetric gptq": (
+        write_gptq,
+        section(sym=True),
+        "qzeros: got .* allowed: only 7, because .* symmetric",
+    ),
     "zero points of symmetric awq": (write_awq, section(zero_point=False), "qzeros: got .* because .* symmetric"),
     "zero points of symmetric groups": (
         compressed_zeros,
@@ -433,8 +437,16 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "AWQ, because this format stores rows in order; .*desc_act",
     ),
     "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "instead of 8; .*specifies 4 bits"),
-    "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, the format in"),
-    "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*specifies the original Marlin"),
+    "another format": (
+        gptq,
+        section(quant_method="awq", checkpoint_format=None),
+        "looks like GPTQ; allowed: AWQ, the format in",
+    ),
+    "marlin by name": (
+        gptq,
+        section(checkpoint_format="marlin"),
+        "got layers of GPTQ; .*specifies the original Marlin",
+    ),
     "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
     "two names of one key": (write_awq, section(w_bit=8), "bits: got bits 4, w_bit 8"),
     "two files": (gptq, beside("quantize_config.json", bits=8), "got 8 in quantize_config.json, 4 in config.json"),
