@@ -343,7 +343,7 @@ def test_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[0] == "M = 1, K = 4096, N = 4096, int4 weights, float16, groups of 128, symmetric"
     assert lines[1].startswith("on sm_90a (assumed; this machine has no usable GPU), 132 SMs")
     assert " 0 s" not in text
-    assert any(line.startswith("predicted  ") and "main loop" in line for line in lines)
+    assert any(line.startswith("predicted  ") and "mainloop" in line for line in lines)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1, "the choice is among the candidates"
     assert re.search(rf"  skinny  +\d  +{explained(LAYER, 1).config.entry}$", marked[0])

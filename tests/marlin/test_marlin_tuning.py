@@ -130,7 +130,7 @@ def test_an_entry_serves_layers_alike_with_their_own_operands(
     store_entry(file, GPU, MARLIN, entry(m, config))
     assert decided(m, **change) == ("tuned", replace(config, **change))
     said = decide(Problem(replace(LAYER, **change), m), H200).why
-    assert f"{file} has one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8.00 us" in said
+    assert f"{file} contains one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8.00 us" in said
     assert "has this problem, measured" in decide(Problem(LAYER, m), H200).why
 
 
@@ -386,7 +386,7 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
         assert source(64) == "rule"
     assert file.read_text() == text, "a look changes nothing"
     assert usable_entries(file, MARLIN, H200)[1][0].startswith("the whole file: ")
-    with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
+    with pytest.warns(TuneFileWarning, match="renamed to tuned.json.unread-1"):
         store_entry(file, GPU, MARLIN, entry(64))
     assert (file.parent / "tuned.json.unread-1").read_text() == text
     choice.forget()

@@ -397,9 +397,10 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
 
         Parameters
         ----------
-        Numbers of rows of x. The number of rows is the product of all dimensions of x except the last. An int n
-        prepares calls with 1 to n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is
-        faster.
+        m_values : int or iterable of int
+            Numbers of rows of x. The number of rows is the product of all dimensions of x except the last. An int n
+            prepares calls with 1 to n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is
+            faster.
 
         Raises
         ------

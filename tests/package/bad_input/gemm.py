@@ -63,7 +63,7 @@ GEMM = [
     Case("device arrays without", ArgumentError, "x.device", "'emulator' and 'reference'",
          lambda b: gemm(backend="reference")),
     # strides
-    Case("x in column order", ArgumentError, "x.strides", "2 in the last", lambda b: gemm(x=on_device(strides=(2, 8)))),
+    Case("x in column order", ArgumentError, "x.strides", "2 for the last", lambda b: gemm(x=on_device(strides=(2, 8)))),
     Case("every second column of x", ArgumentError, "x.strides", "(256, 4)",
          lambda b: gemm(x=on_device(strides=(256, 4)))),
     Case("x backwards", ArgumentError, "x.strides", "nonnegative strides", lambda b: gemm(x=on_device(strides=(-128, 2)))),
