@@ -111,11 +111,12 @@ class RaggedCopy:
 
     Parameters
     ----------
-    Pairs of arrays: CuPy arrays, torch tensors, or objects that support DLPack or ``__cuda_array_interface__``. On the
-    emulator, also NumPy arrays. The constructor waits for the streams that ``__cuda_array_interface__`` names. The
-    arrays of a pair must have the same shape. All arrays must have the same dtype of 1, 2, 4 or 8 bytes and be on the
-    same device. Rows must be contiguous, and their address, pitch and length must be multiples of 16 bytes. Arrays may
-    be empty. A destination must not share a byte with another array. The object keeps all arrays alive.
+    sources, destinations : sequence of array (rows, columns)
+        Pairs of arrays: CuPy arrays, torch tensors, or objects that support DLPack or ``__cuda_array_interface__``. On
+        the emulator, also NumPy arrays. The constructor waits for the streams that ``__cuda_array_interface__`` names.
+        The arrays of a pair must have the same shape. All arrays must have the same dtype of 1, 2, 4 or 8 bytes and be
+        on the same device. Rows must be contiguous, and their address, pitch and length must be multiples of 16 bytes.
+        Arrays may be empty. A destination must not share a byte with another array. The object keeps all arrays alive.
     config : RaggedCopyConfig, optional
         Configuration of the kernel. Its element size must be that of the arrays. Default: the usual box and ring.
     backend : str, optional
