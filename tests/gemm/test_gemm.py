@@ -87,7 +87,9 @@ def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.M
     a, b = np.zeros((40, 64), np.float16), np.zeros((64, 24), np.float16)
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "v6")
     for call in (gemm, gemm_explain):
-        with pytest.raises(ArgumentError, match=r"^version of \$CUDATMA_GEMM_VERSION: got v6; .* pass the version argument"):
+        with pytest.raises(
+            ArgumentError, match=r"^version of \$CUDATMA_GEMM_VERSION: got v6; .* pass the version argument"
+        ):
             call(a, b, backend="emulator")
         with pytest.raises(ArgumentError, match=r'^version: got v6; .* version="auto"'):
             call(a, b, backend="emulator", version="v6")

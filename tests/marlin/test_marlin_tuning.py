@@ -130,7 +130,9 @@ def test_an_entry_serves_layers_alike_with_their_own_operands(
     store_entry(file, GPU, MARLIN, entry(m, config))
     assert decided(m, **change) == ("tuned", replace(config, **change))
     said = decide(Problem(replace(LAYER, **change), m), H200).why
-    assert f"{file} contains one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8.00 us" in said
+    assert (
+        f"{file} contains one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8.00 us" in said
+    )
     assert "has this problem, measured" in decide(Problem(LAYER, m), H200).why
 
 
