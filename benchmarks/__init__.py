@@ -1,1 +1,1 @@
-"""Benchmarks. ``cudatma bench NAME`` runs a script of this folder. docs/lab/method.md describes the method."""
+"""Benchmarks. ``cudatma bench NAME`` runs a script in this folder. docs/lab/method.md describes the method."""

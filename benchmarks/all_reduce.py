@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
@@ -25,25 +25,25 @@ from cudatma.errors import counted
 
 K, N = 28672, 8192
 M_VALUES = (1, 16, 64, 256, 512, 1024, 4096)
-#: Number of layers that take turns (their weights exceed any L2), number of runs of all layers per graph, and number of
-#: graph replays.
+#: Number of layers that take turns (their weights exceed any L2), number of passes over all layers per graph, and
+#: number of graph replays.
 LAYERS, REPEATS, ROUNDS = 4, 4, 15
 EQUAL_RUNS = 200
 #: Maximum M for which torch's one-shot all-reduce is measured.
 _MAX_ONE_SHOT_M = 256
 _TIMEOUT_S = 400
-# Turn NVLink multicast off, and ignore the user's tuning file.
+# Disable NVLink multicast, and ignore the user's tuning file.
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
 
 Step = Callable[[int], object]
-#: Identifies each group by a negative number, because AllReduce itself uses positive numbers.
+#: Numbers of the groups, which are negative because AllReduce itself uses positive numbers.
 _numbers = itertools.count(-1, -1)
 
 
 class Loopback:
-    """AllReduce for two ranks on one GPU.
+    """An all-reduce of two ranks on one GPU.
 
-    Packets for the peer come back as the peer's packets, so times exclude the link.
+    Packets for the peer are received as the peer's packets, so the times exclude the link.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Loopback:
         inbox = Inbox(2, self.max_bytes)
         shift = (
             inbox.slot_packets * PACKET_BYTES
-        )  # from rank 0's packets to the address at which rank 1's packets are expected
+        )  # The distance from rank 0's packets to the address of rank 1's packets.
         self._memory = DeviceMemory(inbox.nbytes + shift, self.device)
         self._memory.clear(0, self._memory.nbytes)
         self._memory.write(initial_state())
@@ -78,7 +78,7 @@ class Loopback:
 
 
 def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
-    """Return, by name, functions that run the GEMM and the all-reduce of the i-th layer for x."""
+    """Return functions, by name, that run the GEMM and the all-reduce of the i-th layer for x."""
     if isinstance(reduce, Loopback):
         return {"gemm": lambda i: layers[i](x), "cudatma": lambda i: reduce(layers[i](x))}
     import torch
@@ -111,7 +111,7 @@ def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
 
 
 def timed(calls: dict[str, Step]) -> Cell:
-    """Return the microseconds per layer of each call on the slower rank. The calls take turns.
+    """Time the calls in turn, and return the microseconds per layer of each call on the slower rank.
 
     A failure on one rank becomes an error on all ranks.
     """
@@ -146,7 +146,7 @@ def timed(calls: dict[str, Step]) -> Cell:
         for name, graph in graphs.items():
             dist.barrier()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()  # synchronizes the ranks
+            graph.replay()  # This replay synchronizes the ranks.
             begin.record()
             graph.replay()
             end.record()
@@ -160,7 +160,7 @@ def timed(calls: dict[str, Step]) -> Cell:
 
 
 def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
-    """Return how many of the EQUAL_RUNS results of all ranks differ in any bit from rank 0's first result."""
+    """Return the number of results, of EQUAL_RUNS per rank, that differ in any bit from rank 0's first result."""
     import torch
     import torch.distributed as dist
 
@@ -173,7 +173,7 @@ def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
 
 
 def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> int:
-    """Run one rank. The only rank on one GPU uses a Loopback. Rank 0 prints one cell per line."""
+    """Run one rank. If there is only one rank, it uses a Loopback. Rank 0 prints one cell per line."""
     import torch
     import torch.distributed as dist
 
@@ -213,7 +213,7 @@ def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> in
 
 
 def cells(gpus: int, m_values: Sequence[int]) -> Iterator[Cell]:
-    """Start a rank for each GPU and yield rank 0's cells as they arrive. A failed rank yields a cell with an error."""
+    """Start a rank on each GPU and yield the cells of rank 0. A failed rank yields a cell with an error."""
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths}
     command = [sys.executable, str(Path(__file__).resolve()), "--gpus", str(gpus), "--m", ",".join(map(str, m_values))]
@@ -238,7 +238,10 @@ def cells(gpus: int, m_values: Sequence[int]) -> Iterator[Cell]:
         for rank, code in enumerate(codes):
             if code:
                 words = Path(folder, f"log{rank}").read_text().strip().splitlines()
-                yield {"m": 0, "error": f"rank {rank} ended with {code}: {words[-1] if words else 'no message'}"}
+                yield {
+                    "m": 0,
+                    "error": f"rank {rank} exited with status {code}: {words[-1] if words else 'no message'}",
+                }
         if None in codes and not any(codes):
             yield {"m": 0, "error": f"not finished after {_TIMEOUT_S} s"}
 
@@ -257,7 +260,7 @@ def all_reduce_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench all_reduce`` and return the exit status: 1 if a rank failed or ranks have different bits."""
+    """Run ``cudatma bench all_reduce`` and return the exit status (1 if a rank failed or results differ)."""
     parser = make_parser("all_reduce", __doc__)
     add = parser.add_argument
     add("--gpus", type=int, default=2, help="number of GPUs; 1 measures only the kernel, in a loopback (default: 2)")
@@ -272,8 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     if (count := torch.cuda.device_count()) < options.gpus:
-        remedy = "--gpus 1 measures only the kernel, without a peer"
-        parser.exit(2, f"{parser.prog} measures on {options.gpus} GPUs, but torch sees {count}; {remedy}\n")
+        remedy = "pass --gpus 1 to measure only the kernel, without a peer"
+        parser.exit(2, f"{parser.prog} requires {options.gpus} GPUs, got {count}; {remedy}\n")
     result = Result({"gpus": options.gpus, "k": K, "n": N, "rounds": ROUNDS}, all_reduce_table, options.json)
     for cell in cells(options.gpus, m_values):
         times = ", ".join(f"{name[:-3]} {shown(us)} us" for name, us in cell.items() if name.endswith("_us"))

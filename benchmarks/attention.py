@@ -1,4 +1,4 @@
-"""Time forward attention: the ladder's versions, `attention`'s choice, cuDNN, FlashAttention-2 and FlashAttention-3.
+"""Time forward attention with the ladder's versions, the choice of `attention`, cuDNN, FlashAttention-2 and -3.
 
 The kernels take turns. A batch has 16384 tokens, and all heads together have 2048 columns. With grouped heads, q has 32
 heads, and k and v have 8 heads. Operands are normally distributed. cuDNN and FA2 run through torch. FA3 runs if a
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
@@ -48,8 +48,8 @@ from cudatma.kernels.attention.config import VERSIONS
 
 LADDER = VERSIONS.names
 CUDNN, FA2, FA3, FA4, FLASHINFER = RIVALS = ("cuDNN", "FA2", "FA3", "FA4", "FlashInfer")
-#: Number of queries and keys per sequence. A batch has TOKENS tokens, or consists of one sequence. All heads together
-#: have HIDDEN columns.
+#: Number of queries and keys per sequence. A batch contains TOKENS tokens or a single sequence. All heads together have
+#: HIDDEN columns.
 LENGTHS, TOKENS, HIDDEN = (512, 1024, 2048, 4096, 8192, 16384, 32768), 16384, 2048
 LONGEST = 1 << 17
 HEAD_DIMS = (64, 128, 256)
@@ -57,7 +57,7 @@ HEAD_DIMS = (64, 128, 256)
 GROUPED = (32, 8, 128)
 #: Range of lengths in the summary of all calls.
 SUMMED = (512, 16384)
-#: Duration and maximum number of launches of a graph. A contender is not timed if its launch takes _MAX_US or longer.
+#: Duration and maximum number of launches of a graph. A contender is not timed if its launch takes at least _MAX_US.
 _GRAPH_US, _MAX_LAUNCHES, _MAX_US = 3000.0, 200, 250e3
 #: Seconds for which the GPU is idle before a turn.
 REST_S = 0.006
@@ -93,7 +93,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Number of floating-point operations in both matrix products. A causal call has half as many."""
+        """Number of floating-point operations in both matrix products, or half of this number for a causal call."""
         whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
         return whole / 2 if self.is_causal else whole
 
@@ -106,7 +106,7 @@ class Shape:
 def shapes(
     lengths: Sequence[int], head_dims: Sequence[int], masks: Sequence[bool], dtypes: Sequence[str], is_grouped: bool
 ) -> list[Shape]:
-    """Return calls with TOKENS tokens. With ``is_grouped``, include GROUPED heads if their dimension is measured."""
+    """Return calls with TOKENS tokens. If ``is_grouped``, include GROUPED heads if their dimension is measured."""
     kinds = [(HIDDEN // dim, HIDDEN // dim, dim) for dim in head_dims]
     kinds += [GROUPED] if is_grouped and GROUPED[2] in head_dims else []
     return [
@@ -146,9 +146,9 @@ def _random(shape: Shape, heads: int) -> Any:
 
 
 def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> Entrant:
-    """Return an entrant. The time of the first launch determines the number of launches in the entrant's graph.
+    """Return an entrant whose number of launches per graph follows from the time of its first launch.
 
-    Raise RuntimeError if the launch fails or takes too long.
+    Raises RuntimeError if the launch fails or takes too long.
     """
     timing = quick(stream, Contender(name, run, 1, 1), 1, 1)
     us = timing.us(name)
@@ -161,9 +161,9 @@ def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> E
 
 
 def errors(operands: Operands, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the root mean square and the maximum of each result's error, relative to the exact root mean square.
+    """Return the RMS and maximum error of each result, relative to the RMS of the exact result.
 
-    Errors are differences from float64. They are NaN if the result contains a NaN. The comparison covers evenly spaced
+    Results are compared with float64. Errors are NaN if the result contains a NaN. The comparison covers evenly spaced
     rows of a few heads, including the first and the last row.
     """
     import torch
@@ -224,7 +224,7 @@ def measure(stream: Any, shape: Shape, field: Mapping[str, Rival], versions: Seq
 
 
 def configs_of(shape: Shape, versions: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
-    """Return the configuration of each version. Versions without a kernel for the call go into ``refused``."""
+    """Return the configuration of each version. Versions without a kernel for the call are added to ``refused``."""
     import torch
 
     sizes = shape.batch, shape.length, shape.head_dim
@@ -264,7 +264,7 @@ def heads_of(cell: Cell) -> str:
 
 
 def kind_of(cell: Cell) -> str:
-    """Describe a cell without its length."""
+    """Return a description of a cell without its length."""
     return f"{cell['dtype']}, {heads_of(cell)} heads of {cell['head_dim']}, {cell['mask']}"
 
 
@@ -281,7 +281,7 @@ def attention_table(cells: Sequence[Cell]) -> Table:
 
 
 def rates_line(cell: Cell, beginning: str) -> str:
-    """Describe a cell: TFLOP/s, our error, and why contenders were not measured."""
+    """Return a line with a cell's TFLOP/s, our error, and the reasons for missing contenders."""
     rates = ", ".join(f"{name} {shown(tflops(cell, name), 0)}" for name in cell.get("us", {}))
     line = f"{beginning}: {rates} TFLOP/s" if rates else f"{beginning}: nothing measured"
     if (over := times_as_fast(with_best(cell, RIVALS), BEST)) is not None:
@@ -315,7 +315,7 @@ def attention_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench attention`` and return the exit status: 1 if our kernel failed or a result was wrong."""
+    """Run ``cudatma bench attention`` and return the exit status (1 if our kernel failed or a result was wrong)."""
     parser = _parser()
     options = parser.parse_args(argv)
     require_gpu(parser)
@@ -346,9 +346,9 @@ def calls_of(options: argparse.Namespace) -> list[Shape]:
 
 
 def parse_length(text: str) -> int:
-    """Return a length, or raise argparse's ArgumentTypeError."""
+    """Parse a length, or raise argparse's ArgumentTypeError."""
     if not text.isdigit() or not 1 <= int(text) <= LONGEST:
-        raise argparse.ArgumentTypeError(f"{text}: 1 to {LONGEST}")
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {LONGEST}, got {text}")
     return int(text)
 
 
@@ -360,7 +360,7 @@ def add_rivals(parser: argparse.ArgumentParser) -> None:
         "--fa3",
         type=Path,
         metavar="FILE.so",
-        help="path of FlashAttention-3's library (default: searched for in the packages)",
+        help="path of FlashAttention-3's library (default: the library in the installed packages)",
     )
     add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
 

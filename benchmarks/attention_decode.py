@@ -1,8 +1,8 @@
-"""Time attention of one new query per sequence with a cache that is cold in L2, and compare with other libraries.
+"""Compare attention of one new query per sequence, with a cache cold in L2, with other libraries.
 
 attention_decode reads a contiguous cache, pages of 16 keys, and pages of 16 keys in e4m3. cuDNN and FlashAttention-2
-run through torch. FlashAttention-3 runs if a package provides its library. FlashAttention-4 and FlashInfer run on
-request. FlashAttention-4 does not split the keys on Hopper. FlashInfer reads pages, also in e4m3. Launches rotate over
+run through torch. FlashAttention-3 runs if a package provides its library. FlashAttention-4 and FlashInfer are
+optional. FlashAttention-4 does not split the keys on Hopper. FlashInfer reads pages, also in e4m3. Launches rotate over
 copies of the cache that together exceed L2.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import math
@@ -59,7 +59,7 @@ _SEQUENCES = 4
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """``batch`` sequences of ``length`` keys and one query each, with GROUPED heads."""
+    """A call with ``batch`` sequences of ``length`` keys and one query each, with GROUPED heads."""
 
     batch: int
     length: int
@@ -75,7 +75,7 @@ class Decoding:
 
 
 class Caches:
-    """The queries, copies of the cache, and the same memory as pages in random order."""
+    """The queries, copies of the cache, and views of the same memory as pages in random order."""
 
     def __init__(self, call: Decoding) -> None:
         import torch
@@ -95,9 +95,9 @@ class Caches:
         self.is_paged = call.length % PAGE == 0
 
     def pages(self, copy: int) -> tuple[Any, Any]:
-        """Return keys and values (pages, PAGE, kv_heads, dim). Raise ValueError if PAGE does not divide the length."""
+        """Return keys and values (pages, PAGE, kv_heads, dim). Raises ValueError if PAGE does not divide the length."""
         if not self.is_paged:
-            raise ValueError(f"PAGE = {PAGE} does not divide {self.call.length} keys")
+            raise ValueError(f"the number of keys must be a multiple of {PAGE}, got {self.call.length}")
         k, v = self.contiguous[copy]
         return k.reshape(-1, PAGE, *k.shape[2:]), v.reshape(-1, PAGE, *v.shape[2:])
 
@@ -108,14 +108,14 @@ class Caches:
         return torch.full_like(self.q, math.nan)
 
     def copies_of(self, name: str) -> list[tuple[Any, Any]]:
-        """Return the copies that a contender reads. There are more copies in e4m3, because each has half the bytes."""
+        """Return the copies that a contender reads. e4m3 has more copies, because each copy has half the bytes."""
         if name in IN_E4M3:
             return self._rounded
         return self.contiguous if name == OURS else [self.pages(copy) for copy in range(self.copies)]
 
     @cached_property
     def _rounded(self) -> list[tuple[Any, Any]]:
-        """Return pages in e4m3. The last copy equals the last copy of all contenders."""
+        """Return pages in e4m3, of which the last copy equals the last copy of all contenders."""
         copies = copies_for(self.call.bytes // 2)
         pages = [self.pages((copy - copies) % self.copies) for copy in range(copies)]
         return [(in_e4m3(k), in_e4m3(v)) for k, v in pages]
@@ -216,7 +216,7 @@ OPTIONAL: dict[str, tuple[str, str, Rival]] = {
 
 
 def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return errors as attention.errors() does, for a few sequences and the last copy of the cache."""
+    """Return the errors for a few sequences and the last copy of the cache; see attention.errors()."""
     import torch
 
     relative_errors, (k, v) = {}, caches.contiguous[-1]
@@ -299,13 +299,25 @@ def calls_of(batches: Iterable[int], lengths: Sequence[int]) -> list[Decoding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench attention_decode`` and return the exit status: 1 if it failed or a result was wrong."""
+    """Run ``cudatma bench attention_decode`` and return the exit status (1 if it failed or a result was wrong)."""
     parser = make_parser("attention_decode", __doc__)
     add = parser.add_argument
     add_rivals(parser)
     batches, lengths = (", ".join(map(str, each)) for each in (BATCHES, LENGTHS))
-    add("--batch", type=parse_length, action="append", metavar="N", help=f"sequences, repeatable (default: {batches})")
-    add("--length", type=parse_length, action="append", metavar="N", help=f"keys, repeatable (default: {lengths})")
+    add(
+        "--batch",
+        type=parse_length,
+        action="append",
+        metavar="N",
+        help=f"number of sequences, repeatable (default: {batches})",
+    )
+    add(
+        "--length",
+        type=parse_length,
+        action="append",
+        metavar="N",
+        help=f"number of keys, repeatable (default: {lengths})",
+    )
     options = parser.parse_args(argv)
     require_gpu(parser)
     require_torch(parser)

@@ -1,4 +1,4 @@
-"""Functions for runs in which contenders take turns: find libraries, time calls, check results and compare times."""
+"""Functions to find competing libraries, time calls in turn, check results and compare times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Call = TypeVar("Call")
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One candidate of a library.
+    """A candidate of a library.
 
     ``detail`` is the candidate's algorithm, and ``out`` is the array that holds the result.
     """
@@ -39,8 +39,8 @@ class Entrant:
     detail: str = ""
 
 
-#: Function that returns a library's entrants for a stream and operands. If there are none, it raises an error with the
-#: reason.
+#: Function that returns a library's entrants for a stream and operands, or raises an error with the reason if the
+#: library has no entrants.
 Rival = Callable[[Any, Any], list[Entrant]]
 
 
@@ -52,7 +52,7 @@ def field_of(
 ) -> tuple[dict[str, Rival], dict[str, str]]:
     """Return the libraries by name, and the version of each optional library or the reason why it is absent.
 
-    ``optional`` maps each value of --rivals to name, package and library. An absent library remains in the field, so
+    ``optional`` maps each value of --rivals to name, package and library. An absent library remains in the result, so
     that every cell shows the reason.
     """
     field, versions = dict(always), {}
@@ -77,15 +77,15 @@ def _version(package: str) -> str:
 def precompile(configs: Callable[[], Iterable[Any]]) -> str:
     """Compile the kernels of these configs on all cores, and return a report.
 
-    If this fails, each call compiles its own kernel.
+    If this compilation fails, each call compiles its own kernel.
     """
     began, refused = time.monotonic(), list[Any]()
     try:
         orders = {(config.template, config): None for config in configs()}
         compile_all(orders, detect(), usable_cores(), lambda config, why: refused.append(config) if why else None)
     except Exception as error:
-        return f"nothing compiled beforehand: {failure(error)}"
-    line = f"{counted(len(orders), 'kernel')} compiled or found in {duration(time.monotonic() - began)}"
+        return f"no kernels precompiled: {failure(error)}"
+    line = f"{counted(len(orders), 'kernel')} compiled or found in the cache in {duration(time.monotonic() - began)}"
     return f"{line}, {len(refused)} rejected by the compiler" if refused else line
 
 
@@ -105,7 +105,7 @@ def find_entrants(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tup
 
 
 def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0) -> Method:
-    """Return a timing method: turns with an idle GPU before each turn, or runs of ``seconds`` at the power limit."""
+    """Return a method that times turns after idle periods or, if ``seconds`` is not 0, runs at the power limit."""
     if seconds:
         return lambda contenders: sustained(stream, contenders, seconds * len(contenders))
     return partial(cold, stream, replays=replays, rest_s=rest_s)
@@ -139,7 +139,7 @@ def add_times(
 
 
 def chosen_results(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
-    """Return each library's result from the entrant that counts. The entrants of a library share one array."""
+    """Return the result of each library's chosen entrant. The entrants of a library share one array."""
     outs = {}
     for entrant in entrants:
         if entrant.rival in cell["us"] and entrant.detail == cell["chosen"].get(entrant.rival, ""):
@@ -151,7 +151,7 @@ def chosen_results(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
 
 
 def add_errors(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float) -> None:
-    """Add the errors of results to the cell: root mean square and maximum, relative to the exact root mean square.
+    """Add each result's RMS and maximum error, relative to the RMS of the exact result, to the cell.
 
     The times of incorrect results are discarded.
     """
@@ -161,7 +161,7 @@ def add_errors(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: f
             cell["rms_error"][name], cell["largest_error"][name] = rms, largest
         else:
             del cell["us"][name]
-            wrong = f"{name}: wrong, {rms:.2e} off"
+            wrong = f"{name}: wrong result, relative RMS error {rms:.2e}"
             cell["error"] = f"{cell['error']}; {wrong}" if cell.get("error") else wrong
 
 
@@ -174,8 +174,8 @@ def measure_calls(
 ) -> None:
     """Add a cell for each call.
 
-    ``facts`` returns the cell of a call that could not be measured. ``line`` describes a cell, given the beginning of
-    the line.
+    ``facts`` returns the cell of a call that could not be measured. ``line`` returns a line for a cell, given the
+    beginning of the line.
     """
     import torch
 
@@ -184,7 +184,7 @@ def measure_calls(
             cell = measure(call)
         except Exception as error:
             cell = {**facts(call), "us": {}, "error": failure(error)}
-        with contextlib.suppress(Exception):  # after a trap, even freeing memory fails
+        with contextlib.suppress(Exception):  # After a trap, even freeing memory fails.
             torch.cuda.empty_cache()
         result.add(cell, line(cell, f"[{number}/{len(calls)}] {call}"))
 
@@ -205,7 +205,7 @@ def present(cells: Sequence[Cell], names: Iterable[str]) -> list[str]:
 
 
 def with_best(cell: Cell, rivals: Sequence[str]) -> Cell:
-    """Return the cell with its fastest library as an additional contender BEST."""
+    """Return the cell with its fastest library as the additional contender BEST."""
     us = {name: cell["us"][name] for name in rivals if name in cell.get("us", {})}
     if not us:
         return cell
@@ -220,9 +220,9 @@ def with_best(cell: Cell, rivals: Sequence[str]) -> Cell:
 def summary_line(
     group: str, cells: Sequence[Cell], rival: str, place: Callable[[Cell], str], ours: str = AUTO
 ) -> list[str]:
-    """Return a line with our speedup over a library in these cells and the ratio of errors, or no line.
+    """Return a line with our speedup over a library in these cells and the ratio of errors, or an empty list.
 
-    ``place`` names a cell.
+    ``place`` returns the name of a cell.
     """
     measured_cells = [(times, cell) for cell in cells if (times := times_as_fast(cell, rival, ours)) is not None]
     if not measured_cells:
@@ -234,10 +234,10 @@ def summary_line(
         line += f" ({missing} more not measured)"
     pairs = [(cell.get("rms_error", {}).get(ours), cell.get("rms_error", {}).get(rival)) for _, cell in measured_cells]
     if errors := [part for pair in pairs if (part := ratio(*pair)) is not None]:
-        line += f"; errors at most {max(errors):.2f} times as large"
+        line += f"; errors at most {max(errors):.2f} times those of {rival}"
     return [line]
 
 
 def refusals(cell: Cell) -> str:
-    """Return the end of a cell's line, which lists the contenders that were not measured, with the reasons."""
+    """Return the end of a cell's line, with the contenders that were not measured and the reasons."""
     return "".join(f"; no {name}: {why}" for name, why in cell.get("refused", {}).items())

@@ -1,7 +1,8 @@
-"""Compare the bandwidth and host cost of copy, transpose, reduce_into and broadcast with CuPy, on at least 256 MB.
+"""Compare the bandwidth and host time of copy, transpose, reduce_into and broadcast with CuPy.
 
-cudatma and CuPy are timed in two ways: as a graph of launches and as single calls from the host. The better time
-counts, because the driver may handle a copy on a stream and a copy node in a graph differently.
+Each operation moves at least 256 MB. cudatma and CuPy are timed in two ways: as a graph of launches and as single calls
+from the host. The better time counts, because the driver may handle a copy on a stream and a copy node in a graph
+differently.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import statistics
@@ -25,7 +26,8 @@ OURS, CUPY = "cudatma", "cupy"
 #: Number of launches per graph. Each launch moves hundreds of megabytes, so L2 keeps no data from the previous launch.
 LAUNCHES = 10
 SIDE = 16384
-#: Number of calls whose host time is measured. The launch queue has room for more calls, so no call waits for the GPU.
+#: Number of calls whose host time is measured. The launch queue has room for more calls, so calls do not wait for the
+#: GPU.
 HOST_CALLS = 300
 
 
@@ -52,12 +54,12 @@ class Case:
 
 
 def _random(shape: tuple[int, ...], dtype: str) -> Any:
-    """Return random data that is created on the GPU."""
+    """Return random data created on the GPU."""
     import cupy
 
     words = cupy.arange(int(_size(shape, dtype)) // 4, dtype=cupy.uint32)
     words *= cupy.uint32(2654435761)
-    words >>= cupy.uint32(1)  # avoid NaN, because NaN does not equal itself
+    words >>= cupy.uint32(1)  # Avoid NaNs, which do not equal themselves.
     words &= cupy.uint32(0x3BFF3BFF)
     return words.view(dtype).reshape(shape)
 
@@ -177,12 +179,12 @@ def measure(stream: Any, case: Case, replays: int) -> Cell:
     if in_graph.errors:
         cell["error"] = "; ".join(f"{name}: {text}" for name, text in in_graph.errors.items())
     elif not right:
-        cell["error"] = "the result is wrong"
+        cell["error"] = "wrong result"
     return cell
 
 
 def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[str, float | None]:
-    """Return the median microseconds of LAUNCHES launches between two events, each enqueued by a call from the host.
+    """Return the median microseconds of LAUNCHES calls from the host, measured between two events.
 
     Contenders take turns. Each turn begins with a different contender, and each contender first makes LAUNCHES untimed
     calls.
@@ -215,7 +217,7 @@ def better(ways: Mapping[str, Mapping[str, float | None]]) -> Cell:
 
 
 def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
-    """Return the median microseconds of a repeated call on the host, with the GPU idle before and after all calls."""
+    """Return the median host time of a repeated call in microseconds. The GPU is idle before and after all calls."""
     return quantiles_us(time_calls(lambda _: call(), drain, HOST_CALLS))["median_us"]
 
 
@@ -242,7 +244,7 @@ def data_movement_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench data_movement`` and return the exit status: 1 if a case failed or a result was wrong."""
+    """Run ``cudatma bench data_movement`` and return the exit status (1 if a case failed or a result was wrong)."""
     parser = make_parser("data_movement", __doc__)
     add = parser.add_argument
     add("--replays", type=int, default=11, help="number of timed turns (default: 11)")

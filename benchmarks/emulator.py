@@ -1,4 +1,4 @@
-"""Measure the emulator's CPU time for GEMMs, TMA operations, simple kernels and loading PTX.
+"""Measure the emulator's CPU time for GEMMs, TMA operations, simple kernels and for loading PTX.
 
 The emulator uses one core, runs one schedule and checks for hazards.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cudatma.kernels.marlin.candidates import dump_configs
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     # NumPy's matrix products would use more than one core.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) copy(const float4* from, float
 }
 """
 _MMA_GEMM = """
-//# 64 x 64 tiles, four warps of 32 x 32, two stages of cp.async, ldmatrix; rows padded to 72 elements.
+//# Tiles of 64 x 64, four warps of 32 x 32, two stages of cp.async, ldmatrix, and rows padded to 72 elements.
 //% include "primitives/cp_async.cuh.j2"
 //% include "primitives/ldmatrix.cuh.j2"
 //% include "primitives/mma.cuh.j2"
@@ -150,13 +150,13 @@ tma(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to
 """
 
 
-#: The timed call, and a function that returns the largest error of the result.
+#: The timed call, and a function that returns the maximum error of the result.
 Prepared = tuple[Callable[[], object], Callable[[], float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case. ``tolerance`` is the largest allowed error. ``operations`` is the number of operations per call."""
+    """A benchmark. ``tolerance`` is the maximum allowed error, and ``operations`` the number of operations per call."""
 
     name: str
     prepare: Callable[[], Prepared]
@@ -184,7 +184,7 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: type) -> Any:
 
 
 def _marlin() -> Prepared:
-    """Prepare M = 16, N = 256, K = 512 and group size 128. As for a user, every call parses PTX."""
+    """Prepare M = 16, N = 256, K = 512 and group size 128. Each call parses the PTX, as a user's call does."""
     w = quantize(_normal(0, (512, 256), np.float32) * 0.05)
     x, out = _normal(1, (16, 512), np.float16), np.zeros((16, 256), np.float16)
     expected = x.astype(np.float64) @ w.dequantize()
@@ -192,7 +192,7 @@ def _marlin() -> Prepared:
 
 
 def _wgmma() -> Prepared:
-    """Prepare the probe from tests/, which uses TMA with the 128-byte swizzle, one producer warp and m64n128k16."""
+    """Prepare the probe from tests/ with TMA, the 128-byte swizzle, one producer warp and m64n128k16."""
     sys.path.insert(0, str(ROOT / "tests" / "shared"))
     config = import_module("probe_configs").WgmmaGemm()
     module = load(load_kernel("probes/wgmma_gemm.cu.j2", config, get_target(TARGET)).ptx)
@@ -231,7 +231,7 @@ def _copy() -> Prepared:
 
 
 def _tma(mode: str, loads: int, stores: int) -> Prepared:
-    """Prepare one thread that moves the same 16 KB box repeatedly."""
+    """Prepare a kernel in which one thread moves the same 16 KB box repeatedly."""
     inner = {"none": 128, "32B": 16, "64B": 32, "128B": 64}[mode]
     rows = min(256, _BOX_BYTES // 2 // inner)
     source = np.arange(rows * inner, dtype=np.uint32).astype(np.uint16).reshape(rows, inner)
@@ -245,7 +245,7 @@ def _tma(mode: str, loads: int, stores: int) -> Prepared:
 
 @lru_cache(maxsize=1)
 def _large_ptx() -> str:
-    """Return copies of the Marlin kernel under different names, with two million characters in total."""
+    """Return two million characters of PTX: copies of the Marlin kernel under different names."""
     config = dump_configs("mma_sync", get_target(TARGET))[0]
     head, entry = load_kernel("kernels/marlin_mma_sync.cu.j2", config, get_target(TARGET)).ptx.split(".visible", 1)
     kernel = ".visible" + entry.split(".section")[0]
@@ -258,7 +258,7 @@ def _load() -> Prepared:
 
 
 def all_cases() -> list[Case]:
-    """Return every case."""
+    """Return all cases."""
     copies = [
         Case(f"TMA {what} of 16 KB, swizzle {mode}", partial(_tma, mode, *counts), 0.0, COPIES)
         for mode in SWIZZLES
@@ -286,7 +286,7 @@ def measure(case: Case, repeats: int) -> Cell:
     worst = error()
     cell: Cell = {"case": case.name, "first_ms": times[0], "ms": statistics.median(times[1:])}
     if not worst <= case.tolerance:
-        cell["error"] = f"the error of the result is {worst:.3g}, but at most {case.tolerance:.3g} is allowed"
+        cell["error"] = f"the error of the result must be at most {case.tolerance:.3g}, got {worst:.3g}"
     return cell
 
 
@@ -306,7 +306,7 @@ def processor() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench emulator`` and return the exit status: 1 if a result is wrong."""
+    """Run ``cudatma bench emulator`` and return the exit status (1 if a result is wrong)."""
     parser = make_parser("emulator", __doc__)
     parser.add_argument(
         "--repeats", type=int, default=REPEATS, help=f"number of calls after the first call (default {REPEATS})"
@@ -321,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         try:
             cell = measure(case, repeats)
-        except Exception as error:  # a failed case does not end the run
+        except Exception as error:  # A failed case does not end the run.
             cell = {"case": case.name, "error": failure(error)}
         result.add(cell, f"{case.name:<44} {shown(cell.get('first_ms'))} {shown(cell.get('ms'))}")
     return result.finish("The emulator on one core")

@@ -1,11 +1,11 @@
-"""Time the first call in a new process with a cold and with a warm cache. Without a GPU, this stops at the cubin."""
+"""Time the first call in a new process with a cold and a warm cache. Without a GPU, only the compilation is timed."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
@@ -36,9 +36,9 @@ _LABELS = {
 
 
 def child(m: int, target_name: str | None) -> dict[str, Any]:
-    """Return the milliseconds of each step and of the compiler, without imports and the weight. Run in a fresh process.
+    """Return the milliseconds of each step and of the compiler in a new process, after imports.
 
-    With a target, nothing uses a GPU.
+    If a target is given, no GPU is used.
     """
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
@@ -50,12 +50,12 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     if target_name is None:
         call, device = _prepared(m)
     target = detect() if target_name is None else get_target(target_name)
-    import cuda.bindings.nvrtc  # noqa: F401  imported before timing
+    import cuda.bindings.nvrtc  # noqa: F401  (imported before timing)
 
     times: dict[str, Any] = {}
     begin = time.perf_counter()
     gpu = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
-    # The weight of _prepared() has scales of similar size, so its kernel uses them as they are stored.
+    # The weight of _prepared() has scales of similar size, so the kernel uses the form "as_stored".
     config = decide(Problem(layer, m), gpu).config.in_form("as_stored")
     kernel = load_kernel(config.template, config, target)
     times["load"] = _ms_since(begin)
@@ -73,7 +73,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
 
 def _prepared(m: int) -> tuple[Any, int]:
-    """Create a context and arrays. Return a call of marlin_gemm that waits for the result, and the device."""
+    """Create a context and arrays, and return a call of marlin_gemm that waits for the result, and the device."""
     import cupy
 
     from benchmarks.operands import random_packed
@@ -96,7 +96,7 @@ def _ms_since(begin: float) -> float:
 
 
 def run_child(m: int, target_name: str | None, cache: Path) -> dict[str, Any]:
-    """Run child() in its own process with this artifact cache. Raise RuntimeError with the last line of its errors."""
+    """Run child() in a new process with this artifact cache. Raises RuntimeError with the last line of stderr."""
     command = [sys.executable, str(Path(__file__).resolve()), "--child", str(m)]
     command += ["--target", target_name] if target_name else []
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
@@ -104,13 +104,13 @@ def run_child(m: int, target_name: str | None, cache: Path) -> dict[str, Any]:
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     if process.returncode:
         words = process.stderr.strip().splitlines()
-        raise RuntimeError(f"child ended with {process.returncode}: {words[-1] if words else 'no message'}")
+        raise RuntimeError(f"child exited with status {process.returncode}: {words[-1] if words else 'no message'}")
     times: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return times
 
 
 def measure(m: int, target_name: str | None, warm_runs: int) -> Cell:
-    """Run one process with an empty cache, and take the medians of ``warm_runs`` processes with the filled cache."""
+    """Measure one process with an empty cache, and the medians of ``warm_runs`` processes with the filled cache."""
     cell: Cell = {"m": m, "k": K, "n": N}
     try:
         with tempfile.TemporaryDirectory(prefix="cudatma-first-call-") as folder:
@@ -139,7 +139,7 @@ def first_call_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench first_call`` and return the exit status: 1 if a process failed."""
+    """Run ``cudatma bench first_call`` and return the exit status (1 if a process failed)."""
     parser = make_parser("first_call", __doc__)
     add = parser.add_argument
     add(

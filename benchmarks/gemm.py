@@ -1,10 +1,10 @@
-"""Time the dense GEMM: the ladder's versions, `gemm`'s choice and cuBLAS.
+"""Time the dense GEMM with the ladder's versions, the choice of `gemm` and cuBLAS.
 
-The kernels take turns in one run. Operands are normally distributed and have the same bits for all kernels. They are in
-L2 to the extent that the previous launch left them there; with --cold, they are read from memory. The GPU is idle
-before each turn. With --seconds, the GPU is not idle, so its power limit determines the times. cuBLAS runs through
-torch.mm and as the fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with float64. --fp8
-measures scaled fp8 products instead.
+The kernels take turns in one run. Operands are normally distributed and have the same bits for all kernels. Operands
+are in L2 to the extent that the previous launch left them there, or in memory with --cold. The GPU is idle before each
+turn. With --seconds, the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and as
+the fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with float64. --fp8 measures scaled
+fp8 products instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
@@ -66,7 +66,7 @@ WARM, COLD = "operands warm in L2", "operands cold in L2"
 #: Values of M = N = K unless --size specifies other sizes, up to LARGEST. The sizes of a single product may be up to
 #: LONGEST.
 SIZES, LARGEST, LONGEST = (256, 512, 1024, 2048, 4096, 8192), 16384, 131072
-#: The summary omits smaller squares, because they take no longer than the launch itself.
+#: Minimum size of squares in the summary, because smaller squares take no longer than the launch itself.
 SQUARES_FROM = 512
 #: Layers of decoders with M rows of activations, for prefill and for decode.
 _LAYERS = (
@@ -79,11 +79,11 @@ _LAYERS = (
 _GUESS_FLOPS, _GUESS_BYTES, _LAUNCH_US = 600e6, 3e6, 2.0
 #: Duration and maximum number of launches of a graph.
 _GRAPH_US, _MAX_LAUNCHES = 3000.0, 400
-#: Seconds for which the GPU is idle before a turn. The third number applies if a launch is shorter than the second
-#: number.
+#: Seconds for which the GPU is idle before a turn. The third value applies to launches that are shorter than the second
+#: value (in microseconds).
 _REST_S, _SHORT_US, _SHORT_REST_S = 0.006, 10.0, 0.002
-#: Number of evenly spaced rows of a result to compare with float64, and number of elements of B to convert to float64
-#: at a time.
+#: Number of evenly spaced rows of a result that are compared with float64, and number of elements of B that are
+#: converted to float64 at a time.
 _ROWS, _ELEMENTS = 4096, 1 << 27
 #: Minimum duration of a contender's long run, in seconds.
 _MIN_SECONDS = MIN_ROUNDS * BLOCK_S
@@ -162,7 +162,7 @@ def transformer(layouts: Sequence[str], dtype: str) -> list[Product]:
 
 
 class Operands:
-    """Operands of one product: torch tensors with ``copies`` copies of the same normally distributed numbers."""
+    """Operands of one product, as torch tensors with ``copies`` copies of the same normally distributed numbers."""
 
     def __init__(self, product: Product, is_cold: bool) -> None:
         self.product, self.copies = product, product.copies(is_cold)
@@ -194,9 +194,9 @@ def _random(rows: int, columns: int, letter: str, dtype: str) -> Any:
 
 
 def errors(a: Any, b: Any, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the root mean square and the maximum of each result's error, relative to the exact root mean square.
+    """Return the RMS and maximum error of each result, relative to the RMS of the exact result.
 
-    Errors are differences from float64. They are NaN if the result contains a NaN. At most _ROWS evenly spaced rows are
+    Results are compared with float64. Errors are NaN if the result contains a NaN. At most _ROWS evenly spaced rows are
     compared.
     """
     import torch
@@ -224,7 +224,7 @@ def errors(a: Any, b: Any, outs: Mapping[str, Any]) -> dict[str, tuple[float, fl
 def measure(
     stream: Any, product: Product, field: Mapping[str, Rival], names: Sequence[str], method: Method, is_cold: bool
 ) -> Cell:
-    """Measure one product with the competing libraries in the field and with our versions."""
+    """Measure one product with the libraries in ``field`` and with our versions."""
     operands = Operands(product, is_cold)
     entrants, refused = find_entrants(stream, operands, field)
     configs = _configs(*operands.pair(0), names, refused)
@@ -237,7 +237,7 @@ def measure(
 
 
 def _configs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
-    """Return the configuration of each contender. Versions without a kernel for the product go into ``refused``."""
+    """Return the configuration of each contender, and add versions without a kernel to ``refused``."""
     configs = {}
     for name in names:
         try:
@@ -312,7 +312,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def rates_line(cell: Cell, beginning: str) -> str:
-    """Describe a cell: the TFLOP/s, the algorithms of competing libraries, and why contenders were not measured."""
+    """Return a line with a cell's TFLOP/s, the libraries' algorithms, and the reasons for missing contenders."""
     rates = ", ".join(f"{name} {shown(tflops(cell, name), 0)}" for name in cell.get("us", {}))
     line = f"{beginning}: {rates} TFLOP/s" if rates else f"{beginning}: nothing measured"
     if (over := times_as_fast(cell, CUBLASLT)) is not None:
@@ -341,18 +341,18 @@ def gemm_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench gemm`` and return the exit status: 1 if gemm or torch.mm failed or a result was wrong."""
+    """Run ``cudatma bench gemm`` and return the exit status (1 if gemm or torch.mm failed or a result was wrong)."""
     parser = _parser()
     options = parser.parse_args(argv)
     shaped = options.size or options.product or options.layout or options.dtype or options.transformer
     if options.fp8 and (shaped or options.version):
         parser.error(
-            "--fp8 has its own shapes and contenders and excludes --size, --product, --layout, --dtype, --transformer "
-            "and --version"
+            "--fp8 excludes --size, --product, --layout, --dtype, --transformer and --version, because it has its own "
+            "shapes and contenders"
         )
     if 0 < options.seconds < _MIN_SECONDS:
         parser.error(
-            f"argument --seconds: {options.seconds}; allowed: at least {_MIN_SECONDS}, the time of {MIN_ROUNDS} blocks"
+            f"--seconds must be at least {_MIN_SECONDS}, the time of {MIN_ROUNDS} blocks, got {options.seconds}"
         )
     require_gpu(parser)
     require_torch(parser)
@@ -403,7 +403,7 @@ def _products(options: argparse.Namespace) -> list[Product]:
 
 def _size(text: str, largest: int = LARGEST) -> int:
     if not text.isdigit() or not 1 <= int(text) <= largest:
-        raise argparse.ArgumentTypeError(f"{text}: 1 to {largest}")
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {largest}, got {text}")
     return int(text)
 
 
@@ -411,9 +411,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("gemm", __doc__, EXAMPLES)
     add = parser.add_argument
     sizes = ", ".join(map(str, SIZES))
-    long_run = (
-        f"measure in a long run at the power limit instead of turns, S seconds per contender, in blocks of {BLOCK_S} s"
-    )
+    long_run = f"measure S seconds per contender at the power limit, in blocks of {BLOCK_S} s, instead of turns"
     add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
     add("--size", type=_size, action="append", metavar="N", help=f"N cubed, repeatable (default: {sizes})")
     length = partial(_size, largest=LONGEST)
@@ -428,7 +426,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     add("--seconds", type=seconds, default=0.0, metavar="S", help=long_run)
-    add("--cold", action="store_true", help="rotate over copies of the operands that together exceed L2")
+    add("--cold", action="store_true", help="rotate over copies of the operands whose total size exceeds L2")
     add("--rivals", choices=("deepgemm", "quack"), nargs="+", default=[], help="additional libraries to compare")
     add("--fp8", action="store_true", help="measure scaled fp8 products instead, and compare with torch and DeepGEMM")
     return parser

@@ -1,7 +1,7 @@
 """Time scaled fp8 products of `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with tensor and with block scales.
 
 A (M, K) is row-major, and B (K, N) is column-major. Both are float8_e4m3fn, and the result is bf16. Blocks are 1 x 128
-in A and 128 x 128 in B, as in DeepSeek-V3. All contenders with the same kind of scales get the same bits. Before the
+in A and 128 x 128 in B, as in DeepSeek-V3. All contenders with the same kind of scales read the same bits. Before the
 measurement, scales are converted to the layout that each contender needs.
 """
 
@@ -41,7 +41,7 @@ TENSOR, BLOCK = "tensor", "1x128, 128x128"
 SCALINGS = (TENSOR, BLOCK)
 FAST, EXACT, TORCH_BLOCK, DEEPGEMM = "scaled_mm fast", "scaled_mm", "scaled_mm blocks", "DeepGEMM"
 RIVALS = (EXACT, FAST, TORCH_BLOCK, DEEPGEMM)
-#: Allowed error relative to the product's root mean square. Tensor cores add fp8 products inexactly.
+#: Allowed error relative to the product's root mean square. Tensor cores add fp8 products with reduced precision.
 ALLOWED = 2e-2
 _BLOCK, _LARGEST = 128, 448.0
 #: Ratio of the rates of fp8 and fp16, for estimating times.
@@ -73,7 +73,7 @@ def quantized(matrix: Any, rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def widened(values: Any, scales: Any) -> Any:
-    """Return values times scales in float32. The shape of the scales implies the blocks."""
+    """Return values times scales in float32. The shape of the scales determines the block size."""
     rows, columns = (values.shape[axis] // scales.shape[axis] for axis in (0, 1))
     return values.float() * scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
 
@@ -105,14 +105,14 @@ class Fp8Operands:
 
     @property
     def a_scale_columns(self) -> Any:
-        """a_scale in column-major order, which all contenders read fastest."""
+        """The scales of a in column-major order, which all contenders read fastest."""
         return self.a_scale.T.contiguous().T
 
     def pair(self, index: int) -> tuple[Any, Any]:
         return self.a[index % self.copies], self.b[index % self.copies]
 
     def entrant(self, name: str, call: Callable[[Any, Any, Any], object]) -> Entrant:
-        """Return an entrant that is called with a, b and its own result, which is initially filled with NaN."""
+        """Return an entrant that is called with a, b and its own result array, initially filled with NaN."""
         import torch
 
         shape = self.product.m, self.product.n
@@ -137,7 +137,7 @@ def ours(operands: Fp8Operands) -> Entrant:
 
 
 def scaled_mm(operands: Fp8Operands, *, fast: bool) -> list[Entrant]:
-    """Return torch._scaled_mm with one scale per tensor. ``fast`` accumulates in the tensor cores' precision."""
+    """Return torch._scaled_mm with one scale per tensor. ``fast`` selects the tensor cores' precision."""
     import torch
 
     a_scale, b_scale = operands.a_scale.reshape(()), operands.b_scale.reshape(())
@@ -183,7 +183,7 @@ def deepgemm(operands: Fp8Operands) -> list[Entrant]:
 
 
 def field_of(scaling: str, versions: Mapping[str, str]) -> dict[str, Rival]:
-    """Return the competing libraries for this scaling. ``versions`` holds the optional competing libraries."""
+    """Return the competing libraries for this scaling. ``versions`` contains the optional libraries."""
     if scaling == TENSOR:
         return {
             EXACT: lambda _, operands: scaled_mm(operands, fast=False),

@@ -3,9 +3,9 @@
 The launches in a graph rotate over buffers that together exceed L2 (60 MB on an H200), so that a buffer is no longer in
 L2 when it is read again. The GPU is idle for a few milliseconds before each turn. Otherwise, its power limit would
 determine the times. Each turn begins with an untimed replay, because the TLBs still hold the addresses of the previous
-contender. Long runs have no idle time and measure at the power limit. In a long run, the power that the previous
-contender has used changes a kernel's time by up to 12 %. The order is therefore shuffled for each turn, and every
-second turn reverses the order of the previous turn.
+contender. Long runs have no idle time and measure at the power limit. In a long run, the power used by the previous
+contender changes a kernel's time by up to 12 %. The order is therefore shuffled for each turn, and every second turn
+reverses the order of the previous turn.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cudatma.target import detect
 
 #: Minimum total size of a graph's buffers, several times the size of any L2.
 ROTATION_BYTES = 350_000_000
-#: Approximate number of bytes that a graph reads. It is so large that the few microseconds between two graphs are
-#: negligible.
+#: Approximate number of bytes that a graph reads. The number is so large that the few microseconds between two graphs
+#: are negligible.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
 #: Minimum number of copies of a buffer. Either each copy exceeds L2 or there are many copies, so reading the copies
@@ -90,21 +90,21 @@ Method = Callable[[Sequence[Contender]], Measured]
 
 
 def require_gpu(parser: argparse.ArgumentParser) -> None:
-    """End the script with status 2 and the reason unless CuPy and a supported GPU are present."""
+    """Exit with status 2 and the reason unless CuPy and a supported GPU are present."""
     try:
         import cupy  # noqa: F401
 
         detect()
     except (CudaTmaError, ImportError) as error:
-        # The remedy of a DriverError is about computing, not about measuring.
+        # The remedy of a DriverError does not apply to measurements.
         why = f"{error.call}: {error.detail}" if isinstance(error, DriverError) else str(error)
-        parser.exit(2, f"{parser.prog} measures on a GPU: {why}\n")
+        parser.exit(2, f"{parser.prog} requires a GPU: {why}\n")
 
 
 def require_torch(parser: argparse.ArgumentParser) -> None:
-    """End the script with status 2 and the reason unless torch can use the GPU.
+    """Exit with status 2 and the reason unless torch can use the GPU.
 
-    Call this before measuring_stream(), which also makes its stream current for torch.
+    Call this function before measuring_stream(), which also makes its stream current for torch.
     """
     try:
         import torch
@@ -112,19 +112,19 @@ def require_torch(parser: argparse.ArgumentParser) -> None:
         torch.cuda.init()
         torch.set_grad_enabled(False)
     except Exception as error:
-        parser.exit(2, f"{parser.prog} compares with torch: {failure(error)}\n")
+        parser.exit(2, f"{parser.prog} requires torch: {failure(error)}\n")
 
 
 def copies_for(bytes_per_launch: int) -> int:
-    """Return the number of buffers of this size that together exceed ROTATION_BYTES, at least MIN_COPIES."""
+    """Return the number of buffers of this size, at least MIN_COPIES, whose total size exceeds ROTATION_BYTES."""
     return max(MIN_COPIES, ROTATION_BYTES // bytes_per_launch + 1)
 
 
 def launches_for(bytes_per_launch: int, copies: int, expected_us: float = 0.0) -> int:
     """Return the number of launches per graph, a multiple of ``copies``.
 
-    The number is at least MIN_LAUNCHES, and at most about MAX_LAUNCHES as long as the graph reads less than
-    GRAPH_BYTES. If the graph would take more than GRAPH_S, the number is smaller, but at least ``copies``.
+    The number is at least MIN_LAUNCHES, and at most about MAX_LAUNCHES while the graph reads less than GRAPH_BYTES. If
+    the graph would take longer than GRAPH_S, the number is smaller, but at least ``copies``.
     """
     count = min(MAX_LAUNCHES, max(MIN_LAUNCHES, GRAPH_BYTES // bytes_per_launch))
     launches = max(-(-MIN_LAUNCHES // copies), count // copies) * copies
@@ -139,7 +139,7 @@ def summary(samples_us: Sequence[float]) -> Timing:
 
 @contextlib.contextmanager
 def measuring_stream() -> Iterator[Any]:
-    """Create a non-blocking CuPy stream that is current for CuPy and, if it is imported, for torch."""
+    """Create a non-blocking stream that is current for CuPy and, if torch is imported, for torch."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -162,7 +162,7 @@ def capture(stream: Any, contender: Contender) -> Any:
         for index in range(contender.launches):
             contender.run(index)
     except BaseException:
-        # End the capture, because otherwise every later call would fail.
+        # End the capture, because otherwise all later calls would fail.
         with contextlib.suppress(Exception):
             stream.end_capture()
         raise
@@ -185,8 +185,8 @@ def _capture_all(stream: Any, contenders: Sequence[Contender], into: Measured) -
 def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, rest_s: float = REST_S) -> Measured:
     """Time contenders with cold weights.
 
-    Their graphs take ``replays`` turns in a changing order. The GPU is idle for ``rest_s`` seconds before each turn. If
-    a contender cannot run, the result contains an error and nothing is raised.
+    The graphs of the contenders take ``replays`` turns in a changing order. The GPU is idle for ``rest_s`` seconds
+    before each turn. If a contender cannot run, the error is recorded in the result and not raised.
     """
     measured = Measured()
     graphs = _capture_all(stream, contenders, measured)
@@ -202,7 +202,7 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
 
 
 def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
-    """Time one contender roughly, with ``launches`` launches in its graph, in order to choose among many contenders."""
+    """Time one contender roughly, with ``launches`` launches in its graph, for a choice among many contenders."""
     return cold(stream, [replace(contender, copies=1, launches=launches)], replays, 0.0)
 
 
@@ -224,7 +224,7 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
         rounds = []
         for _ in range(max(MIN_ROUNDS, round(seconds / round_s)) if round_s else 0):
             rounds.append(_turn(stream, graphs, repeats, next(orders)))
-            stream.synchronize()  # a period is much longer than the time that the host needs to begin the next one
+            stream.synchronize()  # A period is much longer than the host takes to begin the next.
         for name, (_, launches) in graphs.items():
             samples = [_us(each[name]) / (launches * repeats[name]) for each in rounds[len(rounds) // 2 :]]
             measured.timings[name] = summary(samples)

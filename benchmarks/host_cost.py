@@ -1,11 +1,11 @@
-"""Measure the host time of repeated calls to marlin_gemm with changing x and out, torch.mm and torch operators."""
+"""Measure the host time of repeated calls to marlin_gemm (with changing x and out), torch.mm and torch operators."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import gc
@@ -21,7 +21,7 @@ from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 K = N = 4096
 PAIRS = 64
 CALLS, ROUNDS = 2000, 5
-#: Number of calls between two waits for the GPU. It is so small that the launch queue never fills up.
+#: Number of calls between two waits for the GPU. The number is so small that the launch queue does not fill up.
 DRAIN_EVERY = 500
 _WARM_UP = 200
 _CASES = (
@@ -42,7 +42,7 @@ def time_calls(
 ) -> list[int]:
     """Return the nanoseconds of each ``call(i)``.
 
-    After every DRAIN_EVERY calls, ``drain()`` waits for the GPU, which is not timed.
+    After every DRAIN_EVERY calls, ``drain()`` waits for the GPU. This time is not included.
     """
     samples = [0] * calls
     for index in range(calls):
@@ -63,7 +63,7 @@ def quantiles_us(samples_ns: Sequence[int]) -> dict[str, float]:
 
 
 class Operands:
-    """A packed weight, PAIRS pairs of x and out, and a bias: CuPy arrays and torch tensors that share memory."""
+    """A packed weight, PAIRS pairs of x and out, and a bias, as CuPy arrays and torch tensors that share memory."""
 
     def __init__(self, m: int) -> None:
         import cupy
@@ -75,7 +75,7 @@ class Operands:
         self.xs, self.outs, self.bias = [xs[i] for i in range(PAIRS)], [outs[i] for i in range(PAIRS)], bias
 
     def case(self, name: str) -> Call:
-        """Return the call that a case times. Raise ImportError for a torch case without torch."""
+        """Return the timed call of a case. Raises ImportError for a torch case if torch is missing."""
         import cupy
 
         from cudatma import marlin_gemm
@@ -155,7 +155,7 @@ def measure(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Run in torch's inference mode and without the garbage collector, which would stop calls for milliseconds."""
+    """Enable torch's inference mode and disable the garbage collector, which would pause calls for milliseconds."""
     torch = sys.modules.get("torch")
     gc.collect()
     gc.disable()
@@ -174,11 +174,11 @@ def host_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench host_cost`` and return the exit status: 1 if a case could not be measured."""
+    """Run ``cudatma bench host_cost`` and return the exit status (1 if a case could not be measured)."""
     parser = make_parser("host_cost", __doc__)
     add = parser.add_argument
     add("--calls", type=int, default=CALLS, help=f"number of timed calls in each of {ROUNDS} rounds (default: {CALLS})")
-    add("--m", type=int, default=1, help="rows of x (default: 1)")
+    add("--m", type=int, default=1, help="number of rows of x (default: 1)")
     options = parser.parse_args(argv)
     require_gpu(parser)
     import cupy
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cases |= {name: lambda both=both: both for name, both in operators("cuda").items()}  # type: ignore[misc]
     except ImportError as error:
-        result.say(f"no operators, because torch is missing: {failure(error)}")
+        result.say(f"torch operators are not measured: {failure(error)}")
     for name, make in cases.items():
         for cell in measure(name, make, drain, options.calls):
             result.add(cell, f"{cell['case']}: {shown(cell.get('median_us'))} us")

@@ -1,4 +1,4 @@
-"""Operands of a layer on the GPU, and marlin_gemm on these operands as a contender."""
+"""Operands of a layer on the GPU, and the contender that runs marlin_gemm on these operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BYTES_PER_US, _FLOP_PER_US, _LAUNCH_US = 4.0e6, 6.0e8, 4.0
 
 
 class CellKey(NamedTuple):
-    """A cell of the benchmark: (K, N) of a layer, and M."""
+    """Key of a benchmark cell: K and N of a layer, and M."""
 
     k: int
     n: int
@@ -26,14 +26,14 @@ class CellKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Operands of a layer: several copies of the packed and the dense weight, and activations for the largest M.
+    """Several copies of a layer's packed and dense weight, and activations for the largest M.
 
     Attributes
     ----------
     packed : list of PackedWeight
         Packed weights.
     dense : list of torch.Tensor, shape (K * N,)
-        Approximately normally distributed weights. The list is empty if cuBLAS does not take part.
+        Approximately normally distributed weights. The list is empty if cuBLAS is not measured.
     x : cupy.ndarray, shape (M, K)
         Activations.
     out : cupy.ndarray, shape (M, N)
@@ -53,7 +53,7 @@ class Layer:
         return 2 * self.k * self.n
 
     def expected_us(self, m: int, weight_bytes: int | None = None) -> float:
-        """Estimate the time of a launch: the maximum of the times for its weight (by default int4) and arithmetic."""
+        """Return the estimated time of a launch, bound by the weight's bytes (by default int4) or the arithmetic."""
         nbytes = packed_bytes(self.k, self.n) if weight_bytes is None else weight_bytes
         return max(nbytes / _BYTES_PER_US, 2 * m * self.n * self.k / _FLOP_PER_US) + _LAUNCH_US
 
@@ -64,7 +64,7 @@ class Layer:
 
 
 def make_layer(k: int, n: int, dtype: str, max_m: int, *, with_dense: bool = True) -> Layer:
-    """Create random operands on the current device. ``dtype`` is float16 or bfloat16, for activations and scales."""
+    """Create random operands on the current device. ``dtype`` is float16 or bfloat16."""
     import cupy
 
     x = filled(cupy, (max_m, k), random_numbers(cupy, (1 << 22) - 8, dtype, 4))
@@ -78,11 +78,10 @@ def make_layer(k: int, n: int, dtype: str, max_m: int, *, with_dense: bool = Tru
 
 
 def ours(layer: Layer, m: int, name: str = "ours", *, programmatic: bool = False) -> Contender:
-    """Return marlin_gemm on CuPy arrays, rotating over the packed weights.
+    """Return a contender that runs marlin_gemm on CuPy arrays and rotates over the packed weights.
 
-    With ``programmatic``, each launch is a programmatic dependent of the previous launch. All launches write the same
-    result, and no launch reads it. The chain therefore resembles the GEMMs of a model without the work between the
-    GEMMs.
+    With ``programmatic``, the launches use programmatic dependent launch. All launches write the same result, which no
+    launch reads. The chain therefore resembles the GEMMs of a model without the other kernels between them.
     """
     import cudatma
 

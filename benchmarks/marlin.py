@@ -1,6 +1,6 @@
-"""Compare the Marlin GEMM with cuBLAS, other int4 kernels and the read floor, with weights cold in L2.
+"""Compare the Marlin GEMM with cuBLAS, other int4 kernels and the read floor F, with weights cold in L2.
 
-Weights are symmetric, with groups of 128.
+Weights are symmetric with groups of 128.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
@@ -40,9 +40,9 @@ FLOOR, FLOOR_CHAINED = "floor", "floor chained"
 SUSTAINED_FROM = 256
 #: Largest M at which chains of programmatic launches are also measured.
 PROGRAMMATIC_UP_TO = 16
-#: Number of cuBLAS variants in the turns of a cell.
+#: Number of cuBLAS variants that take turns in a cell.
 FINALISTS = 3
-#: Maps the competing libraries that come from packages to the names of their distributions.
+#: Name of the distribution of each competing library that is a Python package.
 _PACKAGES = {"humming": "humming-kernels", "quack": "quack-kernels"}
 #: Settings and facts about the machine that must be equal if one file contains cells of two runs.
 _SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric", "block_seconds"), ("card", "driver")
@@ -58,7 +58,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """The read-floor kernel (F) for one layer in ordinary and in chained launches, or the reason if one is absent."""
+    """The read-floor kernel F for one layer, in ordinary and in chained launches, or the reason why F is absent."""
 
     plain: Contender | None = None
     chained: Contender | None = None
@@ -66,7 +66,7 @@ class Floors:
 
 
 class Bench:
-    """Measures the cells of one layer after another on the current device. ``floor_bench`` measures F, or is None."""
+    """Measure the cells of one layer at a time on the current device. ``floor_bench`` measures F unless it is None."""
 
     def __init__(
         self, stream: Any, result: Result, options: argparse.Namespace, floor_bench: FloorBench | None
@@ -76,9 +76,9 @@ class Bench:
         self.field, self.floors = Field(), Floors()
 
     def open(self, shape: Shape, m_values: Sequence[int]) -> None:
-        """Create the operands, F and the competing libraries of a layer.
+        """Create the operands, F and the competing libraries for a layer.
 
-        Raise an error with the reason if the operands cannot be created.
+        Raises an error with the reason if the operands cannot be created.
         """
         k, n = shape
         self.floors = self._floors(k, n, min(m_values)) if min(m_values) < SUSTAINED_FROM else Floors()
@@ -104,10 +104,10 @@ class Bench:
         return Floors(contenders.get(FLOOR), contenders.get(FLOOR_CHAINED), errors)
 
     def cell(self, key: CellKey) -> Cell:
-        """Measure one cell. If our kernel cannot be measured, return a cell with the error."""
+        """Measure one cell. If our kernel cannot be measured, the cell contains the error."""
         try:
             if self.layer is None:
-                raise RuntimeError("no layer is open")
+                raise RuntimeError("open() must be called before cell()")
             return (self._cold if key.m < SUSTAINED_FROM else self._sustained)(self.layer, key)
         except Exception as error:
             return failed_cell(key, self.options.dtype, failure(error))
@@ -132,13 +132,13 @@ class Bench:
             both = sustained(self.stream, [ours(layer, key.m, name=OURS), *ways], self.options.seconds)
             pairs[name] = both, [way.name for way in ways]
         if pairs:
-            together = next(iter(pairs.values()))[0]  # cuBLAS comes first
+            together = next(iter(pairs.values()))[0]  # cuBLAS is the first library.
         else:
             together = sustained(self.stream, [ours(layer, key.m, name=OURS)], self.options.seconds)
         return make_cell(key, self.options.dtype, together, pairs, errors)
 
     def is_alive(self) -> bool:
-        """Return whether the GPU still works. After a trap, every call in this process fails."""
+        """Return whether the GPU can still be used. After a trap, every call in this process fails."""
         try:
             self.stream.synchronize()
         except Exception:
@@ -149,7 +149,7 @@ class Bench:
         """Free the layer's memory, because the operands of the next layer have different sizes."""
         self.layer, self.field, self.floors = None, Field(), Floors()
         gc.collect()
-        with contextlib.suppress(Exception):  # after a trap, even freeing memory fails
+        with contextlib.suppress(Exception):  # After a trap, even freeing memory fails.
             import cupy
 
             self.stream.synchronize()
@@ -168,12 +168,12 @@ def make_cell(
 ) -> Cell:
     """Return the cell for the file.
 
-    ``x_...`` is the competing library's time divided by ours, in the same turns or blocks.
+    ``x_LIBRARY`` is the library's time divided by ours, in the same turns or blocks.
 
     ``together`` contains the measurements of our kernel, F and, below SUSTAINED_FROM, all competing libraries.
-    ``pairs`` maps each competing library to its measurement together with ours and to the names of its contenders.
-    ``errors`` is keyed by competing library or contender. The cell's ``error`` says why our kernel has no time; its
-    ``errors`` say what else could not run.
+    ``pairs`` maps each competing library to a measurement that includes ours, and to the names of its contenders.
+    ``errors`` is keyed by competing library or contender. The cell's ``error`` is the reason why our kernel has no
+    time. Its ``errors`` are the reasons why other contenders could not run.
     """
     k, n, m = key
     chained = chained or Measured()
@@ -237,9 +237,9 @@ def line_of(cell: Cell) -> str:
 
 
 def summary_table(cells: Sequence[Cell]) -> Table:
-    """Return a table with a row per layer and a column per M. A field contains microseconds and, in brackets, speedups.
+    """Return a table with a row per layer and a column per M. An entry contains microseconds and speedups in brackets.
 
-    The speedup over cuBLAS comes first, then the speedups over the other competing libraries. There is one F per layer.
+    The speedup over cuBLAS precedes the speedups over the other libraries. Each layer has one F.
     """
     shapes = list(dict.fromkeys((c["k"], c["n"]) for c in cells))
     m_values = sorted({c["m"] for c in cells})
@@ -273,7 +273,7 @@ def summary_table(cells: Sequence[Cell]) -> Table:
 def run(
     bench: Any, keys: Sequence[CellKey], result: Result, budget_s: float | None, clock: Any = time.monotonic
 ) -> None:
-    """Measure cells layer by layer and add each to ``result`` until the budget in seconds (None: unlimited) is used up.
+    """Measure cells layer by layer, and add each cell to ``result``. End after ``budget_s`` seconds unless it is None.
 
     The run ends early if a trap prevents this process from using the GPU.
     """
@@ -288,20 +288,22 @@ def run(
             problem = failure(error)
         for key in layer_keys:
             if budget_s is not None and clock() - began >= budget_s:
-                result.say(f"{duration(clock() - began)} have passed: --resume continues with {key}")
+                result.say(f"{duration(clock() - began)} have passed; pass --resume to continue with {key}")
                 return
             cell = failed_cell(key, bench.options.dtype, problem) if problem else bench.cell(key)
             result.add(cell, line_of(cell))
             if (cell.get("error") or cell.get("errors")) and not bench.is_alive():
-                result.say(f"{key}: this process can no longer use the GPU; continue with --resume and fewer --rivals")
+                result.say(
+                    f"{key}: this process can no longer use the GPU; pass --resume and fewer --rivals to continue"
+                )
                 return
         bench.close()
 
 
 def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[Cell]:
-    """Return the measured cells of the file that this run continues, or an empty list if there is no file.
+    """Return the measured cells of the file that this run continues, or an empty list if the file does not exist.
 
-    Raise ArgumentError if the file is not a result, or if its settings or its GPU differ.
+    Raises ArgumentError if the file is not a result, or if its settings or its GPU differ.
     """
     if not path.is_file():
         return []
@@ -309,7 +311,7 @@ def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]
         stored = json.loads(path.read_text())
         before, where, cells = dict(stored["settings"]), dict(stored["machine"]), list(stored["cells"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ArgumentError("--resume", str(path), "a result of this benchmark", "name another file") from error
+        raise ArgumentError("--resume", str(path), "a result of this benchmark", "pass another file") from error
     pairs = [(name, before.get(name), settings[name]) for name in _SAME_SETTINGS]
     pairs += [(name, where.get(name), machine[name]) for name in _SAME_MACHINE]
     for name, old, new in pairs:
@@ -331,7 +333,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _version(rival: str, vllm: Path | None) -> str:
-    """Return a competing library's version unless it belongs to torch."""
+    """Return the version of a competing library, or "" if the library belongs to torch."""
     if rival in VLLM:
         return version_of(vllm)
     try:
@@ -341,7 +343,7 @@ def _version(rival: str, vllm: Path | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench marlin`` and return the exit status: 1 if a cell could not be measured."""
+    """Run ``cudatma bench marlin`` and return the exit status (1 if a cell could not be measured)."""
     parser = _parser()
     options = _parsed(parser, argv)
     settings = settings_of(options)
@@ -360,8 +362,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         import torch
 
         torch.cuda.init()
-    except Exception as error:  # our kernel and F do not need torch
-        result.say(f"no rivals, because torch is missing: {failure(error)}")
+    except Exception as error:  # Our kernel and F do not need torch.
+        result.say(f"competing libraries are not measured: {failure(error)}")
         options.rivals = ()
     budget_s = None if options.budget_minutes is None else 60 * options.budget_minutes
     with measuring_stream() as stream:
@@ -369,7 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             floor_bench = FloorBench(max((packed_bytes(key.k, key.n) for key in keys), default=1 << 20))
         except Exception as error:
-            result.say(f"no F: {failure(error)}")
+            result.say(f"F is not measured: {failure(error)}")
         run(Bench(stream, result, options, floor_bench), keys, result, budget_s)
     result.write()
     if options.plot and any(cell.get("us") for cell in result.cells):
@@ -380,7 +382,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.resume and options.json is None:
-        parser.error("--resume continues a file, which --json must name")
+        parser.error("--resume requires --json with the file to continue")
     if options.rivals is None:
         absent = set(BF16_ONLY) if options.dtype == "float16" else set()
         absent |= set() if options.vllm else set(VLLM)
@@ -389,14 +391,14 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 
 
 def parse_rivals(text: str) -> tuple[str, ...]:
-    """Return the competing libraries of a text such as ``"cublas,humming"`` or ``"none"``, in the order of RIVALS.
+    """Parse a list of libraries such as ``"cublas,humming"`` or ``"none"``, and return them in the order of RIVALS.
 
-    Raise argparse's ArgumentTypeError for an unknown name.
+    Raises argparse's ArgumentTypeError for an unknown name.
     """
     names = [] if text == "none" else text.split(",")
     for name in names:
         if name not in RIVALS:
-            raise argparse.ArgumentTypeError(f"{name!r}: {', '.join(RIVALS)}, or none")
+            raise argparse.ArgumentTypeError(f"must be {', '.join(RIVALS)} or none, got {name!r}")
     return tuple(name for name in RIVALS if name in names)
 
 
@@ -411,15 +413,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--shapes", type=parse_shapes, default=FIVE, metavar="S", help=help_shapes)
     add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: 1 to 8192)")
     add("--rivals", type=parse_rivals, metavar="R,..", help=help_rivals)
-    add("--vllm", type=Path, metavar="FOLDER", help="folder with the libraries of vLLM's wheel, see rivals/vllm.py")
+    add("--vllm", type=Path, metavar="FOLDER", help="folder with the libraries of vLLM's wheel (see rivals/vllm.py)")
     add("--replays", type=int, default=11, help="number of timed replays for M < 256 (default: 11)")
     add(
         "--seconds",
         type=seconds,
         default=3.0,
-        help="duration of the run of a pair for M >= 256, in seconds (default: 3)",
+        help="seconds per pair of contenders for M >= 256 (default: 3)",
     )
-    add("--budget-minutes", type=float, metavar="MIN", help="do not begin a cell after this time")
+    add("--budget-minutes", type=float, metavar="MIN", help="do not begin a cell after this number of minutes")
     return parser
 
 

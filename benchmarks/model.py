@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
@@ -29,7 +29,7 @@ _MARKED = re.compile(r"(<!-- table: model -->\n).*?(<!-- end table -->)", re.DOT
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured cell, and the cost of the configuration that the cost model chooses."""
+    """A measured cell, and the cost of the configuration that the cost model chooses."""
 
     layer: LinearShape
     m: int
@@ -43,7 +43,7 @@ class Row:
 
 
 def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
-    """Return every measured cell of the results."""
+    """Return all measured cells of the results."""
     found = []
     for path in results:
         for cell in json.loads(path.read_text())["cells"]:
@@ -75,7 +75,7 @@ def table(found: Sequence[Row]) -> str:
 
 
 def errors_by_m(found: Sequence[Row]) -> str:
-    """Return a Markdown table with a column per M: the median error, the largest error, and the layer of the latter."""
+    """Return a Markdown table with, for each M, the median error, the largest error and the layer of the latter."""
     columns = [["M", "---", "median error", "largest error", "at"]]
     for m in sorted({row.m for row in found}):
         of_m = [row for row in found if row.m == m]
@@ -87,15 +87,15 @@ def errors_by_m(found: Sequence[Row]) -> str:
 
 
 def filled(page: str, found: Sequence[Row]) -> str:
-    """Return the page with a new table. Raise ArgumentError if the page lacks the marks for the table."""
+    """Return the page with a new table. Raises ArgumentError if the page does not contain the table's markers."""
     if not _MARKED.search(page):
-        raise ArgumentError("page", "no <!-- table: model -->", "a page with the two marks for the table")
+        raise ArgumentError("page", "no <!-- table: model -->", "a page with the two markers of the table")
     text = f"{summary(found)}\n\n{errors_by_m(found)}\n"
     return _MARKED.sub(lambda match: f"{match[1]}{text}{match[2]}", page)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench model``: print the comparison, or with ``--write`` write the errors into the page."""
+    """Run ``cudatma bench model``, which prints the comparison or, with ``--write``, writes the errors to the page."""
     parser = argparse.ArgumentParser(prog="cudatma bench model", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args(argv)

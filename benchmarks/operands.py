@@ -1,7 +1,7 @@
-"""Random operands for benchmarks: bytes and approximately normal numbers from a hash, and packed and dense weights.
+"""Random operands for benchmarks: words and approximately normal numbers from a hash, and packed and dense weights.
 
-The functions take the array library, so that tests can use NumPy. Contents repeat every few megabytes. Caches do not
-profit from this, because they work with addresses.
+The functions take the array library as an argument, so that tests can use NumPy. Contents repeat every few megabytes.
+Caches do not benefit from the repetition, because they are indexed by addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FOUR_BYTES_SIGMA, _FOUR_BYTES_MEAN = 147.8, 510.0
 def random_words(xp: Any, count: int, seed: int) -> Any:
     """Return a uint32 array (count,) of ``xp`` that contains a hash of seed and index.
 
-    It is the same on every machine.
+    The array is the same on every machine.
     """
     words = xp.arange(count, dtype=xp.uint32) * xp.uint32(0x9E3779B1) + xp.uint32(seed * 0x85EBCA6B & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
@@ -33,7 +33,7 @@ def random_words(xp: Any, count: int, seed: int) -> Any:
 
 
 def random_numbers(xp: Any, count: int, dtype: str, seed: int, scale: float = 1.0) -> Any:
-    """Return finite fp16 or bf16 numbers (count,) of ``xp``, approximately normal with standard deviation ``scale``."""
+    """Return an fp16 or bf16 array (count,) of approximately normal numbers with standard deviation ``scale``."""
     four = random_words(xp, count, seed).view(xp.uint8).reshape(count, 4).astype(xp.float32).sum(axis=1)
     return _narrow(xp, (four - xp.float32(_FOUR_BYTES_MEAN)) * xp.float32(scale / _FOUR_BYTES_SIGMA), dtype)
 
@@ -81,7 +81,7 @@ def random_packed(xp: Any, k: int, n: int, dtype: str, copies: int) -> list[Pack
 
 
 def packed_bytes(k: int, n: int) -> int:
-    """Return the size in bytes of a packed weight (int4 values and 16-bit scales). F and TB/s refer to this size."""
+    """Return the size in bytes of a packed weight (int4 values and 16-bit scales), the basis of F and TB/s."""
     return k * n // 2 + -(-k // GROUP_SIZE) * n * 2
 
 

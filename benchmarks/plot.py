@@ -1,11 +1,11 @@
-"""Draw results of the Marlin benchmark as an SVG with the speed relative to cuBLAS and the times of one layer."""
+"""Draw an SVG of Marlin benchmark results, with the speed relative to cuBLAS and the times of one layer."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
@@ -23,7 +23,7 @@ from benchmarks.shapes import FIVE, LARGE
 from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, Svg, text_width, tint
 from tools.model_layers import Shape
 
-#: Layers for the second panel, which shows the first of these that was measured, or else the first layer of the result.
+#: Layers for the second panel, which shows the first measured one of these, or otherwise the first layer of the result.
 SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*LARGE, *FIVE)))
 WIDTH, PANEL_HEIGHT = 800, 260
 LEFT, _RIGHT, PANEL_GAP = 66, 24, 96
@@ -80,7 +80,7 @@ class Panel:
 
 
 def points_of(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> tuple[Point, ...]:
-    """Return (M, value) of the cells that have a value, with the geometric mean for cells with the same M."""
+    """Return (M, value) for each M at which cells have a value, using the geometric mean of these values."""
     return tuple((m, geometric_mean(values)) for m, values in _by_m(cells, value).items())
 
 
@@ -103,7 +103,7 @@ def _layers(cells: Iterable[Cell]) -> set[Shape]:
 
 
 def rival_us(cell: Cell, rival: str) -> float | None:
-    """Return a competing library's microseconds, or None if it was not measured."""
+    """Return a competing library's microseconds, or None if the library was not measured."""
     us = cell.get("rivals", {}).get(rival, {}).get("us")
     return None if us is None else float(us)
 
@@ -115,7 +115,7 @@ def rival_over_cublas(cell: Cell, rival: str) -> float | None:
 
 
 def rivals_of(result: Mapping[str, Any]) -> list[str]:
-    """Return the competing libraries besides cuBLAS that have times in a result."""
+    """Return the competing libraries, except cuBLAS, with times in a result."""
     return sorted({name for cell in measured(result) for name in cell.get("rivals", {})} - {"cublas"})
 
 
@@ -133,7 +133,7 @@ def _count(layers: int, which: str = "") -> str:
 
 
 def panels_of(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return the panels for the first result, with competing libraries and further layers from the other results."""
+    """Return the panels for the first result, with competing libraries and additional layers from the other results."""
     first = measured(results[0])
     mean = "" if len(_layers(first)) == 1 else "geometric mean of "
 
@@ -182,7 +182,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 class _Axes:
-    """Pixel positions of a panel's M and values, both logarithmic."""
+    """Logarithmic mapping of M and values to pixel positions in a panel."""
 
     def __init__(self, panel: Panel, x: float, y: float) -> None:
         self.x, self.y = x, y
@@ -190,7 +190,7 @@ class _Axes:
         values = [value for line in panel.lines for _, value in line.points]
         values += [value for line in panel.lines for _, *both in line.band for value in both]
         self.low, self.high = min(values) / 1.15, max(values) * 1.15
-        self.low /= (self.high / self.low) ** 0.06  # room for a label below the lowest line
+        self.low /= (self.high / self.low) ** 0.06  # Leave space for a label below the lowest line.
 
     def at_m(self, m: float) -> float:
         first, last = math.log2(self.ms[0]), math.log2(self.ms[-1])
@@ -205,7 +205,7 @@ class _Axes:
 
 
 def crosses(box: Box, x0: float, y0: float, x1: float, y1: float) -> bool:
-    """Return whether a straight line, about 4 pixels wide, runs through a box."""
+    """Return whether a straight line, about 4 pixels wide, crosses a box."""
     if max(x0, x1) < box[0] - 2 or min(x0, x1) > box[2] + 2 or max(y0, y1) < box[1] - 2 or min(y0, y1) > box[3] + 2:
         return False
     steps = max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / 2))
@@ -216,7 +216,7 @@ def crosses(box: Box, x0: float, y0: float, x1: float, y1: float) -> bool:
 def label_place(
     line: Line, axes: _Axes, own: Sequence[Box], foreign: Sequence[Box], occupied: Sequence[Box]
 ) -> Box | None:
-    """Return a box for a line's name above or below the line, free of overlaps and closest to its own line.
+    """Return a box without overlaps for a line's name, above or below the line and as close to it as possible.
 
     ``own`` and ``foreign`` are the segments of this line and of the other lines. Return None if no box fits.
     """
@@ -246,7 +246,7 @@ def _overlap(first: Box, second: Box) -> bool:
 
 
 def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
-    """Draw a panel with its upper left corner at (x, y), and return the lines without a place for a label."""
+    """Draw a panel with its upper left corner at (x, y), and return the lines that have no space for a label."""
     axes = _Axes(panel, x, y)
     out.text(18, y - 14, panel.title, size=14.5, bold=True)
     for value in log_ticks(axes.low, axes.high):
@@ -290,7 +290,7 @@ def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
 
 
 def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
-    """Draw the colors and names of lines without a label, from ``y`` downwards, and return the legend's lower end."""
+    """Draw the colors and names of lines without labels, from ``y`` downwards, and return the legend's lower end."""
     x = 18.0
     for line in {line.name: line for line in lines}.values():
         if x + 34 + text_width(line.name, _SIZE) > WIDTH - 20:
@@ -302,10 +302,10 @@ def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
 
 
 def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the machine and the commits of the results. Raise ValueError if they are from different machines."""
+    """Return the machine and the commits of the results. Raises ValueError if they are from different machines."""
     machines = {(r.get("machine", {}).get("card", ""), r.get("machine", {}).get("driver", "")) for r in results}
     if len(machines) > 1:
-        raise ValueError("the results are from different GPUs or drivers")
+        raise ValueError("the results must be from the same GPU and driver")
     (gpu, driver) = machines.pop()
     settings = results[0].get("settings", {})
     where = f"{gpu}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
@@ -324,14 +324,14 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
-    """Return results as an SVG document. Raise ValueError if nothing was measured.
+    """Return results as an SVG document. Raises ValueError if nothing was measured.
 
     ``more`` are results on the same machine that add competing libraries or other layers.
     """
     results = (result, *more)
     panels, title = panels_of(results), "W4A16 Marlin GEMM"
     if not panels:
-        raise ValueError("the result has no measured cell")
+        raise ValueError("the result contains no measured cell")
     out, y = Svg(), 34.0
     out.text(18, y, title, size=18, bold=True)
     for text in about(results):

@@ -1,4 +1,4 @@
-"""Measure F, the time of a TMA kernel that only streams a layer's weight bytes, in ordinary and in dependent launches.
+"""Measure F, the time of a TMA kernel that only streams a layer's weight, in ordinary and in dependent launches.
 
 One thread of each CTA issues 1D bulk copies into a ring of slots. Four warps XOR the bytes and release the slots. F is
 the minimum over all copy sizes, ring sizes, numbers of CTAs per SM and orders of the copies.
@@ -34,12 +34,12 @@ SOURCE = """
 using namespace cudatma;
 
 constexpr u32 MAX_STAGES = 32;
-constexpr u32 CONSUMER_WARPS = 4;   // each arrives once on `empty`
+constexpr u32 CONSUMER_WARPS = 4;   // Each warp arrives once on `empty`.
 constexpr u32 CONSUMERS = 32 * CONSUMER_WARPS;
 
-// Stream `bytes` bytes (a multiple of 16) from `source` through a ring of `stages` slots of `copy_bytes`. Blocks take
-// the copies in turn (interleaved != 0) or a contiguous part each. `sink` is written only for one sum out of 2^32,
-// which keeps the loads alive.
+// Stream `bytes` bytes (a multiple of 16) from `source` through a ring of `stages` slots of `copy_bytes`. CTAs take the
+// copies in turn (interleaved != 0), or each CTA takes a contiguous part. `sink` is written only for one sum out of
+// 2^32, which prevents the compiler from removing the loads.
 extern "C" __global__ void __launch_bounds__(160)
 read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u32 interleaved) {
     extern __shared__ __align__(128) u8 ring[];
@@ -54,7 +54,7 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
         fence_mbarrier_init();
     }
     __syncthreads();
-    griddepcontrol_launch_dependents();   // in a chain, the next kernel may now fill its ring
+    griddepcontrol_launch_dependents();   // In a chain, the next kernel may now fill its ring.
 
     const u32 copies = (u32)((bytes + copy_bytes - 1) / copy_bytes);
     const u32 range = (copies + gridDim.x - 1) / gridDim.x;
@@ -73,7 +73,7 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
             if (++stage == stages) stage = 0, phase ^= 1;
         }
     } else if (threadIdx.x < CONSUMERS) {
-        griddepcontrol_wait();   // in a chain, the previous kernel has now ended and activations would be available
+        griddepcontrol_wait();   // In a chain, the previous kernel has now ended.
         for (u32 copy = begin; copy < end; copy += step) {
             const u32 size = (u32)min((u64)copy_bytes, bytes - (u64)copy * copy_bytes);
             mbarrier_wait_parity(full + 8 * stage, phase);
@@ -104,7 +104,7 @@ class FloorConfig:
     ctas_per_sm : int
         Number of resident CTAs per SM.
     interleaved : bool
-        Whether CTAs take the copies in turn. If not, each CTA takes a contiguous part.
+        Whether CTAs take the copies in turn. Otherwise, each CTA takes a contiguous part.
     """
 
     copy_bytes: int
@@ -122,7 +122,7 @@ class FloorConfig:
 
 
 def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[FloorConfig]:
-    """Return all configurations that fit with 1 KiB for the system and 1 KiB for the barriers of each CTA."""
+    """Return all configurations that fit in shared memory with 1 KiB for the system and 1 KiB for barriers per CTA."""
     configs = []
     for copy in _COPY_KIB:
         for ring in _RING_KIB:
@@ -136,14 +136,14 @@ def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[Fl
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The floor for one size: the microseconds, and the configuration that reached them."""
+    """The minimum time for one size in microseconds, and the configuration that reached it."""
 
     us: float
     config: FloorConfig
 
 
 class FloorBench:
-    """The compiled kernel and a pool of random bytes to stream from, on the current device and stream."""
+    """The compiled kernel, and a pool of random bytes as its source, on the current device and stream."""
 
     def __init__(self, largest_bytes: int) -> None:
         import cupy
@@ -162,9 +162,9 @@ class FloorBench:
     def contender(
         self, nbytes: int, config: FloorConfig, name: str = "floor", *, programmatic: bool = False
     ) -> Contender:
-        """Return a contender whose launches stream ``nbytes`` bytes (a multiple of 16) each, rotating over the pool.
+        """Return a contender whose launches stream ``nbytes`` bytes (a multiple of 16) each and rotate over the pool.
 
-        With ``programmatic``, each launch depends on the previous one.
+        If ``programmatic``, the launches use programmatic dependent launch.
         """
         import cupy
 
@@ -189,7 +189,7 @@ class FloorBench:
         return self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.ctas_per_sm
 
     def search(self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False) -> Floor:
-        """Return the best configuration for a size. Raise RuntimeError if none ran."""
+        """Return the best configuration for a size. Raises RuntimeError if no configuration ran."""
         target = self.kernel.target
         times: dict[FloorConfig, float] = {}
         errors: set[str] = set()

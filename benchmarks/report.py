@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT_VARIABLE = "CUDATMA_COMMIT"
 _ABSENT = "none"
-#: Width of the output to a pipe, because a table that is wrapped at 80 columns is hard to read.
+#: Width of the output to a pipe. Tables that are wrapped at 80 columns are hard to read.
 _PIPE_WIDTH = 200
 #: Number of significant digits of the numbers in a file.
 _DIGITS = 5
@@ -31,7 +31,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table for tools/dev/readme_tables.py. Every row has one value for each column."""
+    """A table for tools/dev/readme_tables.py. Each row has one value for each column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | int | float, ...], ...]
@@ -52,11 +52,11 @@ class Result:
     settings : mapping
         Options of the run.
     table : callable
-        Function that creates the table for the docs from the cells.
+        Function that creates the docs' table from the cells.
     path : pathlib.Path or None
-        The JSON file.
+        The JSON file, or None.
     summary : callable
-        Function that creates further lines from the cells, which are printed at the end.
+        Function that creates additional lines from the cells. The lines are printed at the end.
     """
 
     settings: Mapping[str, Any]
@@ -78,7 +78,7 @@ class Result:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def finish(self, title: str) -> int:
-        """Print the table and the summary, and return the exit status: 1 if a cell failed."""
+        """Print the table and the summary, and return the exit status (1 if a cell failed)."""
         print_table(self.console, self.table(self.cells), title)
         for line in self.summary(self.cells):
             self.say(line)
@@ -95,7 +95,7 @@ class Result:
         }
 
     def write(self) -> None:
-        """Write the JSON file, if there is one, by renaming a temporary file."""
+        """Write the JSON file atomically, if ``path`` is not None."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
@@ -139,7 +139,7 @@ def make_parser(name: str, description: str | None, examples: str = "") -> argpa
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file after each cell")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file after each cell")
     return parser
 
 
@@ -213,7 +213,7 @@ def _cupy() -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Return $CUDATMA_COMMIT, or the commit of the checkout ("+changes" if files differ), or "unknown".
+    """Return $CUDATMA_COMMIT, otherwise the commit of the checkout ("+changes" if files differ), or "unknown".
 
     The variable takes precedence, because a machine that receives the files of a commit may have a different checkout.
     """
@@ -233,7 +233,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def failure(error: BaseException) -> str:
-    """Return an exception as one line for a cell."""
+    """Return a one-line description of an exception for a cell."""
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}: {words[0] if words else ''}"[:300]
 
@@ -244,5 +244,5 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 
 def shown(value: float | None, digits: int = 2) -> str:
-    """Format a number for a table. Return "-" if it was not measured."""
+    """Format a number for a table, or return "-" for None."""
     return "-" if value is None else f"{value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""Layers that the benchmarks measure: five layers for all measurements, and the projections of public models."""
+"""Layers for benchmarks: five layers for all measurements, and the projections of public models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE: tuple[Shape, ...] = ((8192, 28672), (8192, 57344), (28672, 8192))
 
 
 def all_shapes() -> tuple[Shape, ...]:
-    """Return the five layers, then the additional layers of each model, beginning with the most important model."""
+    """Return the five layers, followed by the additional layers of each model, in order of the models' importance."""
     return tuple(dict.fromkeys((*FIVE, *(shape for name in BENCHMARKED for shape in model_shapes(name)))))
 
 
@@ -23,16 +23,14 @@ def parse_shape(text: str) -> Shape:
     """Parse ``"8192x28672"`` into (8192, 28672), multiples of 64, or raise argparse's ArgumentTypeError."""
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(part.isdigit() and int(part) and int(part) % 64 == 0 for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{text}: write KxN, for example 8192x28672; both numbers must be multiples of 64"
-        )
+        raise argparse.ArgumentTypeError(f"must be KxN with multiples of 64, for example 8192x28672, got {text}")
     return int(parts[0]), int(parts[1])
 
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
-    """Parse ``"five"``, ``"all"``, a model's name, KxN, or several of them separated by commas. Each shape occurs once.
+    """Parse ``"five"``, ``"all"``, a model's name, KxN, or several of these separated by commas.
 
-    Raise argparse's ArgumentTypeError for anything else.
+    Each shape occurs once in the result. Raises argparse's ArgumentTypeError for any other text.
     """
     shapes: list[Shape] = []
     for part in text.split(","):
@@ -45,20 +43,20 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
         elif part[:1].isdigit():
             shapes.append(parse_shape(part))
         else:
-            raise argparse.ArgumentTypeError(f"{part!r}: five, all, {', '.join(MODELS)}, or KxN")
+            raise argparse.ArgumentTypeError(f"must be five, all, {', '.join(MODELS)} or KxN, got {part!r}")
     return tuple(dict.fromkeys(shapes))
 
 
 def parse_m_values(text: str) -> tuple[int, ...]:
     """Parse ``"1,16,64"`` into ascending, distinct values of M, and ``"all"`` into M_VALUES.
 
-    Raise argparse's ArgumentTypeError for anything else.
+    Raises argparse's ArgumentTypeError for any other text.
     """
     if text == "all":
         return M_VALUES
     parts = text.split(",")
     if not all(part.isdigit() and int(part) for part in parts):
         raise argparse.ArgumentTypeError(
-            f"{text}: write values of M separated by commas, for example 1,16,64, or write all"
+            f"must be values of M separated by commas, for example 1,16,64, or all, got {text}"
         )
     return tuple(sorted({int(part) for part in parts}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # the checkout need not be installed
+if __name__ == "__main__":  # The checkout need not be installed.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import json
@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 
 
 def measure(stream: Any, kernel_family: Any, trial: Any, problem: Any, replays: int) -> Cell:
-    """Measure one product with every possible configuration, and record why a configuration cannot be launched."""
+    """Measure one product with every possible configuration, and record the reason if a configuration cannot run."""
     trial.prepare(problem)
     handle = stream_handle(stream, "cupy", trial.device)
     contenders, refused, costs = [], {}, {}
@@ -59,7 +59,7 @@ def measure(stream: Any, kernel_family: Any, trial: Any, problem: Any, replays: 
 
 
 def products(path: Path, kernel_family: Any) -> list[Any]:
-    """Return the problems of a file's cells, with the version of each cell. Raise OSError, ValueError or KeyError."""
+    """Return the problems of a file's cells, with the version of each cell. Raises OSError, ValueError or KeyError."""
     problems = []
     for cell in json.loads(path.read_text())["cells"]:
         problem = kernel_family.read_problem(cell)
@@ -81,10 +81,10 @@ def tiles_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench tiles`` and return the exit status: 1 if a configuration could not be measured."""
+    """Run ``cudatma bench tiles`` and return the exit status (1 if a configuration could not be measured)."""
     parser = make_parser("tiles", __doc__, EXAMPLES)
     parser.add_argument("family", choices=tuple(FAMILIES), help="family of kernels")
-    parser.add_argument("products", type=Path, metavar="FILE", help="file of results whose cells describe the products")
+    parser.add_argument("products", type=Path, metavar="FILE", help="result file whose cells describe the products")
     parser.add_argument("--replays", type=int, default=5, help="number of timed turns (default: 5)")
     options = parser.parse_args(argv)
     kernel_family = family(options.family)

@@ -15,7 +15,7 @@ from benchmarks.harness import Contender
 from benchmarks.layer import Layer
 from benchmarks.report import failure
 
-#: Maps names to modules and classes. cuBLAS comes first, because everything is compared with it.
+#: Module and class of each library, by name. cuBLAS is first, because all libraries are compared with cuBLAS.
 RIVALS = {
     "cublas": ("benchmarks.rivals.cublas", "Cublas"),
     "humming": ("benchmarks.rivals.humming", "Humming"),
@@ -31,7 +31,7 @@ VLLM = ("marlin", "machete")
 
 
 class Rival(Protocol):
-    """One library on one layer.
+    """A library on one layer.
 
     Attributes
     ----------
@@ -47,14 +47,14 @@ class Rival(Protocol):
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
         """Return at most ``count`` of the library's fastest variants for M = ``m``, checked against a reference.
 
-        The list is empty if the library does not take part at this M. If it cannot run, raise an error with the reason.
+        The list is empty if the library is not measured at this M. Raises an error with the reason if it cannot run.
         """
         ...
 
 
 @dataclass(slots=True)
 class Field:
-    """The libraries of one layer, and the reasons why others are absent."""
+    """The libraries on one layer, and the reasons why other libraries are absent."""
 
     rivals: list[Rival] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
@@ -74,9 +74,9 @@ class Field:
 
 
 def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int], vllm: Path | None = None) -> Field:
-    """Return the named libraries on a layer.
+    """Return the libraries with these names on a layer.
 
-    ``m_values`` contains the M of all calls, so that a library can compile all of its kernels together. ``vllm`` is the
+    ``m_values`` contains M of all calls, so that a library can compile all of its kernels together. ``vllm`` is the
     folder with the libraries of vLLM's wheel.
     """
     rivals = Field()

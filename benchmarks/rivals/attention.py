@@ -1,4 +1,4 @@
-"""Libraries that compete with attention: cuDNN, FlashAttention-2 and -3, and on request FA4 and FlashInfer.
+"""Libraries that compete with attention: cuDNN, FlashAttention-2 and -3, and optionally FA4 and FlashInfer.
 
 cuDNN and FA2 run through torch. A competing library that is not installed or does not support a call raises an error
 with the reason.
@@ -16,14 +16,14 @@ from typing import Any
 from benchmarks.attention import CUDNN, FA2, FA3, FA4, FLASHINFER, Operands, entrant
 from benchmarks.contest import Entrant, Rival
 
-#: Paths in packages of FA3's library, which is in xformers' wheel, and of the CUDA runtime that it needs.
+#: Paths in installed packages of FA3's library, which xformers' wheel contains, and of the CUDA runtime for it.
 _FA3 = ("flash_attn_3/_C*.so", "xformers/flash_attn_3/_C*.so")
 _RUNTIME = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cu12/lib/libcudart.so.12")
 _WORKSPACE_BYTES = 256 << 20
 
 
 def sdpa(name: str, backend: str, stream: Any, operands: Operands) -> list[Entrant]:
-    """Return one backend of torch's scaled_dot_product_attention, which allocates each result."""
+    """Return the entrant for a backend of torch's scaled_dot_product_attention, which allocates each result."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -44,7 +44,7 @@ def sdpa(name: str, backend: str, stream: Any, operands: Operands) -> list[Entra
 
 
 def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
-    """Return FlashAttention-3's forward pass, from ``library`` or the library in the packages."""
+    """Return the entrant for FlashAttention-3's forward pass, from ``library`` or from the installed packages."""
     forward, out = fa3_forward(library), operands.out()
     q, k, v, shape = operands.q, operands.k, operands.v, operands.shape
 
@@ -57,12 +57,14 @@ def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
 
 @lru_cache(maxsize=4)
 def fa3_forward(library: Path | None) -> Callable[..., Any]:
-    """Return FA3's torch op, from ``library`` or the library in the packages."""
+    """Return FA3's torch operator, from ``library`` or from the installed packages."""
     import torch
 
     path = library or next(_in_packages(_FA3), None)
     if path is None:
-        raise ImportError("no flash_attn_3/_C.so in the packages; install xformers 0.0.34, or pass --fa3")
+        raise ImportError(
+            "flash_attn_3/_C.so was not found in the installed packages; install xformers 0.0.34, or pass --fa3"
+        )
     runtime = next(_in_packages(_RUNTIME), Path("libcudart.so.12"))
     ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     torch.ops.load_library(str(path))
@@ -77,7 +79,7 @@ def _in_packages(patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def fa4(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return FlashAttention-4's forward pass, which is written in CuTe DSL and compiled at the first call."""
+    """Return the entrant for FlashAttention-4's forward pass in CuTe DSL, which the first call compiles."""
     forward, out = fa4_forward(), operands.out()
 
     def run(index: int) -> None:
@@ -88,7 +90,7 @@ def fa4(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 def fa4_forward() -> Callable[..., Any]:
-    """Return FA4's forward pass on torch tensors (batch, length, heads, dim). With ``out``, it allocates nothing."""
+    """Return FA4's forward pass on torch tensors (batch, length, heads, dim), which also accepts ``out``."""
     from flash_attn.cute.interface import _flash_attn_fwd
 
     forward: Callable[..., Any] = _flash_attn_fwd
@@ -96,7 +98,7 @@ def fa4_forward() -> Callable[..., Any]:
 
 
 def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return FlashInfer's prefill for concatenated sequences."""
+    """Return the entrant for FlashInfer's prefill of concatenated sequences."""
     import torch
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
@@ -123,14 +125,14 @@ def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
 
 @lru_cache(maxsize=3)
 def flashinfer_workspace(name: str) -> Any:
-    """Return device memory for the kernels of a contender."""
+    """Return device memory for a contender's kernels."""
     import torch
 
     return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 
 def always(fa3_library: Path | None) -> dict[str, Rival]:
-    """Return the libraries that take part in every run, by their names in the table."""
+    """Return the libraries that are measured in every run, by their names in the table."""
     return {
         CUDNN: partial(sdpa, CUDNN, "CUDNN_ATTENTION"),
         FA2: partial(sdpa, FA2, "FLASH_ATTENTION"),

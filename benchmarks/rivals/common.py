@@ -14,20 +14,20 @@ from benchmarks.report import failure
 TOLERANCE = 2e-2
 #: Number of rows to compare at the beginning and at the end, because errors appear in the first or the last tile.
 ROWS = 16
-#: Approximate total duration, in seconds, of the launches that choose among variants.
+#: Approximate total duration, in microseconds, of the launches that choose among variants.
 _CHOOSING_US = 4000.0
 
 
 def check(out: Any, x: Any, weight: Any) -> None:
-    """Compare rows of ``out`` (M, N) with ``x`` (M, K) @ ``weight`` (K, N). All are torch tensors of one 16-bit type.
+    """Compare rows of ``out`` (M, N) with ``x`` (M, K) @ ``weight`` (K, N), torch tensors of the same 16-bit type.
 
-    Raise ArithmeticError if they differ or the result has a NaN.
+    Raises ArithmeticError if the results differ or if the result contains a NaN.
     """
     rows = sorted({*range(min(ROWS, len(x))), *range(max(0, len(x) - ROWS), len(x))})
     reference = (x[rows] @ weight).float()
     error = float((out[rows].float() - reference).norm() / reference.norm())
     if not error <= TOLERANCE:
-        raise ArithmeticError(f"wrong result: the relative error is {error:.3g}, but at most {TOLERANCE:g} is allowed")
+        raise ArithmeticError(f"the relative error of the result must be at most {TOLERANCE:g}, got {error:.3g}")
 
 
 def fastest(
@@ -35,7 +35,7 @@ def fastest(
 ) -> list[Contender]:
     """Return at most ``count`` contenders, the fastest in a short run first.
 
-    For a variant that cannot be created or run, the reason is added to ``errors``.
+    If a variant cannot be created or run, the reason is added to ``errors``.
     """
     times: list[tuple[float, Contender]] = []
     for name, make in makers.items():
@@ -63,7 +63,7 @@ class Int4Rival:
     multiple_of_k, multiple_of_n : int
         Numbers that must divide the K and N of a layer.
     codes : torch.Tensor of uint8, shape (N, K / 2)
-        Quantized values with even k in the low nibble. All libraries get the same bits.
+        Quantized values with even k in the low nibble. All libraries use the same values.
     scales : torch.Tensor, shape (K / 128, N)
         Positive scales in a range similar to that of our weights.
     reference : torch.Tensor, shape (K, N)
@@ -85,9 +85,11 @@ class Int4Rival:
 
         k, n = layer.k, layer.n
         if self.is_bf16_only and layer.dtype != "bfloat16":
-            raise ValueError("bf16 only")
+            raise ValueError("only bf16 is supported")
         if k % self.multiple_of_k or n % self.multiple_of_n:
-            raise ValueError(f"K = {k} must be a multiple of {self.multiple_of_k}, N = {n} of {self.multiple_of_n}")
+            raise ValueError(
+                f"K must be a multiple of {self.multiple_of_k} and N of {self.multiple_of_n}, got K = {k} and N = {n}"
+            )
         self.layer, self.errors = layer, dict[str, str]()
         self.x, self.out = to_torch(layer.x), to_torch(layer.out)
         words = filled(cupy, (n, k // 8), random_words(cupy, 1 << 20, 6))
@@ -104,7 +106,7 @@ class Int4Rival:
         self.weights = [weight, *(copy(weight) for _ in range(count - 1))]
 
     def checked(self, name: str, m: int, run: Callable[[int], Any]) -> Contender:
-        """Return a contender. Raise ArithmeticError if the result of its first launch is wrong."""
+        """Return a contender. Raises ArithmeticError if the result of its first launch is wrong."""
         self.out[:m].zero_()
         check(run(0), self.x[:m], self.reference)
         return self.layer.contender(name, run, self.weights, m)

@@ -17,14 +17,14 @@ from benchmarks.rivals.cublaslt import CublasLt
 ORIENTATIONS = ("kn", "nk")
 #: Number of algorithms requested from cuBLASLt for each orientation, in cuBLASLt's order of expected speed.
 ALGORITHMS = 16
-#: M from which launches take at least a millisecond and the first few algorithms are equally fast, and the number of
-#: algorithms to request then.
+#: Minimum M at which launches take at least a millisecond and the first few algorithms are equally fast, and number of
+#: algorithms to request for these M.
 FEWER_FROM, FEWER_ALGORITHMS = 2048, 6
 WORKSPACE_BYTES = 32 << 20
 
 
 class Cublas:
-    """cuBLAS on one layer. Its errors name cuBLASLt if only cuBLASLt cannot run."""
+    """cuBLAS on one layer. The errors name cuBLASLt if only cuBLASLt cannot run."""
 
     name = "cublas"
 
@@ -42,7 +42,7 @@ class Cublas:
         self.lt = lt
         if lt is None:
             try:
-                torch.mm(self.x[:1], self.weights["kn"][0], out=self.out[:1])  # importing torch loads the library
+                torch.mm(self.x[:1], self.weights["kn"][0], out=self.out[:1])  # Importing torch loads the library.
                 self.lt = CublasLt()
             except Exception as error:
                 self.errors["cublaslt"] = failure(error)

@@ -1,8 +1,8 @@
 """cuBLASLt through ctypes: list the algorithms that its heuristic proposes for a product, and launch them.
 
 cuBLAS is column-major. A row-major product y (M, N) = a (M, K) b (K, N) is therefore y^T = b^T a^T, so that cuBLAS's A
-is b, and its B is a. A row-major operand needs no transposition, because it is the column-major matrix of its
-transpose. A column-major operand needs one. Source: cuBLAS library documentation, "Using the cuBLASLt API". The
+is b, and its B is a. A row-major operand is not transposed, because it is the column-major matrix of its transpose. A
+column-major operand is transposed. Source: cuBLAS library documentation, "Using the cuBLASLt API". The
 constants come from cublasLt.h and library_types.h.
 """
 
@@ -14,27 +14,27 @@ from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_size_t,
 from pathlib import Path
 from typing import Any
 
-#: cudaDataType.
+#: Values of cudaDataType.
 _TYPES = {"float16": 2, "bfloat16": 14}
 _FLOAT32 = 0
 _COMPUTE_32F = 68
-#: cublasLtMatmulDescAttributes_t, cublasOperation_t, cublasLtMatmulPreferenceAttributes_t.
+#: Values of cublasLtMatmulDescAttributes_t, cublasOperation_t and cublasLtMatmulPreferenceAttributes_t.
 _TRANSA, _TRANSB, _TRANSPOSE = 3, 4, 1
 _MAX_WORKSPACE_BYTES = 1
-#: cublasLtMatmulAlgoConfigAttributes_t. All of these attributes have at most 32 bits.
+#: Values of cublasLtMatmulAlgoConfigAttributes_t. All of these attributes have at most 32 bits.
 _CONFIG = {"id": 0, "tile": 1, "split_k": 2, "stages": 6, "cluster": 8}
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 _MAPS = Path("/proc/self/maps")
 
 
 class Algorithm(Structure):
-    """cublasLtMatmulAlgo_t, which is opaque."""
+    """The opaque struct cublasLtMatmulAlgo_t."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
 
 class HeuristicResult(Structure):
-    """cublasLtMatmulHeuristicResult_t: an algorithm, the workspace it needs in bytes, and whether it can run (0)."""
+    """The struct cublasLtMatmulHeuristicResult_t: an algorithm, its workspace size in bytes, and its status."""
 
     _fields_ = (
         ("algo", Algorithm),
@@ -69,27 +69,27 @@ class CublasLtError(RuntimeError):
 
 
 def loaded_library(maps: Path = _MAPS) -> list[str]:
-    """Return the paths from which this process has loaded libcublasLt (torch loads it), then names for the loader."""
+    """Return the paths of libcublasLt in this process (loaded by torch), followed by names for the loader."""
     lines = maps.read_text().splitlines() if maps.is_file() else []
     paths = [line.split(maxsplit=5)[-1] for line in lines if "libcublasLt.so" in line]
     return [*dict.fromkeys(paths), *_NAMES]
 
 
 def load_library(names: Sequence[str]) -> Any:
-    """Load the first of these libraries that works. Raise OSError with all reasons."""
+    """Load the first of these libraries that works. Raises OSError with all reasons."""
     reasons = []
     for name in names:
         try:
             return ctypes.CDLL(name)
         except OSError as error:
             reasons.append(str(error))
-    raise OSError(f"no cuBLASLt: {'; '.join(reasons)}")
+    raise OSError(f"cuBLASLt cannot be loaded: {'; '.join(reasons)}")
 
 
 class CublasLt:
-    """The library and one handle. Raise OSError if the library is absent, and CublasLtError if a call fails.
+    """The library and one handle. Raises OSError if the library is absent, and CublasLtError if a call fails.
 
-    Descriptors exist as long as the process. They take a few hundred bytes per product.
+    Descriptors, which take a few hundred bytes per product, are never freed.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -111,7 +111,7 @@ class CublasLt:
         return created
 
     def problem(self, m: int, n: int, k: int, dtype: str, layout: str) -> Problem:
-        """Return the product y (M, N) = a (M, K) b (K, N) with row-major y.
+        """Return the problem y (M, N) = a (M, K) b (K, N) with row-major y.
 
         ``layout`` contains the layouts of a and b: R for row-major, C for column-major. All operands are dense.
         """
@@ -121,7 +121,7 @@ class CublasLt:
         """Return an algorithm's configuration with the numbers from cublasLt.h, such as ``"id 66, tile 20, ..."``."""
         parts = []
         for name, attribute in _CONFIG.items():
-            value, written = c_uint64(0), c_size_t()  # little-endian, so an attribute of any width fills the low bytes
+            value, written = c_uint64(0), c_size_t()  # Little-endian, so an attribute of any width fits.
             size = 2 if name == "cluster" else 4
             self.call(
                 "cublasLtMatmulAlgoConfigGetAttribute",
@@ -168,7 +168,7 @@ class Problem:
     def run(
         self, algorithm: Algorithm, a: int, b: int, out: int, workspace: int, workspace_bytes: int, stream: int
     ) -> None:
-        """Enqueue the product, with device addresses and a size in bytes."""
+        """Enqueue the product. Operands and workspace are device addresses."""
         self.lt.call(
             "cublasLtMatmul",
             *(self.lt.handle, self.operation, byref(self._one), b, self.b, a, self.a),

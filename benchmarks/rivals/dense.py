@@ -1,4 +1,4 @@
-"""Libraries that compete with the dense GEMM: torch.mm, cuBLASLt, and on request DeepGEMM and QuACK.
+"""Libraries that compete with the dense GEMM: torch.mm, cuBLASLt, and optionally DeepGEMM and QuACK.
 
 Each library writes into its own array. A library that is not installed or does not support a product raises an error
 with the reason.
@@ -18,7 +18,7 @@ from benchmarks.rivals.cublaslt import CublasLt
 
 #: Number of algorithms requested from cuBLASLt, and size of their workspace in bytes.
 ALGORITHMS, WORKSPACE_BYTES = 16, 64 << 20
-#: Number of algorithms, the fastest of a first pass, that take part in the turns.
+#: Number of algorithms, the fastest of a first pass, that take turns.
 FINALISTS = 2
 
 
@@ -47,7 +47,7 @@ def _workspace() -> Any:
 
 
 def cublaslt(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return the fastest algorithms that cuBLASLt's heuristic proposes. Raise RuntimeError if none runs."""
+    """Return the fastest of cuBLASLt's proposed algorithms. Raises RuntimeError if no algorithm runs."""
     lt, product, out = _cublaslt(), operands.product, operands.out()
     problem = lt.problem(product.m, product.n, product.k, product.dtype, product.layout)
     pointers = [(int(a.data_ptr()), int(b.data_ptr())) for a, b in zip(operands.a, operands.b, strict=True)]
@@ -62,7 +62,7 @@ def cublaslt(stream: Any, operands: Operands) -> list[Entrant]:
     for number, algorithm in enumerate(algorithms, 1):
         name, detail = f"{CUBLASLT} {number}", f"algorithm {number} of {len(algorithms)}"
         makers[name] = partial(operands.contender, name, partial(run, algorithm))
-        with contextlib.suppress(Exception):  # older libraries have fewer attributes
+        with contextlib.suppress(Exception):  # Older libraries have fewer attributes.
             detail += f": {lt.describe(algorithm)}"
         details[name] = detail
     contenders = fastest(stream, makers, product.expected_us, FINALISTS, errors)
@@ -72,7 +72,7 @@ def cublaslt(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 def deepgemm(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return DeepGEMM's bf16 kernel, which takes b as (N, K)."""
+    """Return the entrant for DeepGEMM's bf16 kernel, which takes b as (N, K)."""
     import deep_gemm
 
     if operands.product.dtype != "bfloat16":
@@ -83,12 +83,12 @@ def deepgemm(stream: Any, operands: Operands) -> list[Entrant]:
         a, b = operands.pair(index)
         deep_gemm.bf16_gemm_nt(a, b.T, out)
 
-    run(0)  # compile outside of captures
+    run(0)  # Compile outside of captures.
     return [Entrant("DeepGEMM", operands.contender("DeepGEMM", run), out)]
 
 
 def quack(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return QuACK's dense GEMM, which tunes itself at the first call."""
+    """Return the entrant for QuACK's dense GEMM, which is tuned at the first call."""
     from quack.gemm_interface import gemm
 
     out = operands.out()
@@ -101,7 +101,7 @@ def quack(stream: Any, operands: Operands) -> list[Entrant]:
     return [Entrant("QuACK", operands.contender("QuACK", run), out)]
 
 
-#: Libraries that take part in every run, by their names in the table.
+#: Libraries that are measured in every run, by their names in the table.
 ALWAYS: dict[str, Rival] = {TORCH: torch_mm, CUBLASLT: cublaslt}
 #: Values of --rivals, each with its name in the table, its package and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {

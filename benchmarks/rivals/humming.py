@@ -15,7 +15,7 @@ from benchmarks.rivals.common import Int4Rival
 
 
 class Humming(Int4Rival):
-    """A HummingLayer. Raise ImportError if the package is absent."""
+    """A layer of Humming. Raises ImportError if the package is absent."""
 
     name = "humming"
 
@@ -31,7 +31,7 @@ class Humming(Int4Rival):
             torch_dtype=self.x.dtype,
         ).cuda()
         tensors = {"weight": self.codes.view(torch.int32), "weight_scale": self.scales.t().contiguous()}
-        #: The weight (K, N), dequantized by Humming itself.
+        #: Humming's dequantized weight (K, N).
         self.reference = first.weight_schema.dequant_tensors(tensors).to(self.x.dtype).t()
         first.load_from_tensors(tensors)
         first.transform()
@@ -45,7 +45,7 @@ class Humming(Int4Rival):
         return get_heuristics_config(layer_config=self.weights[0].humming_config, shape_m=m)
 
     def _compile_together(self, m_values: Sequence[int]) -> None:
-        """Compile the kernels for all these M on all cores. If this fails, each kernel is compiled at first use."""
+        """Compile the kernels for all these M on all cores. If this step fails, kernels are compiled at first use."""
         with contextlib.suppress(Exception):
             from humming.kernel.humming import HummingKernel
 

@@ -1,6 +1,6 @@
 """QuACK's W4A16 GEMM in CuTe DSL (package quack-kernels), for bf16 and symmetric weights with group size 128.
 
-Launches overlap, because by default QuACK makes each launch a programmatic dependent of the previous launch.
+Launches overlap, because QuACK uses programmatic dependent launch by default.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from benchmarks.rivals.common import Int4Rival, cloned, fastest
 #: QuACK's name for int4 weights with an offset of 8 and one scale per 128 values along K.
 _FORMAT = "int4"
 _TILE_CHANNELS = 128
-#: Smallest M at which other tiles are tried; numbers of tokens of these tiles; numbers of CTAs per cluster along the
-#: tokens.
+#: Smallest M at which other tiles are tried, numbers of tokens of these tiles, and numbers of CTAs per cluster along
+#: the tokens.
 _TUNED_FROM, _TILE_TOKENS, _CLUSTERS = 128, (128, 192, 256), (1, 2)
 
 
 class Quack(Int4Rival):
-    """quack.gemm_w4.gemm_w4a16 on one layer, with QuACK's choice or, for many rows, with the fastest of several tiles.
+    """QuACK's gemm_w4a16 on one layer, with QuACK's own choice or, for many rows, the fastest of several tiles.
 
     Raises
     ------

@@ -12,12 +12,12 @@ from benchmarks.rivals.common import Int4Rival, cloned
 
 #: Largest M. With more rows, tinygemm takes milliseconds, which is ten times as long as other kernels.
 MAX_M = 128
-#: Parameter of torch's packing: K must be a multiple of 16 times this.
+#: Parameter of torch's packing. K must be a multiple of 16 times this number.
 _INNER_K_TILES = 8
 
 
 class Tinygemm(Int4Rival):
-    """torch.ops.aten._weight_int4pack_mm on one layer."""
+    """The operator torch.ops.aten._weight_int4pack_mm on one layer."""
 
     name = "tinygemm"
     is_bf16_only = True
@@ -35,7 +35,7 @@ class Tinygemm(Int4Rival):
         self.results: list[Any] = []
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return the kernel. Its last two results are kept alive, because a graph continues to write to them."""
+        """Return the contender. The last two results are kept alive, because a graph continues to write to them."""
         import torch
 
         if m > MAX_M:

@@ -1,12 +1,12 @@
 """vLLM's W4A16 kernels Marlin and Machete, for fp16 and bf16 and symmetric weights with group size 128.
 
 The kernels are operators in ``_C_stable_libtorch.abi3.so`` from vLLM's wheel. This library is loaded without importing
-vLLM; ``--vllm`` names its folder. The calls match version 0.25.1, whose library requires torch 2.11:
+vLLM. ``--vllm`` specifies its folder. The calls match version 0.25.1, whose library requires torch 2.11:
 
     pip download --no-deps vllm==0.25.1
     unzip -d FOLDER vllm-*.whl 'vllm/_C_stable_libtorch.abi3.so' '*.dist-info/METADATA'    # --vllm FOLDER/vllm
 
-Marlin runs with the tile that vLLM chooses. Machete tries all of its schedules, and the fastest take part.
+Marlin runs with the tile that vLLM chooses. All schedules of Machete are tried, and the fastest schedules are measured.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ _SMALL_TILE, _MAX_SMALL_TILES = 64, 8
 
 
 def version_of(folder: Path | None) -> str:
-    """Return the version of the wheel that was unpacked in this folder or its parent, or "" if it is unknown."""
+    """Return the version of the wheel unpacked in this folder or its parent, or "" if the version is unknown."""
     places = [str(folder), str(folder.resolve().parent)] if folder else []
     return next((wheel.version for wheel in distributions(name="vllm", path=places)), "")
 
 
 def load(folder: Path | None) -> Any:
-    """Load the library in the folder and return ``torch.ops._C``. Raise OSError if it cannot be loaded."""
+    """Load the library in the folder and return ``torch.ops._C``. Raises OSError if it cannot be loaded."""
     import torch
 
     if folder is None:
-        raise FileNotFoundError(f"name the folder of {LIBRARY} with --vllm (benchmarks/rivals/vllm.py)")
+        raise FileNotFoundError(f"pass the folder of {LIBRARY} with --vllm (benchmarks/rivals/vllm.py)")
     torch.ops.load_library(str(folder.resolve() / LIBRARY))
     return torch.ops._C
 
 
 def marlin_scales(scales: Any) -> Any:
-    """Reorder scales (K / 128, N) for Marlin's fragments: an 8 x 8 transposition within each 64 columns."""
+    """Reorder scales (K / 128, N) for Marlin's fragments by an 8 x 8 transposition of every 64 columns."""
     groups, n = scales.shape
     return scales.reshape(groups, n // 64, 8, 8).transpose(2, 3).reshape(groups, n)
 
 
 class _Vllm(Int4Rival):
-    """A layer that vLLM's operators have packed."""
+    """A layer packed by vLLM's operators."""
 
     def __init__(self, layer: Layer, m_values: Sequence[int], folder: Path | None, ops: Any = None) -> None:
         import torch
@@ -68,7 +68,7 @@ class _Vllm(Int4Rival):
 
 
 class Marlin(_Vllm):
-    """vLLM's Marlin on one layer, with the tile that vLLM chooses and with fp32 reduction."""
+    """Marlin of vLLM on one layer, with the tile that vLLM chooses and with fp32 reduction."""
 
     name = "marlin"
 
@@ -87,8 +87,8 @@ class Marlin(_Vllm):
 
         def run(index: int) -> Any:
             weight, scales = self.weights[index % len(self.weights)]
-            # These arguments mean: no bias, activation scales, global scale, zero points, group indices or permutation;
-            # K is complete; no atomic additions; fp32 reduction; no floating-point zero points.
+            # These arguments select no bias, activation scales, global scale, zero points, group indices or
+            # permutation, a complete K, no atomic additions, fp32 reduction, and no floating-point zero points.
             rest = (None, None, None, None, None, self.locks, _UINT4B8, m, n, k, True, False, True, False)
             self.ops.marlin_gemm(x, out, weight, None, scales, *rest)
             return out
@@ -97,7 +97,7 @@ class Marlin(_Vllm):
 
 
 class Machete(_Vllm):
-    """vLLM's Machete on one layer, with the fastest of its schedules."""
+    """Machete of vLLM on one layer, with the fastest of its schedules."""
 
     name = "machete"
     multiple_of_n = 128
@@ -112,7 +112,7 @@ class Machete(_Vllm):
         dtype = self.x.dtype
         schedules = self.ops.machete_supported_schedules(dtype, _UINT4B8, dtype, None, None, None, None)
         makers = {}
-        for schedule in schedules:  # "128x16_1x1x1_...": channels x tokens of a tile, then the cluster
+        for schedule in schedules:  # "128x16_1x1x1_...": channels x tokens of a tile, then cluster
             tile = int(schedule.partition("_")[0].partition("x")[2])
             if tile >= _SMALL_TILE or m <= _MAX_SMALL_TILES * tile:
                 name = f"{self.name} {schedule}"

@@ -1,1 +1,1 @@
-"""Integrations with other libraries. Each module imports the library after which it is named."""
+"""Integrations with other libraries. Each module imports the library that its name contains."""

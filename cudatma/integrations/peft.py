@@ -1,4 +1,4 @@
-"""MarlinLinear as a target module of peft's LoRA, for inference."""
+"""Support for MarlinLinear as a target module of peft's LoRA, for inference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudatma.integrations.torch import MarlinLinear
 class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
     """A MarlinLinear with LoRA adapters.
 
-    As for GPTQ layers, peft adds the results of the adapters to the result of the layer.
+    peft adds the results of the adapters to the result of the layer, as it does for GPTQ layers.
     """
 
     def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
@@ -36,7 +36,7 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Let peft's LoRA use MarlinLinear as a target module. Further calls have no effect."""
+    """Register MarlinLinear as a target module of peft's LoRA. Further calls have no effect."""
     create = LoraModel._create_new_module
     if getattr(create, "_takes_marlin", False):
         return

@@ -1,7 +1,8 @@
 """Arguments of a launch: a number, an array or a tensor map for each parameter of a kernel.
 
 Arguments name their arrays and contain no address. ``Sizes`` holds everything that changes with the sizes of a call.
-All other fields depend only on a shape and a configuration. replay.py launches on a GPU; ``emulate()`` runs on the CPU.
+All other fields depend only on a shape and a configuration. replay.py launches them on a GPU, and ``emulate()`` runs
+them on the CPU.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Value(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Arguments that differ between calls of one shape and configuration.
+    """Arguments that differ between calls with the same shape and configuration.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ class Sizes(NamedTuple):
     fields : tuple of int
         Size-dependent fields of every tensor map (see ``Map.sized``), in parameter order.
     shared_bytes : int
-        Dynamic shared memory per CTA in bytes, if the launch needs more than the configuration says.
+        Dynamic shared memory per CTA in bytes, or 0 if ``config.smem_bytes`` suffices.
     programmatic : bool
         Whether to use programmatic dependent launch.
     partials_bytes, flags_bytes : int
@@ -84,9 +85,16 @@ class Sizes(NamedTuple):
 class Arguments:
     """Arguments of one launch of a kernel.
 
-    template, config: the kernel. ``config`` has ``entry``, ``threads`` and ``smem_bytes``. parameters: one number,
-    bytes, At, Map or Value for each parameter, in the kernel's order. cluster: number of CTAs per cluster, or 1 without
-    clusters. early: names of arrays that the kernel may read before the previous kernel has ended.
+    Attributes
+    ----------
+    template, config
+        The kernel. ``config`` has ``entry``, ``threads`` and ``smem_bytes``.
+    parameters : tuple[Any, ...]
+        One number, bytes, At, Map or Value for each parameter, in the kernel's order.
+    cluster : int
+        Number of CTAs per cluster, or 1 without clusters.
+    early : tuple[str, ...]
+        Names of arrays that the kernel may read before the previous kernel has ended.
     """
 
     template: str
@@ -117,7 +125,7 @@ class Arguments:
     def at(self, addresses: Mapping[str, int], encode: Callable[[AnySpec], Any]) -> list[Any]:
         """Return the arguments for arrays at these addresses.
 
-        A missing array gets null. ``encode`` encodes tensor maps.
+        An array without an address is passed as null. ``encode`` encodes tensor maps.
         """
         maps, values = iter(self.maps), []
         for parameter in self.parameters:
@@ -190,11 +198,12 @@ def map_over(
     offset_bytes: int = 0,
     **options: Any,
 ) -> Map:
-    """Return a tiled map over a named array.
+    """Return a tiled tensor map over a named array.
 
-    ``info``: shape, strides and dtype of the array. ``box``: number of elements along each axis, in NumPy order.
-    ``dtype``: TMA type, by default the array's. ``axes``: the array's axes from innermost to outermost. ``options``:
-    other fields of TiledSpec. Raises DescriptorError if a rule is broken; the error numbers axes in the array's order.
+    ``info`` provides the shape, strides and dtype of the array. ``box`` contains the number of elements along each
+    axis, in NumPy order. ``dtype`` is the TMA type, by default that of the array. ``axes`` lists the array's axes from
+    innermost to outermost. ``options`` are other fields of TiledSpec. Raises DescriptorError if a rule is broken. The
+    error numbers axes in the array's order.
     """
     kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
     spec = TiledSpec.from_strided(

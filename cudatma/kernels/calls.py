@@ -50,12 +50,12 @@ class Calls(Generic[P, C]):
     ) -> None:
         """Cache a call, and cache its shape for calls with other sizes.
 
-        ``dtypes``: dtypes of out and lse in the arrays' library.
+        ``dtypes`` contains the dtypes of out and lse in the arrays' library.
         """
         operation, infos = self._operation, (*checked.arrays, checked.out)
         alignment_masks = operation.alignment_masks(checked.problem)
         if any(info is not None and info.pointer & mask for info, mask in zip(infos, alignment_masks, strict=True)):
-            return  # a plan for misaligned arrays would also work for aligned arrays, but more slowly
+            return  # A plan for misaligned arrays would also work for aligned arrays, but more slowly.
         present = [at for at, info in enumerate(checked.arrays) if info is not None]
         common = _Common(
             key[0], launch.device, _ADDRESS[key[0]], present, alignment_masks, dtypes, [0] * len(operation.names)
@@ -110,9 +110,18 @@ def calls_of(operation: Operation[P, C]) -> Calls[P, C]:
 class _Common(NamedTuple):
     """Properties that all calls of one shape have in common.
 
-    address: function that returns the address of an array. present: indices of the inputs that such a call has. masks:
-    result of Operation.alignment_masks(). dtypes: dtypes of out and lse, as objects of the library. places: list of
-    zeros, one for each address of a launch.
+    Attributes
+    ----------
+    address : callable
+        Function that returns the address of an array.
+    present : list[int]
+        Indices of the inputs that are not None.
+    masks : tuple[int, ...]
+        Result of Operation.alignment_masks().
+    dtypes : tuple[Any, Any]
+        Dtypes of out and lse, as objects of the library.
+    places : list[int]
+        List of zeros, one for each address of a launch.
     """
 
     library: str
@@ -134,7 +143,7 @@ class _Shape(NamedTuple):
 
 
 class Call:
-    """Launch, and the checks of alignment and overlap that a repeated call still needs."""
+    """A cached launch, and the alignment and overlap checks that a repeated call still needs."""
 
     __slots__ = ("_common", "_launch", "_lse", "_reads", "_shape", "_single", "_written")
 
@@ -148,8 +157,8 @@ class Call:
     ) -> None:
         """Prepare the checks that a repeated call needs.
 
-        ``shape`` and ``lse`` are the shapes of the results, or None for a missing result. ``spans``: for a call with
-        ``out``, the first byte and the end of each input and of out, relative to the address of the array.
+        ``shape`` and ``lse`` are the shapes of the results, or None for a missing result. For a call with ``out``,
+        ``spans`` contains the first byte and the end of each input and of out, relative to the address of the array.
         """
         self._common, self._launch, self._shape, self._lse = common, launch, shape, lse
         # Most calls launch one kernel without a workspace.
@@ -179,7 +188,7 @@ class Call:
                     places[at] = place = address(inputs[at])
                     if not place or place & mask or (place + low < end and begin < place + high):
                         return NotImplemented
-        except RuntimeError:  # a sparse tensor has no address
+        except RuntimeError:  # A sparse tensor has no address.
             return NotImplemented
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
         if out is None and self._shape is not None:
@@ -199,7 +208,7 @@ class Call:
 
 #: Maps each library to a function that returns the address of an array.
 _ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
-#: Maps each array class seen so far to its library. This is not part of the Runtime, because the library of a class
+#: Maps each known array class to its library. The map is not part of the Runtime, because the library of a class
 #: never changes.
 libraries: dict[type, str] = {}
 
@@ -224,8 +233,8 @@ def facts_of(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return shape, strides, dtype and device of each array in one tuple, or None if check() must validate the arrays.
 
     The function returns None if the arrays belong to different libraries, if torch records or computes a derivative, or
-    if a tensor is lazily negated or conjugated. It reads only the attributes that a launch depends on, because
-    describe() takes longer than a launch.
+    if a tensor is lazily negated or conjugated. The function reads only the attributes that a launch depends on,
+    because describe() takes longer than a launch.
     """
     facts: list[Any] = []
     kind, is_torch = arrays[0].__class__, library == "torch"
@@ -248,7 +257,7 @@ def facts_of(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
                 if array.is_neg() or (dtype.is_complex and array.is_conj()):
                     return None
                 facts += array.shape, array.stride(), dtype, array.get_device()
-    except RuntimeError:  # a nested tensor has no strides
+    except RuntimeError:  # A nested tensor has no strides.
         return None
     return tuple(facts)
 
@@ -261,7 +270,7 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
     fixed_axes, joins = operation.fixed_axes, operation.joins_axes
     if not fixed_axes:
         return None
-    _, facts, _, *parts = key  # dtypes differ between libraries
+    _, facts, _, *parts = key  # Dtypes differ between libraries.
     place = iter(facts)
     for shape, strides, dtype, device, fixed in zip(place, place, place, place, fixed_axes):  # noqa: B905 (slower)
         if shape is None or fixed is None or len(shape) < (fixed or 1):

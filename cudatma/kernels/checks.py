@@ -1,4 +1,4 @@
-"""Checks of a call's arguments that families share."""
+"""Checks of arguments that several families share."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
     """Raise ArgumentError unless an array is in memory of the backend. ``field`` is the argument's name."""
     device = info.device
     if (device is None) != (chosen != "cuda"):
-        allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
-        remedy = device_remedy("use cupy.asarray to move it", device)
+        allowed = "the host for backends 'emulator' and 'reference', a CUDA device for 'cuda'"
+        remedy = device_remedy("move the array with cupy.asarray", device)
         raise ArgumentError(f"{field}.device", place_name(device), allowed, remedy)
 
 
 def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str, function: str) -> None:
     """Raise ArgumentError if an array is not on the device of the call's first array, or if it requires a gradient."""
     if info.device != first.device:
-        where = f"{place_name(first.device)}, where {first_field} is"
+        where = f"{place_name(first.device)}, the device of {first_field}"
         raise ArgumentError(f"{field}.device", place_name(info.device), where)
     check_gradient(info.owner, field, function)
 
@@ -59,9 +59,9 @@ def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str,
 def check_out(
     info: ArrayInfo, dtype: Any, allowed: str, shape: tuple[int, ...], read: Mapping[str, ArrayInfo], function: str
 ) -> None:
-    """Raise ArgumentTypeError for another dtype of ``out``, and ArgumentError if the array is otherwise invalid.
+    """Raise ArgumentTypeError if ``out`` has another dtype, and ArgumentError if ``out`` is otherwise invalid.
 
-    ``allowed``: the dtype in words. The array must have this shape, be writable and on the device of the first input,
+    ``allowed`` describes the dtype. The array must have this shape, be writable and on the device of the first input,
     and share no memory with the inputs.
     """
     if info.dtype != dtype:
@@ -81,11 +81,11 @@ def check_gradient(array: Any, field: str, function: str) -> None:
     """Raise ArgumentError for a tensor that requires a gradient or has a tangent."""
     torch: Any = sys.modules.get("torch")
     if getattr(array, "requires_grad", False) and torch.is_grad_enabled():
-        remedy = f"{function} has no backward pass: call it under torch.no_grad(), or detach the tensor"
-        raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)
+        remedy = f"call {function} under torch.no_grad() or detach the tensor, because {function} has no backward pass"
+        raise ArgumentError(field, "a tensor that requires grad", "a tensor that does not require grad", remedy)
     if has_tangents() and is_torch(array) and torch.autograd.forward_ad.unpack_dual(array).tangent is not None:
-        remedy = f"{function} has no derivative: unpack the dual tensor"
-        raise ArgumentError(field, "a tensor with a tangent", "one without", remedy)
+        remedy = f"unpack the dual tensor, because {function} has no derivative"
+        raise ArgumentError(field, "a tensor with a tangent", "a tensor without a tangent", remedy)
 
 
 def has_tangents() -> bool:
@@ -102,7 +102,7 @@ def real_number(value: Any, field: str) -> float:
 
 
 def checked_count(value: Any, field: str, allowed: str) -> int:
-    """Return an integer that must be at least 0. Raises ArgumentError, or ArgumentTypeError for other types."""
+    """Return a nonnegative integer as an int. Raises ArgumentError or ArgumentTypeError for other values."""
     try:
         count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
@@ -115,10 +115,10 @@ def checked_count(value: Any, field: str, allowed: str) -> int:
 
 
 def as_fp32(value: Any, field: str) -> float:
-    """Return a number rounded to fp32. Raises ArgumentError if it exceeds the range of float64."""
+    """Return a number rounded to fp32. Raises ArgumentError if the number exceeds the range of float64."""
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:
         raise ArgumentError(
-            field, "a number beyond the range of float64", "a number that a float can represent"
+            field, "a number beyond the range of float64", "a number in the range of float64"
         ) from error

@@ -1,8 +1,8 @@
 """Choose the configuration for a problem from a table of M intervals, and explain the choice.
 
 A table is built when a shape is first needed: the cost model predicts the times of all configurations at all intervals,
-a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices for the values of M that they
-serve. Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is
+a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices for the values of M to which
+they apply. Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is
 therefore a small set of kernels that contains, for every M, a kernel that takes only slightly longer than the cheapest
 one. A greedy set cover computes the menu.
 """
@@ -32,7 +32,7 @@ from cudatma.target import Target, get_target
 _GROWTH = 0.005
 #: Allowed loss at M = 1, which is about the error of the cost model there.
 _AT_ONE = 0.002
-#: Weight, in the set cover, of a kernel that few shapes share.
+#: Set-cover weight of a kernel that few shapes share.
 _SELDOM = 0.4
 
 
@@ -40,9 +40,19 @@ _SELDOM = 0.4
 class _Range:
     """A range of M with its own menu.
 
-    last: largest M. limit: maximum number of kernels. at_powers: allowed loss, relative to the cheapest configuration,
-    at powers of two, because most batch sizes are powers of two (at M = 1: _AT_ONE). loss: allowed loss at other M.
-    max_loss: upper bound to which ``loss`` rises to meet the limit; beyond it, the limit is exceeded.
+    Attributes
+    ----------
+    last : int
+        Largest M.
+    limit : int
+        Maximum number of kernels.
+    at_powers : float
+        Allowed loss at powers of two, relative to the cheapest configuration. Most batch sizes are powers of two. At
+        M = 1, the allowed loss is _AT_ONE.
+    loss : float
+        Allowed loss at all other M.
+    max_loss : float
+        Maximum ``loss`` for meeting the limit. If the limit would require a larger loss, it is exceeded.
     """
 
     last: int
@@ -57,12 +67,12 @@ class _Range:
 _RANGES = (_Range(255, 24, 0.005, 0.01, 0.03), _Range(8192, 8, 0.005, 0.01, 0.03))
 _SHARED_RANGES = (_Range(255, 24, 0.01, 0.04, 0.05), _Range(8192, 8, 0.01, 0.06, 0.1))
 LAST_M = _RANGES[-1].last
-#: The first M of each range: no interval of M may span two.
+#: The first M of each range. No interval of M spans two ranges.
 FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
 
 
 def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, for each M, the index of the configuration that serves it, which is the cheapest kernel in the menu.
+    """Return, for each M, the index of its configuration, which is the cheapest kernel in the menu.
 
     Parameters
     ----------
@@ -84,7 +94,7 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
 
 
 def _has_power(ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For each interval that begins at ``ms``, return whether it contains a power of two."""
+    """Return whether each interval that begins at ``ms`` contains a power of two."""
     after = np.append(ms[1:], ms[-1] + 1)
     return np.asarray(2 ** np.ceil(np.log2(ms)) < after)
 
@@ -130,7 +140,7 @@ def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]
 
 #: Maximum number of cached tables, about 20 KB each.
 _MAX_TABLES = 1024
-#: Largest M of a new table. It is doubled until the table covers a larger M.
+#: Largest M of a new table. The limit is doubled until the table covers a larger M.
 _MIN_MAX_M = LAST_M
 #: Each M up to _SINGLE has its own interval. An interval has _STEP values of M up to _FINE, and 2 * _STEP values up to
 #: _MIN_MAX_M. Beyond that, the length of the intervals doubles with each doubling of M.
@@ -139,7 +149,7 @@ _SINGLE, _FINE, _STEP = 32, 2048, 8
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The configuration for an interval of M, and the tuning entry from which it was taken, if any."""
+    """The configuration for an interval of M, and the tuning entry that it comes from, if any."""
 
     config: Any
     match: Match | None = None
@@ -185,7 +195,7 @@ class Tables(Cache[ChoiceTable]):
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key: Any = "table") -> S:
-    """Return the pinned configuration if there is one, otherwise the one from the table for the problem's shape.
+    """Return the pinned configuration if there is one, otherwise the choice in the table for the problem's shape.
 
     ``memo`` stores the table under ``key``, so that all problems of this shape use the same table.
     """
@@ -201,7 +211,7 @@ def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key
 
 
 def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration that the cost model chooses. The result depends on no device and no file."""
+    """Return the configuration that the cost model chooses. The result does not depend on devices or files."""
     return cast("S", _table(family, problem, gpu, problem.m, NOTHING).at(problem.m))
 
 
@@ -237,7 +247,7 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
 
 
 def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTable:
-    """Build a table from the cost model alone."""
+    """Return a table from the cost model alone."""
     ms = _starts(max_m)
     times = family.times(shape, ms, gpu)
     if not times:
@@ -250,7 +260,7 @@ def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTa
 
 
 def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:
-    """Return the table in which tuning entries replace the predicted choices for the values of M that they serve."""
+    """Return the table in which tuning entries replace the predicted choices."""
     points = [point for point in entry_points(family, shape, gpu) if 1 <= point <= predicted.max_m]
     if not points:
         return predicted
@@ -286,7 +296,7 @@ def _starts(max_m: int) -> NDArray[np.int64]:
 
 #: Fraction of a short list that is used for different tiles. The other entries are variants of the two best tiles.
 _TILES = 2 / 3
-#: A configuration is not measured if it is predicted to be slower than the first one by more than this factor.
+#: A configuration is not measured if its predicted time exceeds that of the first one by more than this factor.
 _HOPELESS = 1.25
 
 
@@ -303,8 +313,8 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     """Return the configuration for a problem on a GPU, and the reason.
 
     A pinned configuration takes precedence over a tuning entry, and a tuning entry over the cheapest kernel of the
-    menu. The user's tuning entries take precedence over the shipped ones. A problem with a constraint uses the menu
-    only. The result stays the same until the process ends or calls forget().
+    menu. The user's tuning entries take precedence over shipped tuning entries. A problem with a constraint uses the
+    menu only. The result stays the same until the process ends or calls forget().
     """
     if (config := pinned_config(family, problem, gpu)) is not None:
         return Decision(config, "pinned", "pinned by the caller")
@@ -313,13 +323,15 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     if (match := choice.match) is not None:
         entry, source = match.entry, "shipped" if match.shipped else "tuned"
         time, rule_time = duration(1e-6 * entry.us), duration(1e-6 * entry.rule_us)
-        gain = f"{time}, where the cost model's choice took {rule_time}"
+        gain = f"{time}; the cost model's choice took {rule_time}"
         shared = " and ".join(name.upper() for name in family.index)
         which = "this problem" if match.exact else f"one of this {shared} ({entry.problem.description})"
-        return Decision(choice.config, source, f"{match.path} has {which}, measured at M = {entry.problem.m}: {gain}")
+        return Decision(
+            choice.config, source, f"{match.path} contains {which}, measured at M = {entry.problem.m}: {gain}"
+        )
     us = choice.config.cost(problem, gpu).us
     kernels = counted(len({other.config for other in table.choices if other.match is None}), "kernel")
-    why = f"the cheapest by the cost model, {duration(1e-6 * us)}, of the {kernels} that serve this shape"
+    why = f"the cheapest of {kernels} for this shape; the cost model predicts {duration(1e-6 * us)}"
     return Decision(choice.config, "rule", problem.constraint or why)
 
 

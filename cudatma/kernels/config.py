@@ -37,9 +37,9 @@ class Preset:
         With "pingpong", the two warpgroups of a CTA alternate, and each computes its own tiles. With "stream_k", CTAs
         divide the tiles of the last wave.
     mma : {"scalar", "wgmma", "mma_sync"}, default "wgmma"
-        Instruction that multiplies.
+        Instruction that computes the products. "scalar" means FMA instructions.
     allowed : mapping of str to sequence
-        Allowed values of a config's fields, by name. A field that is not listed is checked elsewhere.
+        Allowed values of a config's fields, by name. ``__post_init__`` validates all other fields.
     """
 
     summary: str
@@ -51,7 +51,7 @@ class Preset:
 
 
 class KernelConfig(ABC):
-    """Base class of a family's config, which is one flat, frozen dataclass for all kernels of the family.
+    """Base class of a family's config: one flat, frozen dataclass for all kernels of the family.
 
     A family implements the abstract methods and properties, and validates the fields in ``__post_init__``. ``check()``
     raises an error if the config does not support a problem or a target.
@@ -147,7 +147,7 @@ class KernelConfig(ABC):
 
     @abstractmethod
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Return (name, bytes) of the shared memory between the ring and its barriers."""
+        """Return (name, bytes) of each array between the ring and its barriers."""
 
     @abstractmethod
     def stage_layout(self) -> list[tuple[str, int]]:
@@ -159,7 +159,7 @@ class KernelConfig(ABC):
 
     @abstractmethod
     def adapted(self, problem: Any) -> Any:
-        """Return the config with this tile for another problem, or None if the gain does not carry over."""
+        """Return the config with this tile for another problem, or None if its measured gain does not carry over."""
 
     @abstractmethod
     def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
@@ -199,8 +199,8 @@ class KernelConfig(ABC):
             target.require(feature, f"version {self.version} of {self.function}")
         if self.smem_bytes > (limit := target.smem_share_bytes(self.ctas_per_sm)):
             several = f" for each of {self.ctas_per_sm} CTAs on an SM" if self.ctas_per_sm > 1 else ""
-            allowed = f"shared memory of at most {limit} bytes on {target.name}{several}"
-            remedy = f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile"
+            allowed = f"a ring that fits in {limit} bytes of shared memory on {target.name}{several}"
+            remedy = f"reduce stages or the tile; this configuration needs {self.smem_bytes} bytes"
             raise ArgumentError("stages", self.stages, allowed, remedy)
 
     # ---- Launch
@@ -254,7 +254,7 @@ class KernelConfig(ABC):
         return self._slot_bytes * self.stages + self._epilogue_bytes
 
     def max_stages(self, smem_bytes: int) -> int:
-        """Return the number of stages that fit in ``smem_bytes``. It is 0 or negative if none fits."""
+        """Return the number of stages that fit in ``smem_bytes``. The result is 0 or negative if no stage fits."""
         return (smem_bytes - self._epilogue_bytes) // self._slot_bytes
 
     def with_longest_ring(self: C, smem_bytes: int, max_stages: int) -> C | None:
@@ -279,9 +279,9 @@ class KernelConfig(ABC):
         return self.cost_at(problem.m, problem, gpu)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield sets of fields to change, other than the tile, that are worth measuring.
+        """Yield changes of fields, other than the tile, that are worth measuring.
 
-        By default, these are shorter rings.
+        By default, the method yields shorter rings.
         """
         yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
 
@@ -297,7 +297,7 @@ class KernelConfig(ABC):
 
 
 def _text(values: Sequence[Any]) -> str:
-    """Return allowed values in words."""
+    """Return a description of allowed values."""
     if not isinstance(values, range) or len(values) < 3:
         return ", ".join(str(value) or '""' for value in values)
     return f"{'' if values.step == 1 else f'a multiple of {values.step} from '}{values[0]} to {values[-1]}"

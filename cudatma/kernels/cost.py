@@ -23,9 +23,18 @@ MIN_STAGES = 3
 class Cost:
     """Predicted microseconds of one launch with operands cold in L2. The sum of all terms is ``us``.
 
-    launch_us: launch, first loads and last stores. sm_us: mainloop of the busiest SM. reduction_us: exchange of partial
-    sums among the CTAs of a grid or a cluster. memory_us, tensor_us: time of memory and time of all tensor cores, as
-    far as the work of the SMs does not hide them. Each term is an array if it was computed for many M at once.
+    Each term is an array if it was computed for many M at once.
+
+    Attributes
+    ----------
+    launch_us : float
+        Time of the launch, of the first loads and of the last stores.
+    sm_us : float
+        Time of the mainloop on the busiest SM.
+    reduction_us : float
+        Time to exchange partial sums among the CTAs of a grid or a cluster.
+    memory_us, tensor_us : float
+        Time of memory and time of all tensor cores, without the parts that the work of the SMs hides.
     """
 
     launch_us: float
@@ -60,9 +69,9 @@ def runs(config: Any, problem: Any, target: Target) -> bool:
 def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
     """Return the error for a problem that no kernel supports. The problem's family must have versions."""
     if not problem.version:
-        return ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} supports")
-    allowed = f"one with a kernel for {problem.description}"
-    return ArgumentError("version", problem.version, allowed, 'version="auto"')
+        return ArgumentError("problem", problem.description, f"a problem that a kernel for {gpu.target} supports")
+    allowed = f"a version with a kernel for {problem.description}"
+    return ArgumentError("version", problem.version, allowed, 'pass version="auto"')
 
 
 def cheapest_first(

@@ -1,10 +1,10 @@
-"""The path of a call from its arrays to a launch. ``run()`` implements it.
+"""The path of a call from its arrays to a launch, which ``run()`` implements.
 
 A call is handled by the first level that recognizes it. The levels differ only in how much they reuse from earlier
 calls:
 
 1. A call with the layouts and options of an earlier call reuses its launch with other addresses.
-2. A call that differs from an earlier call in sizes only reuses the plan of the shape with new sizes and addresses.
+2. A call that differs from an earlier call only in sizes reuses the plan of the shape with new sizes and addresses.
 3. Any other call runs the family's checks, configuration and arguments, and creates a plan.
 
 calls.py implements the cache for the first two levels, and plans.py implements plans. Only this module handles backends
@@ -53,30 +53,31 @@ def run(
     workspace: Workspace | None = None,
     size_options: tuple[int, ...] = (),
 ) -> Any:
-    """Compute an operation, and return ``out``, (out, lse), or None for an operation without a result.
+    """Compute an operation and return its result: ``out``, (out, lse), or None.
 
     Parameters
     ----------
     operation : Operation
         The operation to compute.
     inputs : tuple
-        Arrays in the operation's order, with None for arrays that are not given.
+        Arrays in the operation's order, with None for each missing array.
     out : array or None
         The result. Default: a new array.
     options : tuple
         Further arguments, which are part of the call's key. Options that compare equal, such as 1 and True, must have
         the same meaning. If an option is not hashable, check() validates every call.
     stream : stream, optional
-        Default: the current stream of the first array's library.
+        Stream of the launch. Default: the current stream of the first array's library.
     backend : str, optional
         ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND`` if it is set, otherwise
         ``"auto"``.
     weight : Weight, optional
-        Arrays that are the same in many calls.
+        Weight whose arrays are inputs of many calls.
     subject : object, optional
         Object against which check() validates the call, for example a weight.
     workspace : Workspace, optional
-        Default: the stream's workspace; during capture, one per graph branch.
+        Memory for partial sums and flags. Default: the stream's workspace; during capture, one workspace per graph
+        branch.
     numbers : tuple of int
         Options that are sizes. check() receives them before the other options.
     """
@@ -122,12 +123,12 @@ def _run_checked(
     field, device = (*operation.inputs, "out")[0], first.device
     if (instead := intercept.get()) is not None:
         if device is None:
-            raise ArgumentError(f"{field}.device", "the host", "a CUDA device", "warm_up() prepares launches on a GPU")
+            raise ArgumentError(f"{field}.device", "the host", "a CUDA device", "pass arrays on a GPU")
         return instead(operation, given, device, weight)
     check_backend(first, field, chosen)
     handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     if device is None and stream is not None:
-        stream_handle(stream, first.kind, 0)  # an invalid stream is an error even if the call computes on the host
+        stream_handle(stream, first.kind, 0)  # An invalid stream is an error even if the call runs on the host.
     result = given.out
     if result is None and given.shape is not None:
         out = empty_like_library(first, given.shape, given.dtype, handle)
@@ -173,9 +174,9 @@ def emulate(
 ) -> Any:
     """Run a call's launches on the emulator, and return the report of the last launch.
 
-    ``arrays`` contains inputs, results and a weight's arrays by name. The arrays must be in host memory. ``target`` is
-    default_target() by default. ``options`` are options of ``EmulatedModule.launch``. Raises HazardError if there is a
-    hazard, and CompileError if a kernel does not compile.
+    ``arrays`` contains inputs, results and a weight's arrays by name. The arrays must be in host memory. By default,
+    ``target`` is default_target(). ``options`` are options of ``EmulatedModule.launch``. Raises HazardError if there is
+    a hazard, and CompileError if a kernel does not compile.
     """
     target = default_target() if target is None else target
     gpu = imagined_gpu(target, operation.emulated_sm_count)
@@ -215,8 +216,9 @@ def launch_of(
 ) -> Launch:
     """Return the launches of a problem on a device. Missing kernels are compiled and loaded, and the plan is cached.
 
-    ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is missing
-    while the stream is being captured, CompileError if a kernel does not compile, and DriverError if it does not load.
+    ``named`` contains the arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel
+    is missing while the stream is being captured, CompileError if a kernel does not compile, and DriverError if a
+    kernel does not load.
     """
     return calls_of(operation).plan(problem, device).load(problem, stream, named or {}, weight)
 

@@ -1,4 +1,4 @@
-"""Explain, for any family, why a problem gets its configuration."""
+"""Explain why a problem of any family gets its configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDTH = 160
 #: Description of each term of a Cost.
 _TERMS = {
     "launch": "launch",
-    "sm": "main loop",
+    "sm": "mainloop",
     "reduction": "partial sums",
     "memory": "memory",
     "tensor": "tensor cores",
@@ -32,9 +32,9 @@ _TERMS = {
 
 
 def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
-    """Return the GPU of a call's arrays, or an imagined GPU if ``target`` is given or the arrays are on the host.
+    """Return the GPU of a call's arrays, or an assumed GPU if ``target`` is given or the arrays are on the host.
 
-    By default, the imagined GPU for host arrays has the target that default_target() returns. Raises TargetError for an
+    By default, the assumed GPU for host arrays has the target that default_target() returns. Raises TargetError for an
     unknown target.
     """
     if target is None and device is not None:
@@ -44,7 +44,7 @@ def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of a problem's configuration. ``str()`` returns a readable text, and ``as_dict()`` returns data.
+    """Explanation of a problem's configuration. ``str()`` returns readable text, and ``as_dict()`` returns a dict.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Explanation:
     problem : Problem
         The computation.
     gpu : Gpu
-        The installed or imagined GPU.
+        The installed or assumed GPU.
     decision : Decision
         The configuration, its source, and the reason.
     schedule : Schedule
@@ -87,7 +87,7 @@ class Explanation:
 
     @property
     def m(self) -> int:
-        """Number of rows of x."""
+        """M of the problem."""
         return int(self.problem.m)
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Explanation:
         Returns
         -------
         dict
-            The explanation as plain data.
+            The explanation, as dicts, lists, strings and numbers.
         """
         return {
             "layer": {name: value for name, value in self.problem.as_json().items() if name != "m"},
@@ -154,7 +154,7 @@ class Explanation:
             )
             for candidate in self.candidates
         ]
-        title = f"Cheapest of {counted(self.considered, 'candidate')}, as predicted"
+        title = f"Cheapest of {counted(self.considered, 'candidate')}, by predicted time"
         return "\n".join(lines) + table_text(title, ("", "us", "bound by", "kernel", "CTAs per SM", "entry"), rows)
 
 
@@ -165,9 +165,9 @@ def explained(
     *,
     launched: Callable[[Any], Any] | None = None,
 ) -> Explanation:
-    """Explain what a family runs for a problem with sizes m, n and k.
+    """Return the explanation of a family's configuration for a problem.
 
-    ``launched``: function that returns the launched config for a chosen config, by default ``Family.launched``. Raises
+    ``launched`` maps a chosen config to the launched config. The default is ``Family.launched``. Raises
     the errors of decide().
     """
     launched = launched or family.launched

@@ -27,10 +27,20 @@ MAX_EXTENT = 2**31 - 1
 class Problem(Protocol):
     """A computation, as a frozen dataclass.
 
-    m: the size that changes from call to call. n, k: the other two sizes of the product. fixed: everything else on
-    which the choice depends; problems with the same ``fixed`` share a choice table. constraint: why only some
-    configurations may be used, in words, or "" if all may be used. description: the problem in words. as_json(): the
-    form in which tuning entries store the problem.
+    Attributes
+    ----------
+    m : int
+        The size that changes from call to call.
+    n, k : int
+        The other two sizes of the product.
+    fixed : Hashable
+        All other properties on which the choice depends. Problems with the same ``fixed`` share a choice table.
+    constraint : str
+        Reason why only some configurations are allowed, or "" if all are allowed.
+    description : str
+        Description of the problem in words.
+    as_json()
+        Returns the form in which tuning entries store the problem.
     """
 
     @property
@@ -56,8 +66,16 @@ S = TypeVar("S", bound=KernelConfig)
 class Option:
     """Command-line option for a field of a problem other than its sizes.
 
-    name: name of the field in as_json(). default: value if the option is not given; the flag of a bool takes no value.
-    allowed: allowed values, or empty to allow every number that the problem accepts. help: text of --help.
+    Attributes
+    ----------
+    name : str
+        Name of the field in as_json().
+    default : Any
+        Value if the option is omitted. The flag of a bool takes no value.
+    allowed : tuple[Any, ...]
+        Allowed values, or empty to allow every number that the problem accepts.
+    help : str
+        Text for --help.
     """
 
     name: str
@@ -67,7 +85,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Flag on command lines, named like the argument of the public function: --causal, not --is-causal."""
+        """Command-line flag, named like the argument of the public function (--causal, not --is-causal)."""
         return "--" + self.name.removeprefix("has_").removeprefix("is_").replace("_", "-")
 
 
@@ -79,9 +97,9 @@ _Copied = TypeVar("_Copied")
 
 
 def resized_copy(problem: _Copied, **sizes: Any) -> _Copied:
-    """Return a copy of a frozen dataclass with other values for these fields, without checking them.
+    """Return a copy of a frozen dataclass with other values for these fields, without checking the values.
 
-    The class may not have slots.
+    The class must not have slots.
     """
     copy: _Copied = object.__new__(problem.__class__)
     copy.__dict__.update(problem.__dict__, **sizes)
@@ -96,13 +114,13 @@ def _never(config: object) -> bool:
     return False
 
 
-#: Configurations that may serve a shape, and their predicted times in microseconds at each M.
+#: Configurations that may run a shape, and their predicted times in microseconds at each M.
 Times = Sequence[tuple[S, NDArray[np.float64]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
-    """What the shared code for choosing, tuning and explaining needs from a kernel family.
+    """A kernel family, with all parts that the shared code for choosing, tuning and explaining uses.
 
     Attributes
     ----------
@@ -115,17 +133,18 @@ class Family(Generic[P, S]):
     read_problem : callable
         Returns the problem for a tuning entry's JSON.
     times : callable
-        ``times(problem, ms, gpu)`` returns each configuration that may serve problems of this shape, with its predicted
-        time in microseconds at each M in the int64 array ``ms``, or inf where it cannot run. No configuration occurs
-        twice. ``problem.m`` is ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. Of
-        configurations with equal times, the first wins. Configurations that take at least 25 % longer than the cheapest
-        one at every M may be missing. Raises TargetError or ArgumentError if a call with this shape would raise it.
+        ``times(problem, ms, gpu)`` returns each configuration that may run problems of this shape, with its predicted
+        time in microseconds at each M in the int64 array ``ms``, or inf where the configuration cannot run. No
+        configuration occurs twice. ``problem.m`` is ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()``
+        at M. Among configurations with equal times, the first one is chosen. Configurations that take at least 25 %
+        longer than the cheapest one at every M may be missing. Raises TargetError or ArgumentError if a call with this
+        shape would raise it.
     schedule : callable
         ``schedule(config, problem, gpu)`` returns the division of the work among CTAs, for explanations.
     trial : str
         Object reference, ``"module:class"``, to a Trial (sample.py). The tuner creates the Trial with a device ordinal.
     index : tuple of str
-        Fields that a tuning entry and a problem must share for the entry to serve the problem.
+        Fields whose values must be equal in a tuning entry and in a problem for the entry to apply.
     problem_fields : tuple of str
         Fields of a config that come from the problem.
     table : Path, optional
@@ -133,7 +152,7 @@ class Family(Generic[P, S]):
     options : tuple of Option
         Command-line options for fields of a problem other than m, n and k.
     launched : callable
-        Returns the config that is compiled for a chosen config.
+        Maps a chosen config to the config that is compiled.
     versions : Versions, optional
         Versions of the family's kernels that a caller may name.
     sizes : str

@@ -1,4 +1,4 @@
-"""Properties of a GPU for cost models and launches. A comment names the source of each number.
+"""Properties of a GPU for cost models and launches. A comment states the source of each number.
 
 The driver reports the number of SMs, the clocks and the width of the memory bus. The rate of mma.sync, the number of
 resident clusters and the effective size of L2 were measured.
@@ -32,7 +32,7 @@ CLUSTER_K = tuple(_IN_CLUSTERS)
 class Gpu:
     """A GPU's properties.
 
-    Clocks are the maximum clocks. memory_bus_bits: bus width in bits; data moves twice per clock.
+    Clocks are maximum clocks. ``memory_bus_bits`` is the width of the memory bus, on which data moves twice per clock.
     """
 
     target: str
@@ -69,9 +69,9 @@ _KNOWN = (
 
 
 def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
-    """Return a known GPU of a target with this number of SMs, or one extrapolated from the nearest known GPU.
+    """Return a known GPU of a target with this number of SMs, or a GPU extrapolated from the nearest known GPU.
 
-    An extrapolated GPU has the clocks of the nearest one, and the same memory-bus width per SM. If ``sm_count`` is
+    An extrapolated GPU has the clocks of the nearest GPU, and the same memory-bus width per SM. If ``sm_count`` is
     None, the result is the first known GPU of the target. For sm_90a, this is an H200.
     """
     name = get_target(target).name
@@ -85,7 +85,7 @@ def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
 
 
 class _Gpus(dict[int, Gpu]):
-    """The installed GPUs, keyed by ordinal. This is a part of the Runtime."""
+    """The installed GPUs of a Runtime, keyed by ordinal."""
 
 
 def gpu_of(device: int) -> Gpu:

@@ -1,9 +1,9 @@
 """Members and device layout of the struct that a launch passes to its kernel by value.
 
-A kernel's config names the members that the kernel reads. The template declares the struct from them
+A kernel's config lists the members that the kernel reads. The template declares the struct from this list
 (``parts/problem.cuh.j2``), and ``pack()`` lays out the values as C does. MEMBERS are for kernels that compute tiles of
-a result. They describe the sizes, the schedule, the raster order and the rows of the result. ``parts/schedule.cuh.j2``
-and ``parts/store_vector.cuh.j2`` read them.
+a result. These members describe the sizes, the schedule, the raster order and the rows of the result.
+``parts/schedule.cuh.j2`` and ``parts/store_vector.cuh.j2`` read these members.
 """
 
 from __future__ import annotations
@@ -34,7 +34,15 @@ _ORDER = ("u32", "float", "Divisor", "u64")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Member of a struct. type: u32, u64, float or Divisor. meaning: comment in the template."""
+    """Member of a struct.
+
+    Attributes
+    ----------
+    type : str
+        "u32", "u64", "float" or "Divisor".
+    meaning : str
+        Comment for the member in the template.
+    """
 
     name: str
     type: str
@@ -52,23 +60,23 @@ _RASTER_GROUP_M = 2048
 MEMBERS: dict[str, Member] = {
     member.name: member
     for member in (
-        Member("m", "u32", "rows of the result"),
-        Member("n", "u32", "columns of the result"),
+        Member("m", "u32", "number of rows of the result"),
+        Member("n", "u32", "number of columns of the result"),
         Member("k", "u32", "size of the K dimension"),
-        Member("tiles_m", "u32", "output tiles along M"),
-        Member("tiles_n", "u32", "output tiles along N; a CTA or cluster computes one tile"),
-        Member("raster_m", "u32", "rows of tiles per raster group"),
-        Member("k_iterations", "u32", "stages per tile"),
-        Member("work_ranges", "u32", "work ranges: one per cluster, or per CTA without clusters"),
+        Member("tiles_m", "u32", "number of output tiles along M"),
+        Member("tiles_n", "u32", "number of output tiles along N; a CTA or cluster computes one tile"),
+        Member("raster_m", "u32", "number of rows of tiles per raster group"),
+        Member("k_iterations", "u32", "number of stages per tile"),
+        Member("work_ranges", "u32", "number of work ranges: one per cluster, or per CTA without clusters"),
         Member("stream_tiles", "u32", "number of leading tiles that are divided among all work ranges"),
-        Member("stream_stages", "u32", "stages of the divided tiles per work range"),
+        Member("stream_stages", "u32", "number of stages of the divided tiles per work range"),
         Member("stream_extra", "u32", "number of leading work ranges that take one more stage"),
         Member("output_vectors", "u32", "1: every row of the result is aligned to 16 bytes"),
         Member("by_k_iterations", "Divisor", "divides by k_iterations"),
         Member("by_raster_group", "Divisor", "divides by the number of tiles per raster group"),
         Member("by_raster_group_rows", "Divisor", "divides by raster_m"),
         Member("by_last_rows", "Divisor", "divides by the number of rows of tiles in the last raster group"),
-        Member("output_pitch", "u64", "elements from one row to the next"),
+        Member("output_pitch", "u64", "elements from one row of the result to the next"),
     )
 }
 
@@ -82,7 +90,7 @@ def _structure(members: tuple[Member, ...]) -> type[ctypes.Structure]:
 def pack(members: tuple[Member, ...], values: Mapping[str, Any]) -> bytes:
     """Return the bytes of the struct, with each member at its alignment, as in C.
 
-    ``values`` contains each value by name. The value of a divisor is the number by which it divides. Other names are
+    ``values`` contains each value by name. The value of a ``Divisor`` is the divisor itself. Other names are
     ignored.
     """
     return packer(members)(values)
@@ -91,7 +99,7 @@ def pack(members: tuple[Member, ...], values: Mapping[str, Any]) -> bytes:
 def packer(members: tuple[Member, ...], fixed: Mapping[str, Any] | None = None) -> Callable[[Mapping[str, Any]], bytes]:
     """Return pack() specialized for these members, which takes one or two microseconds.
 
-    ``fixed`` contains values that are the same in every call; the returned function does not look them up.
+    ``fixed`` contains values that are the same in every call. The returned function does not look them up.
     """
     structure, layout, at = _structure(members), "<", 0
     flat: list[Any] = []
@@ -128,7 +136,7 @@ def offsets(members: tuple[Member, ...]) -> dict[str, int]:
 
 
 def size_bytes(members: tuple[Member, ...]) -> int:
-    """Return the size of the struct."""
+    """Return the size of the struct in bytes."""
     return ctypes.sizeof(_structure(members))
 
 
@@ -142,10 +150,10 @@ def in_order(known: Mapping[str, Member], names: Iterable[str]) -> tuple[Member,
 def work_values(
     work: Schedule, m: int, n: int, k: int, tile_m: int, *, output_pitch: int = 0, output_vectors: bool = False
 ) -> dict[str, Any]:
-    """Return every member's value by name.
+    """Return the value of every member, by name.
 
-    ``output_pitch``: row pitch of the result in elements. ``output_vectors``: whether rows of the result are aligned to
-    16 bytes.
+    ``output_pitch`` is the row pitch of the result in elements. ``output_vectors`` is True if the rows of the result
+    are aligned to 16 bytes.
     """
     raster_m = min(max(1, _RASTER_GROUP_M // tile_m), work.tiles_m)
     stream_stages, stream_extra = divmod(work.stream_units, work.work_ranges)

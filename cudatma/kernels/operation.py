@@ -1,4 +1,4 @@
-"""Operation, the interface that a family implements for a public function. ``run()`` in engine.py calls it."""
+"""Operation, the interface between ``run()`` in engine.py and a family's public function."""
 
 from __future__ import annotations
 
@@ -19,9 +19,18 @@ RESULTS, SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
 class Checked(NamedTuple, Generic[P]):
     """A valid call.
 
-    problem: the computation, or None if the result has no elements. arrays: inputs in the operation's order. out: the
-    caller's result, or None to allocate one. shape, dtype: shape and dtype of the result; the shape is None if there is
-    no result. lse: shape of a second result in fp32, or None.
+    Attributes
+    ----------
+    problem : P
+        The computation, or None if the result has no elements.
+    arrays : tuple[ArrayInfo or None, ...]
+        Inputs in the operation's order.
+    out : ArrayInfo or None
+        The caller's result, or None to allocate a new array.
+    shape, dtype
+        Shape and dtype of the result. The shape is None if there is no result.
+    lse : tuple[int, ...] or None
+        Shape of a second result in fp32, or None.
     """
 
     problem: P
@@ -33,10 +42,16 @@ class Checked(NamedTuple, Generic[P]):
 
 
 class Weight(NamedTuple):
-    """Arrays that are the same in many calls.
+    """Arrays of a weight, which are inputs of many calls.
 
-    format: properties that a plan depends on, hashed by identity. addresses: addresses in the order of the operation's
-    ``weight_arrays``. arrays: the arrays by name.
+    Attributes
+    ----------
+    format : Hashable
+        Properties that a plan depends on, hashed by identity.
+    addresses : tuple[int, ...]
+        Addresses in the order of the operation's ``weight_arrays``.
+    arrays : dict[str, ArrayInfo]
+        The arrays, by name.
     """
 
     format: Hashable
@@ -47,8 +62,8 @@ class Weight(NamedTuple):
 class Operation(ABC, Generic[P, C]):
     """Interface between run() and a family. There is one operation for each public function.
 
-    A problem must be frozen and hashable, and may not contain addresses. All methods except check(), reference(),
-    with_readable_inputs() and compute_without_kernel() must depend on their arguments only.
+    A problem must be frozen and hashable, and must not contain addresses. The results of all methods except check(),
+    reference(), with_readable_inputs() and compute_without_kernel() must depend only on their arguments.
     """
 
     #: Name of the public function.
@@ -59,7 +74,7 @@ class Operation(ABC, Generic[P, C]):
     #: The number of trailing axes of each input and of out that are part of a shape. The leading axes may differ from
     #: call to call. If None, all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
-    #: Whether a launch treats the leading axes as one axis. This requires that there are no gaps between them.
+    #: Whether a launch treats the leading axes as one axis. The leading axes must then be contiguous.
     #: Otherwise resized() must check the strides of all axes except the last leading axis.
     joins_axes: ClassVar[bool] = True
     #: Number of SMs of the emulated GPU.
@@ -81,7 +96,7 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[P]:
-        """Validate a call. Raises ArgumentError or ArgumentTypeError. ``options`` and ``resource``: as in run()."""
+        """Validate a call. Raises ArgumentError or ArgumentTypeError. run() describes ``options`` and ``resource``."""
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
@@ -92,18 +107,21 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def kernels(self, problem: P, config: C) -> tuple[tuple[str, Any], ...]:
-        """Return (template, config) of the kernels that a call launches, in order."""
+        """Return (template, config) of each kernel that a call launches, in order."""
 
     @abstractmethod
     def arguments(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
-        """Return the launches in order. ``resident``: number of CTAs of each kernel that run at the same time."""
+        """Return the arguments of each launch, in order.
+
+        ``resident`` contains the number of CTAs of each kernel that run at the same time.
+        """
 
     @abstractmethod
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result with NumPy. The arrays must be in host memory."""
 
     def sizes_for(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> Callable[[P], tuple[Sizes, ...]]:
-        """Return a function that returns the Sizes of any problem with the same plan_key().
+        """Return a function that computes the Sizes of any problem with the same plan_key().
 
         The arguments() of such problems may differ only in their Sizes.
         """
@@ -118,9 +136,9 @@ class Operation(ABC, Generic[P, C]):
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
         """Return the problem with other sizes and the shapes of its results, or None if check() must validate the call.
 
-        ``shapes`` contains the shapes of the inputs and of out, with None for arrays that are not given. If
+        ``shapes`` contains the shapes of the inputs and of out, with None for each missing array. If
         ``joins_axes`` is False, ``strides_bytes`` contains their strides. Only leading axes differ from the call with
-        this problem, and an axis of one element still has one element. ``size_options``: as in run().
+        this problem, and an axis of one element still has one element. run() describes ``size_options``.
         """
         return None
 
@@ -136,13 +154,13 @@ class Operation(ABC, Generic[P, C]):
         return (checked.problem,)
 
     def alignment_masks(self, problem: P) -> tuple[int, ...]:
-        """Return, for each input and for out, the bits of its address that have to be 0 in a repeated call."""
+        """Return, for each input and for out, the bits of the address that must be 0 in a repeated call."""
         return (15,) * (len(self.inputs) + 1)
 
     def with_readable_inputs(self, checked: Checked[P], backend: str, stream: int | None) -> Checked[P]:
-        """Return the call with inputs that the kernels can read, copied on a stream where needed."""
+        """Return the call with inputs that the kernels can read, which are copied on a stream if necessary."""
         return checked
 
     def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
-        """Compute the result without a kernel if possible, and return whether this was possible."""
+        """Compute the result without a kernel if possible. Return whether the result was computed."""
         return False

@@ -21,9 +21,9 @@ NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
-    """Launches of a call, without addresses and without a stream.
+    """Launches of a call without its addresses and stream.
 
-    partials_bytes: number of bytes of partial sums, or None if the call uses no workspace.
+    ``partials_bytes`` is the size of the partial sums, or None if the call uses no workspace.
     """
 
     replays: tuple[Replay, ...]
@@ -33,7 +33,7 @@ class Launch(NamedTuple):
     rows_bytes: int
 
     def run(self, addresses: list[int], stream: int, weight: Weight | None, workspace: Workspace | None = None) -> None:
-        """Launch with the arrays of the call at these addresses, in the order of Operation.names.
+        """Launch the kernels with arrays at these addresses, in the order of Operation.names.
 
         The caller must not modify the list afterwards.
         """
@@ -58,7 +58,7 @@ class Launch(NamedTuple):
 class _Loaded(NamedTuple):
     """Loaded kernels of a configuration on a device.
 
-    sizes_of: function that returns the Sizes of a problem's launches.
+    ``sizes_of`` maps a problem to the Sizes of its launches.
     """
 
     config: Any
@@ -66,9 +66,9 @@ class _Loaded(NamedTuple):
     sizes_of: Callable[[Any], tuple[Sizes, ...]]
 
 
-#: Maximum number of configurations that a plan finds by identity.
+#: Maximum number of configurations that a plan looks up by identity.
 _MAX_CONFIGS = 512
-#: An aligned address for tensor maps whose array does not exist yet.
+#: Aligned placeholder address for tensor maps whose array does not exist yet.
 _ANY_ADDRESS = 1 << 20
 
 
@@ -81,7 +81,7 @@ class Plan(Generic[P, C]):
         self._operation, self.device = operation, device
         self._gpu, self._target = gpu_of(device), detect(device)
         self._loaded: dict[C, _Loaded] = {}
-        #: Hashing a configuration takes longer than everything else that a new size needs.
+        #: Lookups by identity avoid hashing a configuration, which takes longer than all other work for a new size.
         self._by_identity: dict[int, _Loaded] = {}
         self._memo: dict[Any, Any] = {}
 
@@ -92,10 +92,10 @@ class Plan(Generic[P, C]):
         return None if loaded is None else self._launch(problem, loaded)
 
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
-        """Return the launches of a problem, and compile and load missing kernels.
+        """Compile and load missing kernels, and return the launches of a problem.
 
-        ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is
-        missing and the stream is being captured.
+        ``named`` contains the arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a
+        kernel is missing and the stream is being captured.
         """
         operation, gpu, target = self._operation, self._gpu, self._target
         config = operation.configure(problem, gpu, self._memo)
@@ -124,14 +124,14 @@ class Plan(Generic[P, C]):
         return self._launch(problem, loaded)
 
     def _lookup(self, config: C) -> _Loaded | None:
-        """Return the loaded kernels of a configuration, and remember its identity."""
+        """Return the loaded kernels of a configuration, and record the identity of the configuration."""
         loaded = self._loaded.get(config)
         if loaded is not None:
             if len(self._by_identity) >= _MAX_CONFIGS:
                 self._by_identity.clear()
             self._by_identity[id(config)] = loaded._replace(
                 config=config
-            )  # keeps the object alive, so that its id stays in use
+            )  # This reference keeps the object alive, so that its id is not reused.
         return loaded
 
     def _launch(self, problem: P, loaded: _Loaded) -> Launch:
@@ -153,7 +153,7 @@ def _loaded_kernel(template: str, config: Any, target: Target, device: int, stre
     kernel = known_kernel(template, config, target)
     if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
         allowed = f"a stream that is not being captured, for the first {function} of this kind"
-        remedy = f"call {function} once, or warm it up, before the capture"
+        remedy = f"call {function} or warm_up() before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
     kernel = load_kernel(template, config, target)
     kernel.load(device)

@@ -1,4 +1,4 @@
-"""Registry of every kernel: its template, and the configs that represent it in dumps, goldens and compile checks.
+"""Registry of all kernels, with their templates and with configs for dumps, goldens and compile checks.
 
 Each version in the PRESETS of gemm, attention and marlin_gemm is a kernel. Every other kernel has an entry below.
 Functions are given as object references, ``"package.module:name"``, so that modules are imported only when needed.
@@ -31,9 +31,9 @@ class KernelEntry:
     template : str
         Path below ptx_templates/.
     source : str
-        Reference to a function that takes a Target and returns the representative configs, or none if the target cannot
-        run the kernel. A config has ``entry``, ``threads``, ``smem_bytes`` and ``check_target(target)``. Reports also
-        show its ``smem_layout()`` and ``stage_layout()``.
+        Reference to a function that takes a Target and returns the representative configs, or an empty list if the
+        target cannot run the kernel. A config has ``entry``, ``threads``, ``smem_bytes`` and ``check_target(target)``.
+        Reports also show the config's ``smem_layout()`` and ``stage_layout()``.
     summary : str
         One-line description.
     emulated : str, default ""
@@ -103,28 +103,28 @@ REGISTRY: dict[str, KernelEntry] = {
             "tile_copy",
             "kernels/tile_copy.cu.j2",
             "cudatma.kernels.data_movement.tile_copy:dump_configs",
-            "pipelined 2D copy",
+            "copy a 2D array with a pipeline of boxes",
             "cudatma.kernels.data_movement.tile_copy:sample",
         ),
         KernelEntry(
             "window_copy",
             "kernels/window_copy.cu.j2",
             "cudatma.kernels.data_movement.configs:window_configs",
-            "copy a window of 1 to 5 axes, or reduce into one, box by box",
+            "copy or reduce a window of 1 to 5 axes, box by box",
             "cudatma.kernels.data_movement.samples:window_sample",
         ),
         KernelEntry(
             "run_copy",
             "kernels/run_copy.cu.j2",
             "cudatma.kernels.data_movement.configs:run_configs",
-            "copy a run of bytes, or reduce into one, by 1D bulk copies",
+            "copy or reduce a run of bytes by 1D bulk copies",
             "cudatma.kernels.data_movement.samples:run_sample",
         ),
         KernelEntry(
             "plain_copy",
             "kernels/plain_copy.cu.j2",
             "cudatma.kernels.data_movement.configs:plain_configs",
-            "copy any window by plain loads and stores",
+            "copy any window with plain loads and stores",
         ),
         KernelEntry(
             "transpose",
@@ -144,7 +144,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "im2col",
             "kernels/im2col.cu.j2",
             "cudatma.kernels.data_movement.im2col:dump_configs",
-            "gather the columns of a convolution by TMA's im2col mode",
+            "arrange the inputs of a convolution in columns with TMA's im2col mode",
             "cudatma.kernels.data_movement.samples:im2col_sample",
         ),
         KernelEntry(
@@ -158,7 +158,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "prefetch",
             "kernels/prefetch.cu.j2",
             "cudatma.kernels.data_movement.prefetch:dump_configs",
-            "a window brought to L2",
+            "prefetch a window into L2",
         ),
         KernelEntry(
             "rows",
@@ -177,7 +177,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "permute_columns",
             "kernels/permute_columns.cu.j2",
             "cudatma.kernels.marlin.permute_columns:dump_configs",
-            "permute the columns of 16-bit rows into aligned rows",
+            "copy 16-bit rows to aligned rows with permuted columns",
             "cudatma.kernels.marlin.permute_columns:sample",
         ),
         KernelEntry(
@@ -191,7 +191,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "all_reduce",
             "kernels/all_reduce.cu.j2",
             "cudatma.kernels.all_reduce.config:dump_configs",
-            "one-shot all-reduce through the memory of other GPUs",
+            "sum the messages of all GPUs with a one-shot all-reduce",
             "cudatma.kernels.all_reduce.config:sample",
         ),
     )
@@ -212,9 +212,9 @@ def family(name: str) -> Family[Any, Any]:
 
 
 def kernel(name: str) -> KernelEntry:
-    """Return the entry of a kernel. For an unknown name, raises an ArgumentError that lists the known kernels."""
+    """Return the entry of a kernel. Raises ArgumentError for an unknown name."""
     if name not in REGISTRY:
         raise ArgumentError(
-            "kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` lists the kernels and their configs"
+            "kernel", name, ", ".join(REGISTRY), "run `cudatma dump --list` to list the kernels and their configs"
         )
     return REGISTRY[name]

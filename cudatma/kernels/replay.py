@@ -1,4 +1,4 @@
-"""Repeat a launch with other addresses and sizes by changing words of its marshalled arguments."""
+"""Repeat a launch with other addresses and sizes by patching words of its marshalled arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Agreement(dict[Any, bool]):
 class Replay:
     """A launch on a device that can be repeated with other addresses and sizes.
 
-    The object does not keep arrays alive. Several threads may use it. Each launch has exclusive use of one set of
+    The object does not keep arrays alive. Several threads may use it. Each launch has exclusive access to one set of
     marshalled arguments, and another set is created if several threads launch at the same time.
 
     Parameters
@@ -40,7 +40,7 @@ class Replay:
     addresses : mapping of str to int
         Current addresses of all arrays, from which the driver encodes tensor maps.
     spaces, steady : sequence of str, optional
-        Names of the arrays whose addresses seldom change: the workspace and the arrays of a weight.
+        Names of the arrays whose addresses rarely change: the arrays of the workspace and of a weight.
     """
 
     __slots__ = ("_first", "_idle", "config", "device")
@@ -67,7 +67,7 @@ class Replay:
         spaces: tuple[int, ...] = (),
         weight_addresses: tuple[int, ...] = (),
     ) -> None:
-        """Launch on the stream with this handle, with arrays at these addresses.
+        """Launch the kernel on the stream with this handle, with arrays at these addresses.
 
         ``spaces`` and ``weight_addresses`` contain the addresses of the workspace and of the weight. The caller must
         not modify ``addresses`` afterwards. If ``sizes``, ``spaces`` or ``weight_addresses`` is the same object as in
@@ -121,7 +121,7 @@ class _Instance:
         plan: LaunchPlan | None = None,
     ) -> None:
         self._given = arguments, kernel, device, names, addresses
-        #: Addresses of the last launch, or None if the arguments may contain anything.
+        #: Addresses of the last launch, or None if they are unknown.
         self.addresses: Sequence[int] | None = None
         self.spaces: tuple[int, ...] | None = None
         self.weight_addresses: tuple[int, ...] | None = None
@@ -166,7 +166,7 @@ class _Instance:
     def copy(self) -> _Instance:
         """Return another set of arguments for the same launch."""
         copy = _Instance(*self._given, plan=self._plan.twin())
-        # Another thread may be modifying the arguments that were copied.
+        # Another thread may be modifying the original arguments.
         copy.sizes = None
         copy.resize(self._given[0].sizes)
         return copy
@@ -175,7 +175,7 @@ class _Instance:
         """Write other sizes into the arguments."""
         plan, old = self._plan, self.sizes
         self.sizes = None
-        for place, given in zip(self._values, sizes.values):  # noqa: B905 (a keyword takes time)
+        for place, given in zip(self._values, sizes.values):  # noqa: B905 (a keyword argument takes time)
             if given.__class__ is bytes:
                 place[:] = given
             else:
@@ -203,7 +203,7 @@ class _SizedMap:
     def __init__(self, tensor_map: Map, value: Any, place: tuple[int, int], device: int) -> None:
         """Read the initial values.
 
-        ``place``: the group that contains the array's name, and the index of the name in this group.
+        ``place`` contains the index of the group with the array's name, and the index of the name in this group.
         """
         spec: Any = tensor_map.spec
         self._map, self._place, self._device = tensor_map, place, device
@@ -239,7 +239,7 @@ class _SizedMap:
         if self.fields != self._written:
             self._bytes[:], self._written = self._encoded(address), self.fields
         else:
-            with context.using(self._device):  # the driver looks up the allocation in the current context
+            with context.using(self._device):  # The driver looks up the allocation in the current context.
                 driver.replace_address(self._pointer, address)
 
     def _encoded(self, address: int) -> bytes:

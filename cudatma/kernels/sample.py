@@ -1,4 +1,4 @@
-"""Random operands for the kernels that `cudatma emulate NAME` and the tuner run."""
+"""Random operands for `cudatma emulate NAME` and for the tuner."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 #: Limits of relative_error() for one rounding to the dtype after fp32 accumulation.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-#: Total number of bytes of all copies of an operand. It is several times the size of any L2, so that each copy evicts
-#: another. Even the maximum number of copies of a tiny operand fits in L2, but loading such an operand takes almost no
-#: time anyway.
+#: Total number of bytes of all copies of an operand. The total is several times the size of any L2, so that each copy
+#: evicts another. The maximum number of copies of a tiny operand fits in L2, but loading such an operand takes almost
+#: no time.
 _ROTATION_BYTES, _MIN_COPIES, _MAX_COPIES = 350_000_000, 2, 200
-#: Number of random values, which are repeated to fill an operand. It is prime, so that no two rows or columns are
-#: equal.
+#: Number of random values, which are repeated to fill an operand. The number is prime, so that no two rows or columns
+#: are equal.
 _POOL = 1_048_573
 
 #: launch(i) enqueues a kernel that reads the i-th copy.
@@ -34,9 +34,18 @@ Launch = Callable[[int], None]
 class Sample:
     """One launch with random operands.
 
-    title: one-line description. kernel: the compiled kernel. run: function that launches the kernel on the emulator; it
-    takes the options of ``EmulatedModule.launch``. error: relative_error() of the last schedule, compared with float64.
-    limit: maximum allowed error.
+    Attributes
+    ----------
+    title : str
+        One-line description.
+    kernel : Kernel
+        The compiled kernel.
+    run : callable
+        Function that launches the kernel on the emulator, with the options of ``EmulatedModule.launch``.
+    error : callable
+        relative_error() of the last schedule, compared with float64.
+    limit : float
+        Maximum allowed error.
     """
 
     title: str
@@ -62,10 +71,17 @@ def relative_error(result: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]
 class Trial(Protocol):
     """Random operands of a family on a device, for the tuner.
 
-    out: result of every launch. copies: number of copies of the operand that must be cold in L2. prepare(problem):
-    creates the operands, and may free those of the previous problem. launcher(candidate, copies, stream): loads the
-    candidate's kernel, and returns a function that launches it on one of ``copies`` copies in the same way as a call of
-    the family's function. It raises LaunchError if the call would launch another kernel.
+    Attributes
+    ----------
+    out : Any
+        Result of every launch.
+    copies : int
+        Number of copies of the operand that must be cold in L2.
+    prepare(problem)
+        Creates the operands, and may free the operands of the previous problem.
+    launcher(candidate, copies, stream)
+        Loads the candidate's kernel, and returns a function that launches the kernel on one of ``copies`` copies in the
+        same way as a call of the family's function. Raises LaunchError if the call would launch another kernel.
     """
 
     @property
@@ -79,7 +95,7 @@ class Trial(Protocol):
 
 
 def cold_copies(size_bytes: int) -> int:
-    """Return the number of copies of an operand that keeps each copy cold in L2."""
+    """Return the number of copies of an operand at which each copy is cold in L2."""
     return min(_MAX_COPIES, max(_MIN_COPIES, _ROTATION_BYTES // size_bytes + 1))
 
 

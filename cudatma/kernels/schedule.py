@@ -1,4 +1,4 @@
-"""Divide a problem into tiles, and divide tiles into the work ranges of CTAs (waves, stream-K and cluster split-K)."""
+"""Divide a problem into tiles, and assign the tiles to CTAs (in waves, by stream-K, or by cluster split-K)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,20 @@ def divisor(d: int) -> tuple[int, int]:
 class TiledConfig(Protocol):
     """Members of a config that whole_tiles() reads.
 
-    tile_k: number of elements of K per stage. cluster: number of CTAs per cluster that share loads. cluster_tile_m,
-    cluster_tile_n: tile size of the cluster. cluster_k: number of CTAs that divide K. launch_cluster: number of CTAs
-    per cluster in the launch. is_persistent: whether a CTA computes several tiles.
+    Attributes
+    ----------
+    tile_k : int
+        Number of elements of K per stage.
+    cluster : int
+        Number of CTAs per cluster that share loads.
+    cluster_tile_m, cluster_tile_n : int
+        Tile size of the cluster.
+    cluster_k : int
+        Number of CTAs that divide K.
+    launch_cluster : int
+        Number of CTAs per cluster in the launch.
+    is_persistent : bool
+        Whether a CTA computes several tiles.
     """
 
     @property
@@ -61,10 +72,16 @@ class TiledConfig(Protocol):
 class DividingConfig(TiledConfig, Protocol):
     """Members of a config that schedule() reads.
 
-    partial_bytes: maximum bytes of fp32 sums that one CTA stores in the workspace, or 0 if tiles are never divided.
-    loaded_stage_bytes: bytes that one CTA loads per stage. division(others, tiles_m): a CTA's one-time cost of dividing
-    tiles, and the time of a stage of a divided tile, both in units of the time of a stage of a whole tile. ``others``:
-    number of CTAs that share a tile with the CTA that stores it. ``tiles_m``: number of rows of tiles.
+    Attributes
+    ----------
+    partial_bytes : int
+        Maximum bytes of fp32 sums that one CTA stores in the workspace, or 0 if tiles are never divided.
+    loaded_stage_bytes : int
+        Bytes that one CTA loads per stage.
+    division(others, tiles_m)
+        Returns a CTA's one-time cost of dividing tiles, and the time of a stage of a divided tile, both in units of the
+        time of a stage of a whole tile. ``others`` is the number of CTAs that share a tile with the CTA that stores it,
+        and ``tiles_m`` is the number of rows of tiles.
     """
 
     @property
@@ -78,11 +95,24 @@ class DividingConfig(TiledConfig, Protocol):
 class Schedule:
     """The number of CTAs, and the division of tiles into work ranges.
 
-    ctas: grid size. tiles_m, tiles_n: number of output tiles along M and N. A cluster of ``cluster`` CTAs computes
-    adjacent tiles at a time. k_iterations: number of stages per tile. stream_tiles: number of tiles whose K is divided
-    among all clusters; all other tiles are assigned whole. work_ranges: number of clusters. stream_units: total number
-    of stages of the divided tiles. partial_ctas: number of CTAs that need a slot in the workspace, or 0 if no tile is
-    divided.
+    Attributes
+    ----------
+    ctas : int
+        Grid size.
+    tiles_m, tiles_n : int
+        Number of output tiles along M and N. The CTAs of a cluster compute adjacent tiles at the same time.
+    k_iterations : int
+        Number of stages per tile.
+    stream_tiles : int
+        Number of tiles whose K is divided among all clusters. All other tiles are assigned whole.
+    cluster : int
+        Number of CTAs per cluster.
+    work_ranges : int
+        Number of clusters.
+    stream_units : int
+        Total number of stages of the divided tiles.
+    partial_ctas : int
+        Number of CTAs with a slot in the workspace, or 0 if no tile is divided.
     """
 
     ctas: int
@@ -118,9 +148,14 @@ def ceil_div(a: Any, b: Any) -> Any:
 class Assignment:
     """A division of tiles, and its longest work range.
 
-    stream_tiles: number of tiles whose K is divided, or 0 if all tiles are whole. whole_stages, divided_stages: number
-    of stages of the longest work range in whole tiles and in divided tiles. others: maximum number of CTAs that share a
-    divided tile with the CTA that stores it.
+    Attributes
+    ----------
+    stream_tiles : int
+        Number of tiles whose K is divided, or 0 if all tiles are whole.
+    whole_stages, divided_stages : int
+        Number of stages of the longest work range in whole tiles and in divided tiles.
+    others : int
+        Maximum number of CTAs that share a divided tile with the CTA that stores it.
     """
 
     stream_tiles: int
@@ -130,12 +165,12 @@ class Assignment:
 
 
 def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> list[Assignment]:
-    """Return the possible assignments of tiles to ``resident`` CTAs or clusters that run at the same time.
+    """Return the possible assignments of tiles to ``resident`` CTAs or clusters.
 
-    All tiles are whole, or the tiles of the partial wave are divided, either together with a full wave or alone. If
-    they are divided together with a full wave, few CTAs share a tile. If they are divided alone, more CTAs are at the
-    same position in K and share data in L2. With only one row of tiles, no CTAs share weights, and dividing the partial
-    wave alone was always slower (docs/lab/marlin.md, "The partial wave").
+    All CTAs or clusters run at the same time. Either all tiles are whole, or the tiles of the partial wave are divided,
+    together with a full wave or alone. In the former case, few CTAs share a tile. In the latter case, more CTAs are at
+    the same position in K and share data in L2. With only one row of tiles, CTAs share no weights, and dividing the
+    partial wave alone was always slower (docs/lab/marlin.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
 
@@ -152,10 +187,10 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
 
 def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
-    """Return the assignment whose longest work range is the shortest; among equal assignments, return the first.
+    """Return the first assignment whose longest work range is the shortest.
 
-    If a kernel's divided stages take no longer than its whole stages, it therefore also divides a full wave.
-    ``division``: DividingConfig.division() as a function of ``others``.
+    A full wave is therefore also divided if a kernel's divided stages take no longer than its whole stages.
+    ``division`` is DividingConfig.division() as a function of ``others``.
     """
 
     def stages(option: Assignment) -> float:
@@ -168,7 +203,7 @@ def shortest(options: list[Assignment], division: Callable[[int], tuple[float, f
 
 
 def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int | None = None) -> Schedule:
-    """Divide an (m, n, k) problem into tiles, and assign whole tiles to ``resident_ctas`` CTAs at a time.
+    """Divide an (m, n, k) problem into tiles, and assign whole tiles to at most ``resident_ctas`` CTAs.
 
     Raises ArgumentError if K has fewer stages than CTAs that divide it.
     """
@@ -176,7 +211,7 @@ def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int 
     clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.tile_k)
     if k_iterations < config.cluster_k:
         raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, the number of stages along K")
-    if resident_ctas is not None:  # the smallest number of clusters that does not need more turns
+    if resident_ctas is not None:  # The fewest clusters that do not need more waves.
         clusters = ceil_div(clusters, ceil_div(clusters, max(1, resident_ctas // config.cluster)))
     return Schedule(clusters * config.launch_cluster, tiles_m, tiles_n, k_iterations, 0, config.cluster)
 
@@ -198,7 +233,7 @@ def schedule(
     one full wave or, if there are several rows of tiles, alone. The numbers of stages of the work ranges then differ by
     at most one.
 
-    ``divide``: whether tiles may be divided. Batch invariance requires False. ``eager``: whether to divide tiles
+    ``divide`` allows tiles to be divided. Batch invariance requires False. ``eager`` divides tiles
     whenever the partial sums have fewer bytes than the saved loads, so that even small problems have divided tiles.
     """
     if not config.partial_bytes:
@@ -207,7 +242,7 @@ def schedule(
     tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.tile_k), config.cluster
     resident = max(1, resident_ctas // cluster)
     if tiles * k_iterations > _MAX_UNITS:
-        raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
+        raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages in total", "split the batch")
     options = assignments(tiles, tiles_m, resident, k_iterations)
     by_bytes = config.partial_bytes // config.loaded_stage_bytes, 1.0
     chosen = shortest(

@@ -1,12 +1,12 @@
 """Configurations that take precedence over the cost model because the caller pinned them or because they were measured.
 
 Measured exceptions are tuning entries. Entries in the user's file take precedence over entries in the shipped table.
-Each file is read once per process. An entry was measured for one problem. It also serves nearby values of M (see
-nearest()) if its tile divides M into the same number of tiles, because the work is then the same. If no entry for the
-same problem serves, an entry with the same index fields (K and N for Marlin) is adapted to the other fields of the
+Each file is read once per process. An entry was measured for one problem. The entry also applies to nearby values of M
+(see nearest()) if its tile divides M into the same number of tiles, because the work is then the same. If no entry for
+the same problem applies, an entry with the same index fields (K and N for Marlin) is adapted to the other fields of the
 problem, because the work is divided in the same way.
 
-A file is validated when it is read, and writing it preserves all entries::
+Reading a file validates it, and writing a file preserves all entries::
 
     {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, config, us, rule_us}]}]}
 
@@ -67,7 +67,12 @@ class GpuClass:
 class Entry(Generic[P, S]):
     """The fastest configuration with correct results for one problem.
 
-    us: time of this configuration. rule_us: time of the configuration that the cost model chooses.
+    Attributes
+    ----------
+    us : float
+        Time of this configuration in microseconds.
+    rule_us : float
+        Time of the cost model's choice in microseconds.
     """
 
     problem: P
@@ -127,7 +132,7 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
     if kernel not in family.kernels:
         raise ArgumentError("kernel", kernel, ", ".join(family.kernels), retune_command(problem, family))
     if revision != family.config.revision:
-        remedy = f"the kernel changed; {retune_command(problem, family)}"
+        remedy = f"{retune_command(problem, family)}, because the kernel has changed"
         raise ArgumentError("revision", revision, str(family.config.revision), remedy)
     given = {name: raw[name] for name in family.problem_fields} | {"version": kernel}
     config = _parse_config(family.config, _typed(raw, "config", dict), given)
@@ -140,7 +145,7 @@ def retune_command(problem: P, family: Family[P, S]) -> str:
     raw = problem.as_json()
     changed = [(option.flag, raw[option.name]) for option in family.options if raw[option.name] != option.default]
     options = "".join(f" {flag}" if value is True else f" {flag} {value}" for flag, value in changed)
-    return f"measure again with: cudatma tune {family.name} --shape {raw['k']}x{raw['n']} --m {raw['m']}{options}"
+    return f"run `cudatma tune {family.name} --shape {raw['k']}x{raw['n']} --m {raw['m']}{options}` to measure again"
 
 
 def _fields(kernel: type[Any]) -> tuple[Field[Any], ...]:
@@ -156,13 +161,13 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
-        allowed = f"a value for each required field of {kernel.__name__}"
+        allowed = f"values for all required fields of {kernel.__name__}"
         raise ArgumentError("config", "no " + ", ".join(missing), allowed)
     return kernel(**given)
 
 
 def _typed(raw: Any, name: str, kind: type) -> Any:
-    """Return a value that must have exactly this type. JSON's true is not an int."""
+    """Return a value that must have exactly this type. A bool is not accepted as an int."""
     value = raw[name]
     if type(value) is not kind:
         raise ArgumentTypeError(name, type(value).__name__, kind.__name__)
@@ -172,7 +177,7 @@ def _typed(raw: Any, name: str, kind: type) -> Any:
 def _microseconds(raw: Any, name: str) -> float:
     value = raw[name]
     if type(value) not in (int, float) or not 0 < value < 1e9:
-        raise ArgumentError(name, value, "microseconds, more than 0")
+        raise ArgumentError(name, value, "a positive number of microseconds")
     return float(value)
 
 
@@ -181,18 +186,20 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(read_regular(path).decode())
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("the file is nested too deeply") from error
     except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from error
+        raise ValueError(f"the file is not JSON: {error}") from error
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
-        raise ValueError("it is not a file of tuning entries")
+        raise ValueError("the file contains no tuning entries")
     if 0 < content["schema"] < SCHEMA:
-        raise ValueError("an earlier version of cudatma wrote it; measure again with: cudatma tune")
+        raise ValueError("an earlier version of cudatma wrote the file; run `cudatma tune` to measure again")
     if content["schema"] != SCHEMA:
-        raise ValueError(f"its schema is {shown(content['schema'])}, but this version of cudatma reads {SCHEMA}")
+        raise ValueError(
+            f"the file has schema {shown(content['schema'])}, but this version of cudatma reads schema {SCHEMA}"
+        )
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
-        raise ValueError("its sections are damaged")
+        raise ValueError("the sections of the file are damaged")
     return sections
 
 
@@ -208,9 +215,8 @@ def _is_section(section: object) -> bool:
 def store_entry(path: Path, gpu: GpuClass, family: Family[P, S], entry: Entry[P, S]) -> None:
     """Store an entry in the file, and replace an older entry for the same problem. Other entries are kept.
 
-    The function holds a lock while it writes a temporary file and renames it, because several runs may share the file.
-    An invalid file is first renamed, with a TuneFileWarning. Raises OSError, or CacheError if the lock is never
-    released.
+    The function locks the file while it writes a temporary file and renames it, because several runs may share the
+    file. An invalid file is first renamed, with a TuneFileWarning. Raises OSError, or CacheError if the lock times out.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f"{path.name}.lock"), _LOCK_SECONDS):
@@ -251,11 +257,11 @@ def _set_aside(path: Path, why: Exception) -> None:
     while (kept := path.with_name(f"{path.name}.unread-{number}")).exists():
         number += 1
     path.rename(kept)
-    warnings.warn(f"{path}: {why}; it is kept as {kept.name}", TuneFileWarning, stacklevel=3)
+    warnings.warn(f"{path}: {why}; the file was renamed to {kept.name}", TuneFileWarning, stacklevel=3)
 
 
 def _replace(path: Path, text: str) -> None:
-    path = path.resolve()  # a symbolic link remains a link
+    path = path.resolve()  # A symbolic link remains a link.
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with aside.open("x", encoding="utf-8") as file:
@@ -263,7 +269,7 @@ def _replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            shutil.copymode(path, aside)  # other users may share the file
+            shutil.copymode(path, aside)  # Other users may share the file.
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -285,7 +291,7 @@ def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Ent
 
 
 def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
-    """Describe an entry by its sizes."""
+    """Return a description of an entry by its sizes."""
     return ", ".join(f"{name} {shown(raw.get(name))}" for name in (*family.index, "m"))
 
 
@@ -296,9 +302,9 @@ def entry_fault(error: Exception) -> str:
 
 #: Configuration that pinned() has set.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
-#: An entry with at least this number of tiles serves up to twice its M, because one more tile changes little.
+#: An entry with at least this number of tiles applies up to twice its M, because one more tile changes little.
 _MANY_TILES = 8
-#: Maximum ratio of an entry's M to a smaller M that it serves.
+#: Maximum ratio of an entry's M to a smaller M to which the entry applies.
 _LARGER_M = 1.25
 
 
@@ -311,14 +317,13 @@ def pinned(config: object) -> Iterator[None]:
     Parameters
     ----------
     config : KernelConfig
-        A config of gemm, marlin_gemm or attention. A decode version applies to attention_decode. Other functions, and
-        calls whose options determine the configuration, choose as usual.
+        A config of gemm, marlin_gemm or attention. Decode versions apply to attention_decode. Other functions, and
+        calls whose options determine the configuration, are not affected.
 
     Raises
     ------
     ArgumentTypeError
-        If ``config`` is not a KernelConfig. A call that the config does not support raises ArgumentError or
-        TargetError.
+        If ``config`` is not a KernelConfig.
     """
     if not isinstance(config, KernelConfig):
         raise ArgumentTypeError("config", type(config).__name__, "a config of gemm, attention or marlin_gemm")
@@ -343,13 +348,15 @@ def pinned_config(family: Family[P, S], problem: P, gpu: Gpu, versions: Collecti
     given = problem.as_json()
     for name in family.problem_fields:
         if (got := getattr(config, name)) != given[name]:
-            raise ArgumentError(f"pinned config: {name}", got, f"{given[name]}, the problem's", "pin another config")
+            raise ArgumentError(
+                f"pinned config: {name}", got, f"{given[name]}, as in the problem", "pin another config"
+            )
     config.check(problem, get_target(gpu.target))
     return config
 
 
 def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
-    """Return the sorted values of M at which another tuning entry may begin to serve a problem of this shape."""
+    """Return the sorted values of M at which another tuning entry may begin to apply to a problem of this shape."""
     if problem.constraint or os.environ.get(FILE_VARIABLE) == NOTHING:
         return []
     raw = problem.as_json()
@@ -357,7 +364,7 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
     entries = [entry for path, _ in _files(family) for entry in _entries(path, family, gpu, index)]
     measured = {entry.problem.m for entry in entries}
     points = {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
-    # Other problems use the entry with the nearest M, so the next entry takes over half-way between two entries.
+    # Other problems use the entry with the nearest M, so the entry changes halfway between two entries.
     points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
     for entry in entries:
         tiles = ceil_div(entry.problem.m, entry.config.tile_m)
@@ -367,10 +374,14 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Entry and the file that contains it.
+    """An entry and the file that contains the entry.
 
-    shipped: whether the file ships with cudatma. exact: whether the entry differs from the problem only in M. If not,
-    the entry was adapted.
+    Attributes
+    ----------
+    shipped : bool
+        Whether the file ships with cudatma.
+    exact : bool
+        Whether the entry differs from the problem only in M. Otherwise, the entry was adapted.
     """
 
     entry: Entry[Any, Any]
@@ -380,7 +391,7 @@ class Match:
 
 
 def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Match | None:
-    """Return the tuning entry that serves a problem, or None.
+    """Return the tuning entry that applies to a problem, or None.
 
     The user's entries take precedence over the shipped entries.
 
@@ -417,7 +428,7 @@ def every_entry_config(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S
 
 
 def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
-    """Return an entry for another problem with the same index, with its config adapted to this problem."""
+    """Return an entry for another problem with the same index fields, with the config adapted to this problem."""
     by_fixed: dict[Any, list[Entry[Any, Any]]] = {}
     for entry in entries:
         by_fixed.setdefault(entry.problem.fixed, []).append(entry)
@@ -436,12 +447,12 @@ def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Tar
 
 
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
-    """Return the entry that serves M, or None. All entries must differ only in M.
+    """Return the entry that applies to M, or None. All entries must differ only in M.
 
-    An entry serves M if its tile divides M into as many tiles as the entry's own M. An entry for a larger M must also
-    be at most a quarter larger, because the cost model fits tiles to M. An entry with 8 or more tiles serves up to
-    twice its M. Among these, the entry with the largest M up to the requested M takes precedence, then the entry with
-    the smallest M above it.
+    An entry applies to M if its tile divides M into as many tiles as the entry's own M. The M of the entry must also be
+    at most a quarter larger than M, because the cost model fits tiles to M. An entry with at least 8 tiles applies up
+    to twice its M. Among these entries, the entry with the largest M up to the requested M takes precedence, followed
+    by the entry with the smallest M above it.
     """
     serving = [entry for entry in entries if _serves(entry, m)]
     below = [entry for entry in serving if entry.problem.m <= m]
@@ -494,7 +505,7 @@ def _read() -> _Read:
 
 
 def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Return a file's unparsed entries, keyed by their index fields. _entries() parses those that a problem needs."""
+    """Return a file's unparsed entries, keyed by index fields. _entries() parses the entries that a problem needs."""
     read, key = _read(), (path, family, gpu)
     by_index = read.by_index.get(key)
     if by_index is not None:
@@ -511,7 +522,7 @@ def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any,
             by_index.setdefault(index, []).append(raw)
         else:
             sizes = ", ".join(f"{name} {shown(size)}" for name, size in zip(family.index, index, strict=True))
-            _warn(f"{path}: an entry is ignored: {sizes}: its sizes must be integers")
+            _warn(f"{path}: the entry {sizes} is ignored because its sizes must be integers")
     read.by_index.put(key, by_index)
     return by_index
 
@@ -527,7 +538,7 @@ def _entries(path: Path, family: Family[Any, Any], gpu: Gpu, index: tuple[Any, .
         try:
             entries.append(parse_entry(raw, family, target))
         except (CudaTmaError, KeyError, TypeError, ValueError) as error:
-            _warn(f"{path}: an entry is ignored: {entry_sizes(raw, family)}: {entry_fault(error)}")
+            _warn(f"{path}: the entry {entry_sizes(raw, family)} is ignored: {entry_fault(error)}")
     read.entries.put(key, entries)
     return entries
 

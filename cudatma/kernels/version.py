@@ -1,4 +1,4 @@
-"""Selection of a kernel version: a call's argument precedes an environment variable, which precedes a file."""
+"""Selection of a kernel version by a call's argument, an environment variable or a file, in this order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ else:
 FILE = "cudatma.toml"
 ANY = "auto"
 _CALL = "the call"
-#: Sections of the file: one per family whose kernels have versions.
+#: Sections of the file, one for each family whose kernels have versions.
 SECTIONS = ("gemm", "attention")
 
 
@@ -28,7 +28,12 @@ SECTIONS = ("gemm", "attention")
 class Versions:
     """Versions of a family's kernels, by name.
 
-    family: name of the section in cudatma.toml. variable: name of the environment variable.
+    Attributes
+    ----------
+    family : str
+        Name of the section in cudatma.toml.
+    variable : str
+        Name of the environment variable.
     """
 
     family: str
@@ -36,11 +41,11 @@ class Versions:
     names: tuple[str, ...]
 
     def chosen(self, version: object) -> tuple[str, str]:
-        """Return the selected version, or "" for any version, and the place that selects it.
+        """Return the selected version, or "" for any version, and the source of the selection.
 
         ``version`` is the argument of the call. ``"auto"`` selects the version in the environment variable if it is
         set, otherwise ``version`` in the family's section of cudatma.toml. cudatma.toml is searched for in the working
-        directory, and then in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. It is read once per process. Raises
+        directory, and then in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. The file is read once per process. Raises
         ArgumentError for an unknown version.
         """
         if not isinstance(version, str) or version != ANY:
@@ -69,9 +74,9 @@ class Versions:
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
-    """Context manager that adds, to errors about the version, the place that selects it, unless that place is the call.
+    """Context manager that adds the source of the selection, unless it is the call, to errors about the version.
 
-    ``selected_by``: the place that chosen() returned.
+    ``selected_by`` is the source that chosen() returned.
     """
 
     __slots__ = ("_selected_by",)
@@ -83,14 +88,14 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, FieldError) and error.field == "version" and self._selected_by not in ("", _CALL):
-            remedy = "set another version there, or pass version="
+            remedy = "set another version there, or pass the version argument"
             raise type(error)(f"version of {self._selected_by}", error.got, error.allowed, remedy) from error
 
 
 class _File(NamedTuple):
     """Contents of the file that selects versions, which the Runtime holds.
 
-    path: path of the file, or "" if there is no file.
+    ``path`` is "" if there is no file.
     """
 
     path: str
@@ -105,6 +110,6 @@ def _read_file() -> _File:
             return _File(str(path.absolute()), tomllib.loads(read_regular(path).decode()))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
-        except (OSError, ValueError, RecursionError) as error:  # invalid TOML or UTF-8 is a ValueError
-            raise ArgumentError(str(path.absolute()), "an unreadable file", "TOML", str(error)) from error
+        except (OSError, ValueError, RecursionError) as error:  # Invalid TOML or UTF-8 raises ValueError.
+            raise ArgumentError(str(path.absolute()), str(error), "a TOML file", "correct the file") from error
     return _File("", {})

@@ -1,4 +1,4 @@
-"""Compile and load the kernels that calls may need, before the first call needs them."""
+"""Compile and load the kernels of calls before the first call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.target import Target, detect
 
-#: Up to this number, kernels are compiled in this process, because starting a worker takes as long as compiling a
+#: Up to this number, kernels are compiled in this process, because starting a worker takes as long as compiling one
 #: kernel.
 _FEW_KERNELS = 2
 #: Largest allowed max_m.
@@ -36,7 +36,7 @@ def warm_up(
 ) -> None:
     """Compile and load every kernel that calls of a function may need.
 
-    Afterwards, no call with operands of this kind, these options and sizes up to ``max_m`` compiles anything. Kernels
+    Later calls with operands of this kind, these options and sizes up to ``max_m`` do not compile anything. Kernels
     that are not in the cache are compiled in parallel. Nothing is launched. Results have the same bits with and without
     warm-up.
 
@@ -45,38 +45,41 @@ def warm_up(
     function : callable
         ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode`` or ``marlin_gemm``.
     operands : sequence
-        Positional arguments of one such call, on a CUDA device. They must have two or more rows, so that their layout
-        is unambiguous. Their contents do not matter.
+        Positional arguments of such a call, on a CUDA device. The arrays must have at least two rows, so that their
+        layout is unambiguous. Their values do not matter.
     max_m : int
-        Upper bound, 1 to 131072. For ``gemm`` and ``marlin_gemm``, it limits the number of rows of a or x, counted over
-        all matrices that share b. For attention, it limits the number of queries and of keys per sequence, but not the
-        number of sequences.
+        Upper bound of the size, from 1 to 131072. For ``gemm`` and ``marlin_gemm``, it limits the number of rows of a
+        or x, counted over all matrices that share b. For attention, it limits the numbers of queries and of keys per
+        sequence, but not the number of sequences.
     progress : bool, optional
-        Show a progress bar on stderr while kernels compile. Default: only if stderr is a terminal.
+        Whether to show a progress bar on stderr while kernels compile. Default: whether stderr is a terminal.
     **options
         Keyword arguments of the calls, including arrays. ``backend`` and ``stream`` are ignored.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If the call would raise this error, or if ``max_m`` is out of range.
+        If the arguments of the call are invalid, or if ``max_m`` is out of range.
     TargetError, CompileError, DriverError
         If no kernel exists for the GPU, or if a kernel does not compile or load.
 
     Notes
     -----
-    Calls may differ from this one in the sizes that ``max_m`` limits, and in alignment and pitch of a or x. Calls with
-    other options, dtypes, head dims or numbers of heads, or with another layout of b, need a separate warm-up.
+    Later calls may differ from this call in the sizes that ``max_m`` limits, and in the alignment and pitch of a or x.
+    Calls with other options, dtypes, head dims or numbers of heads, or with another layout of b, need a separate
+    warm-up.
 
     Examples
     --------
-    Let a be a torch tensor (M, 4096) and w one of (11008, 4096), both on a GPU:
+    Prepare calls with torch tensors a (M, 4096) and w (11008, 4096) on a GPU:
 
     >>> cudatma.warm_up(cudatma.gemm, (a, w.T), activation="silu", max_m=8192)  # doctest: +SKIP
     """
     check_max_m(max_m)
     if not isinstance(operands, tuple | list):
-        raise ArgumentTypeError("operands", type(operands).__name__, "a tuple of the call's arrays", "(a, b)")
+        raise ArgumentTypeError(
+            "operands", type(operands).__name__, "a tuple of the call's arrays", "pass a tuple, such as (a, b)"
+        )
     name = getattr(function, "__name__", type(function).__name__)
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
         raise ArgumentError("function", name, f"a function of cudatma: {', '.join(_FUNCTIONS)}")
@@ -112,7 +115,7 @@ def check_max_m(max_m: Any) -> None:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
         raise ArgumentError(
-            "max_m", max_m, f"1 to {LARGEST_M}", "kernels for larger sizes are compiled at their first call"
+            "max_m", max_m, f"1 to {LARGEST_M}", "omit larger sizes, whose kernels are compiled at the first call"
         )
 
 
@@ -141,7 +144,7 @@ def _missing(kernels: Iterable[tuple[str, Any]], target: Target) -> list[tuple[s
 @contextmanager
 def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError | None], None]]:
     """Show a progress bar for ``total`` kernels, and yield the function that compile_all() calls after each kernel."""
-    from rich.console import Console  # imported only in a process that compiles
+    from rich.console import Console  # Imported only if kernels are compiled.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
@@ -152,9 +155,9 @@ def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError 
     with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
         task = progress.add_task("compile", total=total)
 
-        def advance(config: Any, refusal: CompileError | None) -> None:
-            if refusal is not None:
-                raise refusal
+        def advance(config: Any, failure: CompileError | None) -> None:
+            if failure is not None:
+                raise failure
             progress.advance(task)
 
         yield advance

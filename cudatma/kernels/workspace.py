@@ -2,9 +2,9 @@
 
 CTAs that share a tile store fp32 partial sums and a flag in the workspace. Persistent CTAs of attention count tiles in
 the first flag. Every kernel resets all flags to zero. Two launches that may run at the same time must not share a
-workspace. A workspace belongs to a stream or to a graph branch, unless the caller passes one. A capture uses memory
-that was reserved outside of captures. Activations that TMA cannot load in place are first copied to a buffer of rows
-(marlin/permute_columns.py). This buffer grows to the largest batch that needs it.
+workspace. A workspace belongs to a stream or to a graph branch, unless the caller passes a workspace. A capture uses
+memory that was reserved outside of captures. Activations that TMA cannot load in place are first copied to a row buffer
+(marlin/permute_columns.py), which grows to the largest batch that needs copying.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Memory(Protocol):
 
 
 class ActivationRows:
-    """Memory for rearranged activations of one launch at a time, allocated at its first use.
+    """Memory for copied activations of one launch at a time, allocated at its first use.
 
-    lock: held from before the launch that writes the rows until after the launch that reads them. Between the two, no
-    other thread may launch on the same stream. A larger batch gets a new buffer of at least twice the size. Earlier
-    buffers are kept, because a captured graph may contain their addresses. Together they are smaller than the latest
-    buffer.
+    A launch holds ``lock`` from before the kernel that writes the rows until after the kernel that reads them.
+    Meanwhile, no other thread may launch on the same stream. A larger batch gets a new buffer of at least twice the
+    size. Earlier buffers are kept, because a captured graph may contain their addresses. Their total size is less than
+    the size of the latest buffer.
     """
 
     __slots__ = ("_allocate", "_buffers", "lock")
@@ -52,12 +52,12 @@ class ActivationRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffer in use."""
+        """Size of the buffer in use, in bytes."""
         return self._buffers[-1].nbytes if self._buffers else 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all buffers."""
+        """Size of all buffers in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def room(self, nbytes: int) -> int:
@@ -69,10 +69,10 @@ class ActivationRows:
 
 
 class Workspace:
-    """Memory for the partial sums and flags of one launch at a time on a device, 128.25 KiB per SM.
+    """Device memory for the partial sums and flags of one launch at a time, 128.25 KiB per SM.
 
-    Each stream and each graph branch has its own workspace. Pass ``workspace=`` to use another one. The memory is freed
-    with the object, so keep the object while a captured graph uses it.
+    Each stream and each graph branch has its own workspace. Pass ``workspace`` to use a different workspace. The memory
+    is freed with the object, so keep the object while a captured graph uses it.
 
     Parameters
     ----------
@@ -82,17 +82,17 @@ class Workspace:
     Attributes
     ----------
     flags_pointer, partials_pointer : int
-        Device addresses.
+        Device addresses of the flags and of the partial sums.
     rows : ActivationRows
-        Copies of activations that TMA cannot load in place: act-order, pitches and addresses that are not multiples of
-        16 bytes. The buffer grows to the largest such batch.
+        Copies of activations that TMA cannot load in place, because the weight is in activation order, or because the
+        pitch or the address is not a multiple of 16 bytes. The buffer grows to the largest of these batches.
 
     Raises
     ------
     ArgumentTypeError, LaunchError
-        If ``device`` is not an ordinal of a device.
+        If ``device`` is not the ordinal of a device.
     DriverError
-        If there is no driver, or memory runs out.
+        If there is no driver, or if memory runs out.
     """
 
     __slots__ = (
@@ -123,24 +123,24 @@ class Workspace:
         memory : Memory
             Device memory.
         device : int
-            Ordinal of its device.
+            Ordinal of the memory's device.
         rows : ActivationRows, optional
             Copies of activations. Default: a new object.
 
         Returns
         -------
         Workspace
-            The workspace, which keeps the memory alive.
+            A workspace that keeps the memory alive.
         """
         workspace = object.__new__(cls)
         workspace._lay_out(device, memory, rows or ActivationRows(lambda nbytes: DeviceMemory(nbytes, device)))
         return workspace
 
     def _lay_out(self, device: int, memory: Memory, rows: ActivationRows) -> None:
-        """Place the flags first.
+        """Place the flags before the partial sums.
 
-        Workspaces of one device with the same address of partial sums then have the same address of flags, so that a
-        plan compares only the former.
+        Workspaces of one device with the same address of partial sums then also have the same address of flags, so that
+        a plan compares only the address of the partial sums.
         """
         self.device, self.rows, self._memory = device, rows, memory
         self.flags_bytes = workspace_sizes(device)[0]
@@ -163,14 +163,14 @@ class Workspace:
         if partials_bytes > self.partials_bytes or flags_bytes > self.flags_bytes:
             raise LaunchError(
                 "workspace",
-                f"{self.partials_bytes} + {self.flags_bytes} bytes",
-                f"{partials_bytes} + {flags_bytes} bytes",
-                "the schedule has more CTAs than the workspace supports",
+                f"{self.partials_bytes} bytes of partial sums, {self.flags_bytes} bytes of flags",
+                f"at least {partials_bytes} bytes of partial sums and {flags_bytes} bytes of flags",
+                "use a schedule with fewer CTAs",
             )
 
 
 def workspace_sizes(device: int) -> tuple[int, int]:
-    """Return the number of bytes of flags and of partial sums that is enough for any launch on the device."""
+    """Return the maximum sizes in bytes of the flags and of the partial sums of a launch on the device."""
     sm_count = context.device(device).sm_count
     return sm_count * FLAGS_PER_SM_BYTES, sm_count * PARTIALS_PER_SM_BYTES
 
@@ -184,10 +184,10 @@ def is_capturing(device: int, stream: int) -> bool:
         return context.is_capturing(driver, stream)
 
 
-def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
-    """Raise LaunchError while ``stream`` is being captured into a graph."""
+def check_not_capturing(device: int, stream: int, allowed: str) -> None:
+    """Raise LaunchError if ``stream`` is being captured into a graph."""
     if is_capturing(device, stream):
-        remedy = "run this GEMM once before the capture, or call MarlinLinear.warm_up()"
+        remedy = "run this GEMM or call MarlinLinear.warm_up() before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
 
 
@@ -199,20 +199,20 @@ def check_workspace(workspace: object, device: int) -> Workspace:
     if not isinstance(workspace, Workspace):
         raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
-        raise LaunchError("workspace", f"device {workspace.device}", f"device {device}, where x is")
+        raise LaunchError("workspace", f"device {workspace.device}", f"device {device}, the device of x")
     return workspace
 
 
-#: Number of most recently used streams of a device that keep their workspaces. The driver does not report that a stream
-#: was destroyed, so its workspace is dropped after this number of other streams have been used.
+#: Maximum number of streams per device that keep their workspaces. The driver does not report destroyed streams, so the
+#: workspace of a stream is dropped after this number of other streams have been used.
 _MAX_STREAMS = 32
-#: Size of a slab, and the number of free bytes that are kept available outside of captures. The partial sums and flags
-#: of any launch take at most 16.5 MiB on 132 SMs, so a slab has room for two launches. At small M, they take 1 to 4
-#: MiB.
+#: Size of a slab, and minimum number of free bytes that are kept available outside of captures. The partial sums and
+#: flags of a launch take at most 16.5 MiB on 132 SMs, so a slab has room for two launches. For small M, they take 1 to
+#: 4 MiB.
 _SLAB_BYTES, _MIN_LEFT_BYTES = 34 << 20, 20 << 20
-#: Parts have only a few different sizes, so that a returned part fits the next graph. Partial sums: the maximum of any
-#: launch, halved up to _MAX_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, and multiples of it beyond
-#: that.
+#: Parts have only a few different sizes, so that a returned part fits the next graph. The size for partial sums is the
+#: maximum of any launch, halved up to _MAX_HALVINGS times. The size for rows is a power of two up to _PART_STEP_BYTES,
+#: and a multiple of _PART_STEP_BYTES beyond that.
 _MAX_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
 
 
@@ -221,10 +221,11 @@ def _rows_bytes(nbytes: int) -> int:
 
 
 class _Slab:
-    """Device memory that is cut into parts front to back.
+    """Device memory that is divided into parts from front to back.
 
-    A returned part is reused as a whole and for the same purpose. Its flags are zero, because kernels reset them. left:
-    number of bytes that were never cut into parts. used_bytes: number of bytes of parts in use.
+    A returned part is reused as a whole and for the same purpose. Its flags are zero, because kernels reset flags.
+    ``left`` is the number of bytes that were never divided into parts, and ``used_bytes`` is the size of all parts in
+    use.
     """
 
     __slots__ = ("_memory", "back", "left", "nbytes", "used_bytes")
@@ -232,8 +233,8 @@ class _Slab:
     def __init__(self, nbytes: int, device: int) -> None:
         self._memory, self.nbytes = DeviceMemory(nbytes, device), nbytes
         self.left = self.used_bytes = 0
-        #: Maps (size, whether the part is for rows) to the addresses of returned parts. Storing objects instead would
-        #: create a cycle that keeps the slab alive.
+        #: Maps (size, whether the part is for rows) to the addresses of returned parts. Storing the parts themselves
+        #: would create a cycle that keeps the slab alive.
         self.back: dict[tuple[int, bool], list[int]] = {}
         self.wipe()
 
@@ -245,7 +246,7 @@ class _Slab:
             self.back.clear()
 
     def part(self, nbytes: int, for_rows: bool) -> _Part:
-        """Reuse a returned part, or cut a new one. The caller must ensure that enough memory is left."""
+        """Return a returned part, or a new part. The caller must ensure that enough memory is left."""
         self.used_bytes += nbytes
         if back := self.back.get((nbytes, for_rows)):
             return _Part(self, back.pop(), nbytes, for_rows)
@@ -255,9 +256,9 @@ class _Slab:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a slab, which it keeps alive.
+    """A part of a slab with one user. The part keeps the slab alive.
 
-    A part has one user. It begins with zeros for flags unless it is for rows.
+    The part begins with zeros for flags unless it is for rows.
     """
 
     slab: _Slab
@@ -267,7 +268,7 @@ class _Part:
 
 
 class _Reserve:
-    """A device's slabs, from which captures take parts.
+    """The slabs of a device, from which captures take parts.
 
     Slabs are freed outside of captures. All methods are thread-safe.
     """
@@ -286,8 +287,8 @@ class _Reserve:
     def trim(self, min_left_bytes: int) -> list[_Slab]:
         """Remove and return the slabs without a part in use.
 
-        One of them stays if less than ``min_left_bytes`` would be left without it. The caller frees them without a lock
-        and outside of captures, because cuMemFree waits for the device.
+        One of these slabs is kept if less than ``min_left_bytes`` would otherwise be left. The caller frees the slabs
+        without holding a lock and outside of captures, because cuMemFree waits for the device.
         """
         with self._lock:
             unused = (slab for slab in self._slabs if not slab.used_bytes)
@@ -301,7 +302,7 @@ class _Reserve:
     def refill(self) -> list[_Slab]:
         """Trim the slabs, and add a slab if too little memory is left.
 
-        Call this outside of captures. Raises DriverError.
+        Call this method outside of captures. Raises DriverError.
         """
         idle = self.trim(_MIN_LEFT_BYTES)
         with self._lock:
@@ -312,7 +313,7 @@ class _Reserve:
     def take(self, nbytes: int, parts: list[_Part], for_rows: bool) -> _Part:
         """Take a part and append it to ``parts``.
 
-        If no slab has room, clear or allocate a slab. This happens in relaxed capture mode, which does not affect
+        If no slab has room, a slab is cleared or allocated, in relaxed capture mode, which does not affect other
         captures. Raises DriverError.
         """
         with self._lock:
@@ -341,25 +342,25 @@ class _Reserve:
 
 
 class _Branch:
-    """The workspace for the launches of one stream in one capture. These launches also run in order in the graph.
+    """The workspace of one stream's launches in one capture. These launches also run in order in the graph.
 
-    A launch that needs more partial sums than the workspace has room for gets a new workspace of at least twice the
-    size, which later launches use, too. The graph contains the addresses of all of these workspaces.
+    A launch that needs more partial sums than fit in the workspace gets a new workspace of at least twice the size,
+    which later launches also use. The graph contains the addresses of all of these workspaces.
     """
 
     def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife | None) -> None:
         """Create a branch without memory.
 
-        ``life``: the lifetime object of the graph, or None for a workspace that all graphs of the stream share.
+        ``life`` is the lifetime object of the graph, or None for a workspace that all graphs of the stream share.
         """
         self._device, self._reserve, self.life = device, reserve, life
         self.parts: list[_Part] = []
-        parts = self.parts  # not self, because a cycle would keep the slabs alive
+        parts = self.parts  # Not self, because a cycle would keep the slabs alive.
         self._rows = ActivationRows(lambda nbytes: reserve.take(_rows_bytes(nbytes), parts, for_rows=True))
         self._space: Workspace | None = None
 
     def workspace(self, partials_bytes: int | None) -> Workspace:
-        """Return a workspace with room for ``partials_bytes`` of partial sums, or for any launch if it is None."""
+        """Return a workspace with room for ``partials_bytes`` of partial sums, or for any launch if None."""
         flags, max_bytes = workspace_sizes(self._device)
         min_bytes = max_bytes if partials_bytes is None else partials_bytes
         if self._space is None or min_bytes > self._space.partials_bytes:
@@ -372,7 +373,7 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceBytes:
-    """Device memory that launches hold on a device. Workspaces of callers are not counted.
+    """Sizes of the workspaces on a device. Workspaces that callers created are not included.
 
     Parameters
     ----------
@@ -381,7 +382,7 @@ class WorkspaceBytes:
     graphs : tuple of int
         Bytes of the workspace of each graph branch.
     reserved : int
-        Bytes for future captures, including parts of destroyed graphs.
+        Bytes reserved for future captures, including parts of destroyed graphs.
     """
 
     streams: tuple[int, ...]
@@ -390,18 +391,18 @@ class WorkspaceBytes:
 
     @property
     def total(self) -> int:
-        """Sum of all bytes."""
+        """Total size in bytes."""
         return sum(self.streams) + sum(self.graphs) + self.reserved
 
 
 class Owners:
-    """All workspaces of streams and graphs. This is a part of the Runtime, and all methods are thread-safe."""
+    """All workspaces of the streams and graphs of a Runtime. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Maps (device, identity of the stream) to a workspace. It is read without the lock. If a workspace is not in
-        #: it, _recent may contain it. It is emptied when a stream is added, to find out which streams are still in use,
-        #: and when the reserve must be refilled.
+        #: Maps (device, identity of the stream) to a workspace. The lock is not required for reading. A workspace that
+        #: is missing here may be in _recent. The map is cleared when a stream is added, to find out which streams are
+        #: still in use, and when the reserve must be refilled.
         self.ready: dict[tuple[int, int | None], Workspace] = {}
         #: All workspaces of streams, with the most recently used at the end.
         self._recent: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
@@ -417,7 +418,7 @@ class Owners:
         if identity is not None:
             return self._stream_space(device, identity)
         capture = streams.capture_of(device, stream)
-        if capture is None:  # another thread has just ended this capture
+        if capture is None:  # Another thread has just ended this capture.
             return self.find(device, stream, partials_bytes)
         with self._lock:
             shared = self.shares_captures
@@ -429,7 +430,7 @@ class Owners:
             return self._branches[key].workspace(partials_bytes)
 
     def _stream_space(self, device: int, identity: int) -> Workspace:
-        freed: list[object] = []  # freed after the lock is released, because cuMemFree waits for the device
+        freed: list[object] = []  # Freed after the lock is released, because cuMemFree waits.
         with self._lock:
             self._sweep(freed)
             key, reserve = (device, identity), self._reserve(device)
@@ -458,7 +459,7 @@ class Owners:
         self._sweep_graphs()
 
     def _sweep_graphs(self) -> None:
-        """Put back the parts of graphs that have ended. Frees no memory, and may run in a capture."""
+        """Put back the parts of destroyed graphs. The method frees no memory and may run during capture."""
         for key in [key for key, branch in self._branches.items() if branch.life and branch.life.has_ended()]:
             self._reserves[key[0]].put_back(self._branches.pop(key).parts)
 
@@ -490,11 +491,12 @@ def owners() -> Owners:
 
 
 def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> Workspace:
-    """Return the workspace for a launch on the stream with this handle. It is created at its first use.
+    """Return the workspace for a launch on the stream with this handle, and create it at its first use.
 
-    Each stream has its own workspace. During a capture, each branch of the graph has its own, with room for
-    ``partials_bytes`` or, if that is None, for any launch. It is freed when the graph and all its instances have been
-    destroyed. Raises DriverError if memory runs out, and LaunchError if the capture was invalidated.
+    Each stream has its own workspace. During capture, each branch of the graph has its own workspace, with room for
+    ``partials_bytes`` or, if ``partials_bytes`` is None, for any launch. That workspace is freed when the graph and all
+    its instances have been destroyed. Raises DriverError if memory runs out, and LaunchError if the capture was
+    invalidated.
     """
     held = owners()
     known = held.ready.get((device, streams.identity(device, stream)))
@@ -502,18 +504,18 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
 
 
 def share_captured_workspaces() -> None:
-    """Let all graphs that are captured on a stream share one workspace for the rest of the process.
+    """Share one workspace among all graphs that are captured on a stream, for the rest of the process.
 
     Notes
     -----
-    Use this only if no two of these graphs run at the same time. An engine that captures a graph for each batch size
-    then needs one workspace instead of hundreds.
+    Call this function only if no two of these graphs run at the same time. An engine that captures a graph for each
+    batch size then needs one workspace instead of hundreds.
     """
     owners().shares_captures = True
 
 
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
-    """Return the device memory of workspaces of streams and graphs, and of the reserve for future graphs.
+    """Return the sizes of the workspaces of streams and graphs, and of the reserve for future graphs.
 
     The function first frees the slabs that only destroyed graphs used, except for one that the reserve needs.
 
@@ -531,11 +533,11 @@ def workspace_bytes(device: int = 0) -> WorkspaceBytes:
 
 
 def release_workspaces() -> None:
-    """Drop the workspaces of all streams, and free the memory of destroyed graphs and the reserve for captures.
+    """Free the workspaces of all streams, the memory of destroyed graphs, and the reserve for captures.
 
     Notes
     -----
     The workspace of a running launch is freed after the launch. Existing graphs keep their parts, so the slabs that
-    contain these parts stay reserved for captures.
+    contain these parts are not freed.
     """
     owners().release()

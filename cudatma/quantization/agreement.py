@@ -1,4 +1,4 @@
-"""Check a layer's tensors against its configuration and decide how to decode them."""
+"""Check a layer's tensors against its configuration, and determine how they are decoded."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
 
 _FOUR = "quantize the model again with 4 bits for this layer, or leave the layer unquantized"
-_AGREE = "correct the configuration, or use the matching tensors"
+_AGREE = "correct the configuration, or use tensors that match the configuration"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """Facts that decide how a layer's tensors are decoded.
+    """Facts that determine how a layer's tensors are decoded.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class LayerFacts:
 
 
 def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], statement: Statement) -> LayerFacts:
-    """Check a layer's tensors against the configuration and return how to decode them.
+    """Check a layer's tensors against the configuration, and return the facts needed to decode them.
 
     Only small tensors are read.
 
@@ -62,19 +62,19 @@ def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], st
     layer : str
         The layer's name.
     parts : mapping of str to str
-        Names of the layer's tensors in the checkpoint, by the name without the layer's prefix.
+        Maps the name of each tensor, without the layer's prefix, to the tensor's name in the checkpoint.
     statement : Statement
         The model's quantization configuration.
 
     Returns
     -------
     LayerFacts
-        How to decode the layer.
+        The facts that determine how the layer is decoded.
 
     Raises
     ------
     QuantizationError
-        If the tensors contradict the configuration. The error states what the tensors and the configuration say.
+        If the tensors contradict the configuration. The error states both values.
     WeightFileError
         If a tensor is missing.
     """
@@ -93,10 +93,10 @@ def read_layer(
     group_size: int | None,
     zero_point_format: str | None = None,
 ) -> tuple[list[Any], int | None, str | None]:
-    """Return a layer's tensors in the order of its importer's arguments, its group_size and its zero_point_format.
+    """Return a layer's tensors (in the order of the importer's arguments), group_size and zero_point_format.
 
-    If group_size or zero_point_format is None, it comes from the folder's configuration if there is one. The
-    configuration is not read if zero_point_format is given.
+    If group_size or zero_point_format is None, the value comes from the folder's configuration, if one exists. The
+    configuration is not read if zero_point_format is passed.
 
     Raises
     ------
@@ -118,19 +118,19 @@ def read_layer(
 def _folder_facts(checkpoint: Checkpoint, layer: str, expected: Format) -> LayerFacts | None:
     """Return layer_facts() for the folder's configuration, or None if there is no configuration.
 
-    Raise WeightFileError if the configuration states a format other than ``expected``.
+    Raises WeightFileError if the configuration specifies a format other than ``expected``.
     """
     section, where = read_section(checkpoint.path.parent)
     if not section:
         return None
     statement = read_statement({"quant_method": expected.name.replace("_", "-"), **section}, where)
     if statement.format is not expected:
-        remedy = f"read it with load_{statement.format.name}"
+        remedy = f"read the layer with load_{statement.format.name}"
         raise WeightFileError(f"{where}: quant_method", str(section.get("quant_method")), expected.title, remedy)
     names = {part: f"{layer}.{part}" for part in (*expected.required, *expected.optional)}
     parts = {part: name for part, name in names.items() if name in checkpoint.files}
     if missing := [part for part in expected.required if part not in parts]:
-        checkpoint.read(names[missing[0]])  # raises an error that lists similar names
+        checkpoint.read(names[missing[0]])  # Raises an error that lists similar names.
     return layer_facts(checkpoint, layer, parts, statement)
 
 
@@ -140,17 +140,19 @@ def _compare(
     kind = whole.format
     statement = whole.of(layer)
     if statement is None:
-        remedy = "add the layer's name (as in its files) or its class to the targets of one group"
-        raise QuantizationError(f"{whole.where}: config_groups", f"no target for {layer}", "a group for it", remedy)
+        remedy = "add the layer's name in the files, or its class, to the targets of one group"
+        raise QuantizationError(
+            f"{whole.where}: config_groups", f"no target for {layer}", "one group for each quantized layer", remedy
+        )
     if not statement.quantized:
-        allowed = f"a float weight, because {statement.where} says that it is not quantized"
+        allowed = f"a float weight, because {statement.where} lists the layer as not quantized"
         raise QuantizationError(kind.required[0], "a quantized layer", allowed, _AGREE)
     if statement.bits not in (None, 4):
-        raise QuantizationError(f"{statement.where}: bits", statement.bits, "4", f"it applies to {layer}; {_FOUR}")
+        raise QuantizationError(f"{statement.where}: bits", statement.bits, "4", f"for {layer}, {_FOUR}")
     detected = recognized({part: entry.shape for part, entry in entries.items()})
     if detected not in (None, kind):
         got = f"a tensor that looks like {detected.title}"
-        raise QuantizationError(kind.required[0], got, f"{kind.title}, because {whole.where} says so", _AGREE)
+        raise QuantizationError(kind.required[0], got, f"{kind.title}, the format in {whole.where}", _AGREE)
     words: tuple[str, ...] = ("I32", "U32")
     dtypes_of = {kind.zeros: (*words, "I8"), **dict.fromkeys(kind.integers, words), kind.scales: FLOAT_DTYPES}
     for part, dtypes in dtypes_of.items():
@@ -175,7 +177,7 @@ def _extent(
     try:
         return kind.extent(shapes, k, n)
     except QuantizationError as error:
-        said = "" if statement.bits is None else f"{statement.where} says {statement.bits} bits"
+        said = "" if statement.bits is None else f"{statement.where} specifies {statement.bits} bits"
         remedy = "; ".join(filter(None, (error.remedy, said)))
         raise type(error)(error.field, error.got, error.allowed, remedy) from error
 
@@ -185,7 +187,7 @@ def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int 
     if size is None:
         file_group_size(extent.k, extent.groups, None)
         return None
-    reason = f"{statement.where} says group_size {size}"
+    reason = f"{statement.where} specifies group_size {size}"
     if extent.groups > 1 or size == 0 or size < -1:
         check_file_group_size(size, f"{statement.where}: group_size")
     if (expected := group_count(extent.k, size)) != extent.groups:
@@ -202,23 +204,23 @@ def _check_order(
     size: int | None,
     statement: LayerStatement,
 ) -> None:
-    """Raise an error if g_idx contradicts the configuration."""
+    """Raise QuantizationError or WeightFileError if g_idx contradicts the configuration."""
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
             got = f"{kind.title}, because this format stores rows in order"
             raise QuantizationError(
-                kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE
+                kind.required[0], got, f"GPTQ, because {statement.where} specifies desc_act", _AGREE
             )
         return
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
-            allowed = f"the tensor, because {statement.where} says that rows are in activation order"
+            allowed = f"the tensor, because {statement.where} specifies activation order"
             raise WeightFileError("", f"no {kind.g_idx}", allowed, "copy or download the checkpoint again")
         return
     groups = file_group_size(extent.k, extent.groups, size)
     perm = act_order(read(kind.g_idx), extent.k, extent.groups, groups)
     if perm is not None and statement.act_order is False:
-        allowed = f"rows in order, because {statement.where} says so"
+        allowed = f"rows in order, because {statement.where} specifies no activation order"
         raise QuantizationError(kind.g_idx, "rows in activation order", allowed, _AGREE)
 
 
@@ -234,7 +236,7 @@ def _zero_points(
     form, symmetric = whole.zero_point_format, statement.symmetric
     if whole.borrows and symmetric is False:
         return "v1_borrow", ""
-    reason = f"{statement.where} says that it is {'' if symmetric else 'not '}symmetric"
+    reason = f"{statement.where} specifies {'' if symmetric else 'a'}symmetric quantization"
     part = kind.zeros
     if part not in entries:
         if symmetric is False:
@@ -254,9 +256,9 @@ def _zero_points(
     if bool((zeros == midpoint).all()):
         return form, ""
     if form == "v1" and bool((zeros == SYMMETRIC_ZERO).all()):
-        return "v2", f"{whole.where}: symmetric zero points stored as 8 under the format gptq, read as 8"
+        return "v2", f"{whole.where}: symmetric zero points are stored as 8 in the format gptq, and are read as 8"
     if symmetric:
         low, high = int(zeros.min()), int(zeros.max())
-        got = f"{low} everywhere" if low == high else f"stored values from {low} to {high}"
-        raise QuantizationError(part, got, f"{midpoint} everywhere, because {reason}", _AGREE)
+        got = f"only {low}" if low == high else f"stored values from {low} to {high}"
+        raise QuantizationError(part, got, f"only {midpoint}, because {reason}", _AGREE)
     return form, ""

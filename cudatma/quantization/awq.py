@@ -1,7 +1,7 @@
 """AWQ checkpoints (AutoAWQ's "gemm" version) with four bits.
 
 A layer has the tensors qweight int32 (K, N / 8), qzeros int32 (G, N / 8) and scales (G, N). A word holds eight
-consecutive columns. The even columns come first: column 2 m + h of the eight is in nibble m + 4 h. Zero points are
+consecutive columns, with the even columns first. Column 2 m + h of the eight is in nibble m + 4 h. Zero points are
 stored unchanged.
 """
 
@@ -30,7 +30,7 @@ def from_awq(
     qweight : array_like of int32, shape (K, N / 8)
         Packed integers. Each word holds eight columns, with the even columns in the low nibbles.
     qzeros : array_like of int32, shape (G, N / 8)
-        Packed zero points, in the order of qweight.
+        Packed zero points, with the same column order as qweight.
     scales : array_like, shape (G, N)
         Floating-point scales.
     group_size : int, optional
@@ -49,7 +49,7 @@ def from_awq(
     Raises
     ------
     QuantizationError
-        If shapes or values are invalid, or the tensors have a different format.
+        If shapes or values are invalid, or if the tensors have a different format.
     ArgumentTypeError
         If an argument is not an array.
     """
@@ -68,14 +68,14 @@ def load_awq(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """Import an AWQ layer from a checkpoint.
+    """Load an AWQ layer from a checkpoint.
 
     Parameters
     ----------
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name: its tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and ``{layer}.scales``.
+        The layer's name. The tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and ``{layer}.scales``.
     group_size : int, optional
         See ``from_awq``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional
@@ -103,5 +103,5 @@ def _columns(value: Any, field: str) -> NDArray[np.uint8]:
     """Return the values (R, N) of AWQ's words (R, N / 8) in column order."""
     stored = nibbles_along_columns(value, field)
     rows, n = stored.shape
-    split = stored.reshape(rows, n // WORD_VALUES, 2, 4)  # nibble 4 h + m
-    return np.ascontiguousarray(split.transpose(0, 1, 3, 2)).reshape(rows, n)  # column 2 m + h
+    split = stored.reshape(rows, n // WORD_VALUES, 2, 4)  # Nibble 4 h + m.
+    return np.ascontiguousarray(split.transpose(0, 1, 3, 2)).reshape(rows, n)  # Column 2 m + h.

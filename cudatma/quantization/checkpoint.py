@@ -1,4 +1,4 @@
-"""Open a checkpoint: a safetensors file, an index of several files, or a folder that contains one of these."""
+"""Open a checkpoint, which is a safetensors file, an index of several files, or a folder with one of these."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cudatma.quantization.safetensors_file import (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
-    """Tensors in one or several safetensors files.
+    """The tensors in one or several safetensors files.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Checkpoint:
         return f"Checkpoint({str(self.path)!r}, {counted(len(self.files), 'tensor')} in {files})"
 
     def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a layer's tensors, sorted by name. The names do not include the layer's prefix.
+        """Return the shapes of a layer's tensors, sorted by name.
 
         Parameters
         ----------
@@ -56,7 +56,7 @@ class Checkpoint:
         Returns
         -------
         dict of str to tuple of int
-            Shape of each tensor.
+            Shape of each tensor, keyed by the name without the layer's prefix.
         """
         start = f"{layer}."
         names = (name for name in self.names if name.startswith(start))
@@ -93,14 +93,14 @@ class Checkpoint:
         Raises
         ------
         WeightFileError
-            If there is no such tensor, or the file cannot be read.
+            If there is no such tensor, or if the file cannot be read.
         """
         if name in self.files:
             return self.files[name].read(name)
-        raise WeightFileError(name, "no such tensor", f"a tensor of {self.path}", similar_names(name, self.names))
+        raise WeightFileError(name, "no such tensor", f"a tensor in {self.path}", similar_names(name, self.names))
 
     def read_if_present(self, name: str) -> NDArray[Any] | None:
-        """Read a tensor, or return None if the checkpoint lacks it.
+        """Read a tensor, or return None if the checkpoint does not contain the tensor.
 
         Parameters
         ----------
@@ -110,7 +110,7 @@ class Checkpoint:
         Returns
         -------
         numpy.ndarray or None
-            The tensor, as ``read`` returns it.
+            The result of ``read``, or None.
         """
         return self.read(name) if name in self.files else None
 
@@ -118,14 +118,14 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     """Open a checkpoint.
 
-    This function reads only the headers of the files. If a tensor occurs in two files, both values are read and
+    Only the headers of the files are read, except for tensors that occur in two files. The values of these tensors are
     compared.
 
     Parameters
     ----------
     path : str, os.PathLike or Checkpoint
-        A ``.safetensors`` file, a ``*.safetensors.index.json`` file, or a folder that contains one of these. If a
-        folder contains several, model.safetensors has precedence over model.safetensors.index.json, as in
+        A ``.safetensors`` file, a ``*.safetensors.index.json`` file, or a folder that contains one of these. In a
+        folder with several such files, model.safetensors takes precedence over model.safetensors.index.json, as in
         transformers. A Checkpoint is returned unchanged.
 
     Returns
@@ -149,7 +149,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     return Checkpoint(path, dict.fromkeys(file.tensors, file))
 
 
-#: Files that transformers loads from a folder. It loads the first file that exists.
+#: Files that transformers loads from a folder. transformers loads the first file that exists.
 MAIN_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -164,12 +164,12 @@ def _in_folder(folder: Path) -> Path:
             return files[0]
         if files:
             shown = ", ".join(file.name for file in files[:4])
-            raise WeightFileError(str(folder), shown, "a folder with one checkpoint", "name the file or its index")
+            raise WeightFileError(str(folder), shown, "a folder with one checkpoint", "pass the file or its index")
     raise WeightFileError(str(folder), "no .safetensors file", "a folder with a checkpoint", "check the path")
 
 
 def require_safetensors(folder: Path) -> None:
-    """Raise WeightFileError if a folder stores its weights in another file format."""
+    """Raise WeightFileError if the weights in a folder have another file format."""
     entries = sorted(folder.iterdir())
     if not any(entry.suffix == ".safetensors" for entry in entries):
         for entry in entries:
@@ -177,7 +177,7 @@ def require_safetensors(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raise WeightFileError if it cannot be read."""
+    """Return the content of a JSON file. Raises WeightFileError if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -196,17 +196,17 @@ def _sharded(index: Path) -> Checkpoint:
     files: dict[str, SafetensorsFile] = {}
     for tensor, name in shards.items():
         if name not in files:
-            if Path(name).name != name:  # an index must not point outside its folder
+            if Path(name).name != name:  # An index must not refer to files outside its folder.
                 raise WeightFileError(f"{index}: weight_map[{tensor}]", name, "a file in the folder of the index")
             files[name] = open_safetensors(index.parent / name)
         if tensor not in files[name].tensors:
-            allowed = f"a tensor of {name}, according to {index}"
+            allowed = f"a tensor in {name}, as listed in {index}"
             raise WeightFileError(tensor, "no such tensor", allowed, "copy or download the shard again")
     return Checkpoint(index, files_by_tensor(files.values()))
 
 
 def files_by_tensor(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
-    """Return the file of each tensor. Raise WeightFileError if two files contain different values for one tensor."""
+    """Return the file of each tensor. Raises WeightFileError if two files contain different values for one tensor."""
     owners: dict[str, SafetensorsFile] = {}
     for file in files:
         for name, entry in file.tensors.items():

@@ -1,16 +1,16 @@
-"""compressed-tensors' "pack-quantized" checkpoints (llm-compressor, vLLM) with four-bit integers.
+"""Checkpoints in the "pack-quantized" format of compressed-tensors (llm-compressor, vLLM), with four-bit integers.
 
 A layer has these tensors:
 
-- weight_packed int32 (N, ceil(K / 8)): a word holds eight consecutive values along K, lowest nibble first.
+- weight_packed int32 (N, ceil(K / 8)): each word holds eight consecutive values along K, lowest nibble first.
 - weight_scale (N, G), or one value for the whole tensor.
 - weight_zero_point, only if the weight is asymmetric: int32 (ceil(N / 8), G), where a word holds eight consecutive
   values along N, or int8 (N, G), where a byte holds one value (versions before 0.9.4).
 - weight_shape (2,) = (N, K).
 - weight_g_idx (K,), only if the weight was quantized in activation order.
 
-Integers are signed, from -8 to 7. Words store weights and zero points with 8 added. Differences of stored values
-therefore equal differences of signed values, and a symmetric weight has the offset 8. int8 zero points are stored
+Integers are signed, from -8 to 7. Words store weights and zero points with 8 added. Differences between stored values
+therefore equal differences between signed values, and a symmetric weight has the offset 8. int8 zero points are stored
 unchanged.
 """
 
@@ -47,7 +47,7 @@ def from_compressed_tensors(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """Import a weight from compressed-tensors' tensors.
+    """Import a weight from tensors of compressed-tensors.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ def from_compressed_tensors(
     weight_scale : array_like, shape (N, G) or one element
         Floating-point scales.
     weight_shape : tuple of int or array_like, shape (2,)
-        The sizes (N, K).
+        Sizes (N, K) of the weight.
     weight_zero_point : array_like, optional
-        Zero points: int32 (ceil(N / 8), G), packed along N, or int8 (N, G). Default: symmetric.
+        Zero points, either int32 (ceil(N / 8), G), packed along N, or int8 (N, G). Default: the weight is symmetric.
     weight_g_idx : array_like of int, shape (K,), optional
-        Group of each row of K. Default: rows in order.
+        Group of each row of K. By default, the rows are in order.
     group_size : int, optional
         Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
         32, 64, 128, 256, 512, 1024 or -1.
@@ -77,7 +77,7 @@ def from_compressed_tensors(
     Raises
     ------
     QuantizationError
-        If shapes or values are invalid, or the tensors have a different format.
+        If shapes or values are invalid, or if the tensors have a different format.
     ArgumentTypeError
         If an argument is not an array.
     """
@@ -86,7 +86,7 @@ def from_compressed_tensors(
     packed, scale = nibbles_along_columns(weight_packed, "weight_packed"), host_array(weight_scale, "weight_scale")
     shapes = {"weight_packed": tuple(weight_packed.shape), "weight_scale": scale.shape}
     COMPRESSED_TENSORS.extent(shapes, k, n)
-    if scale.size == 1:  # one value for the whole tensor
+    if scale.size == 1:  # One value for the whole tensor.
         scale = np.repeat(scale.reshape(1, 1), n, axis=0)
     scale = matrix(scale, "weight_scale")
     zeros = None if weight_zero_point is None else compressed_zero_points(weight_zero_point, n, scale.shape[1])
@@ -102,14 +102,14 @@ def load_compressed_tensors(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """Import a compressed-tensors layer from a checkpoint.
+    """Load a compressed-tensors layer from a checkpoint.
 
     Parameters
     ----------
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name: its tensors are ``{layer}.weight_packed``, ``{layer}.weight_scale`` and so on.
+        The layer's name. The tensors are ``{layer}.weight_packed``, ``{layer}.weight_scale`` and so on.
     group_size : int, optional
         See ``from_compressed_tensors``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional

@@ -1,6 +1,6 @@
 """Formats of quantized layers.
 
-A format defines the names of a layer's tensors and the sizes that their shapes imply.
+A format defines the names of a layer's tensors, and how K, N and the number of groups follow from their shapes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cudatma.quantization.checkpoint import Checkpoint
 WORD_VALUES = 8
 _WORD_BITS = 32
 #: Remedy for a checkpoint that cannot be imported.
-FROM_FLOAT = "quantize the original float checkpoint: cudatma convert --quantize"
+FROM_FLOAT = "quantize the original float checkpoint with `cudatma convert --quantize`"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -30,7 +30,7 @@ class Extent:
 
 
 def require_shape(field: str, shape: tuple[int, ...], allowed: tuple[int, ...], remedy: str) -> None:
-    """Raise QuantizationError unless a tensor has the shape that the other tensors imply."""
+    """Raise QuantizationError unless a tensor has the shape required by the other tensors."""
     if shape != allowed:
         raise QuantizationError(field, shape, str(allowed), remedy)
 
@@ -40,15 +40,15 @@ def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -
     allowed = list(shape)
     allowed[axis] = -(-values // WORD_VALUES)
     bits = _WORD_BITS * shape[axis] / values
-    width = f"these would be {bits:g} bits per value; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
-    require_shape(field, shape, tuple(allowed), f"{width}only four bits (eight values per word) are supported")
+    width = f"quantize with four bits instead of {bits:g}; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
+    require_shape(field, shape, tuple(allowed), f"{width}pass tensors with eight values per word")
 
 
 def _gptq_extent(shapes: Shapes, k: int | None, _: int | None) -> Extent:
     words, zeros, (groups, n) = shapes["qweight"], shapes["qzeros"], shapes["scales"]
-    require_shape("qweight", words, (words[0], n), "it must have as many columns as scales")
+    require_shape("qweight", words, (words[0], n), "pass tensors with the same number of columns")
     k = WORD_VALUES * words[0] if k is None else k
-    require_shape("qzeros", zeros, (groups, zeros[1]), "it has a row for each row of scales")
+    require_shape("qzeros", zeros, (groups, zeros[1]), "pass one row for each row of scales")
     _require_words("qzeros", zeros, 1, n)
     _require_words("qweight", words, 0, k)
     return Extent(k, n, groups)
@@ -57,7 +57,7 @@ def _gptq_extent(shapes: Shapes, k: int | None, _: int | None) -> Extent:
 def _awq_extent(shapes: Shapes, *_: int | None) -> Extent:
     words, zeros, (groups, n) = shapes["qweight"], shapes["qzeros"], shapes["scales"]
     _require_words("qweight", words, 1, n)
-    require_shape("qzeros", zeros, (groups, zeros[1]), "it has a row for each row of scales")
+    require_shape("qzeros", zeros, (groups, zeros[1]), "pass one row for each row of scales")
     _require_words("qzeros", zeros, 1, n)
     return Extent(words[0], WORD_VALUES * words[1], groups)
 
@@ -65,8 +65,8 @@ def _awq_extent(shapes: Shapes, *_: int | None) -> Extent:
 def _marlin_extent(shapes: Shapes, *_: int | None) -> Extent:
     words, (groups, n) = shapes["B"], shapes["s"]
     if n % 64 or words[1] != 2 * n:
-        allowed = f"(K / 16, {2 * n}) for s of N = {n} columns, N a multiple of 64"
-        raise QuantizationError("B", words, allowed, "other bit widths are not supported")
+        allowed = f"(K / 16, {2 * n}) for N = {n}, where N is a multiple of 64"
+        raise QuantizationError("B", words, allowed, "quantize the model with four bits")
     return Extent(16 * words[0], n, groups)
 
 
@@ -74,13 +74,13 @@ def _compressed_extent(shapes: Shapes, k: int | None, n: int | None) -> Extent:
     words, scales = shapes["weight_packed"], shapes["weight_scale"]
     n = words[0] if n is None else n
     if words[0] != n:
-        raise QuantizationError("weight_packed", words, f"({n}, K / 8)", "it has one row per output (N)")
+        raise QuantizationError("weight_packed", words, f"({n}, K / 8)", "pass one row per output (N)")
     k = WORD_VALUES * words[1] if k is None else k
     _require_words("weight_packed", words, 1, k)
-    if set(scales) == {1}:  # a single scale for the whole tensor
+    if set(scales) == {1}:  # A single scale applies to the whole tensor.
         return Extent(k, n, 1)
     if len(scales) != 2 or scales[0] != n:
-        raise QuantizationError("weight_scale", scales, f"({n}, G)", "it must have one row per output (N)")
+        raise QuantizationError("weight_scale", scales, f"({n}, G)", "pass one row per output (N)")
     return Extent(k, n, scales[1])
 
 
@@ -104,7 +104,7 @@ class Format:
     integers : tuple of str
         Names of the required tensors of 32-bit words.
     measure : callable
-        Function that computes the extent for extent().
+        Function with which extent() computes the result.
     """
 
     name: str
@@ -121,8 +121,8 @@ class Format:
     def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
         """Return the extent of a layer whose tensors have these shapes.
 
-        ``k`` and ``n`` are the exact sizes if another tensor states them (g_idx or weight_shape). Raise
-        QuantizationError unless the shapes fit four-bit values. The error names the tensor.
+        ``k`` and ``n`` are the exact sizes if another tensor (g_idx or weight_shape) specifies them. Raise
+        QuantizationError unless the shapes match four-bit values. The error names the tensor.
         """
         for name in (*self.integers, self.scales):
             dimensions = (1, 2) if name == "weight_scale" else (2,)
@@ -168,7 +168,7 @@ COMPRESSED_TENSORS = Format(
 )
 MARLIN = Format(
     "marlin",
-    "the original Marlin",
+    "the original Marlin format",
     "B (K / 16, 2 N), s (G, N)",
     required=("B", "s"),
     optional=(),
@@ -180,37 +180,37 @@ FORMATS = (GPTQ, AWQ, COMPRESSED_TENSORS, MARLIN)
 
 
 def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups: int) -> None:
-    """Check the shape of compressed-tensors' weight_zero_point, which has words along N or one byte per scale."""
+    """Check the shape of weight_zero_point, which has packed words along N or one byte per scale."""
     if not is_unpacked:
-        require_shape("weight_zero_point", shape, (-(-n // WORD_VALUES), groups), "it is packed along N")
-    elif set(shape) != {1}:  # a single value for the whole tensor
-        require_shape("weight_zero_point", shape, (n, groups), "it must have one value per scale")
+        require_shape("weight_zero_point", shape, (-(-n // WORD_VALUES), groups), "pack the zero points along N")
+    elif set(shape) != {1}:  # A single value applies to the whole tensor.
+        require_shape("weight_zero_point", shape, (n, groups), "pass one value per scale")
 
 
 def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
-    """Raise WeightFileError if a layer in a file has a different format. The error names that format and its reader."""
+    """Raise WeightFileError if a layer in a file has a different format. The error names this format and its loader."""
     shapes = checkpoint.shapes(layer)
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
-        remedy = f"read it with load_{detected.name}"
+        remedy = f"read the layer with load_{detected.name}"
         raise WeightFileError(
             layer, f"a layer that looks like {detected.title}: {_shown(shapes)}", expected.tensors, remedy
         )
     if detected is None and "weight" in shapes:
         got = f"a weight that is not quantized: {_shown(shapes)}"
-        raise WeightFileError(layer, got, expected.tensors, "pack it with cudatma.quantize")
+        raise WeightFileError(layer, got, expected.tensors, "quantize the weight with cudatma.quantize")
 
 
 def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
     """Raise QuantizationError if a layer's arrays have a different format.
 
-    The error names that format and its importer.
+    The error names this format and its importer.
     """
     shapes = {name: tuple(getattr(array, "shape", ())) for name, array in arrays.items()}
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
         got = f"an array that looks like {detected.title}: {_shown(shapes)}"
-        raise QuantizationError("qweight", got, expected.tensors, f"pass it to from_{detected.name}")
+        raise QuantizationError("qweight", got, expected.tensors, f"pass the tensors to from_{detected.name}")
 
 
 def recognized(shapes: Shapes) -> Format | None:

@@ -5,15 +5,15 @@ A layer has these tensors:
 - qweight int32 (K / 8, N): a word holds eight consecutive rows, lowest nibble first.
 - qzeros int32 (G, N / 8): a word holds eight consecutive columns.
 - scales (G, N).
-- g_idx (K,): the group of each row. It is not sorted if the model was quantized in activation order ("desc_act").
+- g_idx (K,): the group of each row. g_idx is not sorted if the model was quantized in activation order ("desc_act").
 
 The first format ("gptq") stores zero points minus one. The second format ("gptq_v2") stores zero points unchanged. Only
-"checkpoint_format" in the folder's configuration shows which format applies. Some symmetric files of the first format
-store 8, which would mean 9. These values are read as 8.
+"checkpoint_format" in the folder's configuration distinguishes the two formats. Some symmetric files of the first
+format store 8, which would mean 9. These values are read as 8.
 
-The first format has no code for a zero point of 0. AutoGPTQ and its readers add 1 to each value separately, so a stored
-15 means 16. GPTQModel subtracts 1 from the eight values of a word as one 32-bit number. A zero point of 0 then borrows
-from the next value, and adding 1 to the 32-bit number restores both values.
+The first format has no code for a zero point of 0. AutoGPTQ and compatible readers add 1 to each value separately, so a
+stored 15 means 16. GPTQModel subtracts 1 from the eight values of a word as a 32-bit number. A zero point of 0 then
+borrows from the next value, and adding 1 to the 32-bit number restores both values.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def from_gptq(
     scales : array_like, shape (G, N)
         Floating-point scales.
     g_idx : array_like of int, shape (K,), optional
-        Group of each row. If rows are not sorted by group, the weight has a ``perm``. Default: rows are in order.
+        Group of each row. If the rows are not sorted by group, the result has a ``perm``. By default, the rows are in
+        order.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
         Encoding of qzeros. "v1" stores zero points minus one, "v1_borrow" stores zero points minus one with a borrow
         inside a word, and "v2" stores zero points unchanged. Default: "v2" if every stored value is 8, because no
@@ -88,7 +89,7 @@ def from_gptq(
     Raises
     ------
     QuantizationError
-        If shapes or values are invalid, or the tensors have a different format.
+        If shapes or values are invalid, or if the tensors have a different format.
     ArgumentTypeError
         If an argument is not an array.
 
@@ -104,7 +105,7 @@ def from_gptq(
     q, zeros = nibbles_along_rows(qweight, "qweight"), nibbles_along_columns(qzeros, "qzeros")
     factors = matrix(scales, "scales")
     index = None if g_idx is None else host_array(g_idx, "g_idx")
-    if index is not None and index.size == 0:  # some tools write an empty g_idx for layers without activation order
+    if index is not None and index.size == 0:  # Some tools write an empty g_idx for layers without activation order.
         index = None
     shapes = {name: tuple(array.shape) for name, array in (("qweight", qweight), ("qzeros", qzeros))}
     extent = GPTQ.extent({**shapes, "scales": factors.shape}, None if index is None else index.size)
@@ -121,17 +122,17 @@ def load_gptq(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """Import a GPTQ layer from a checkpoint.
+    """Load a GPTQ layer from a checkpoint.
 
     Parameters
     ----------
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name: its tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and so on.
+        The layer's name. The tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and so on.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
-        See ``from_gptq``. Default: the value in the folder's configuration. The configuration is not read if this
-        argument is given.
+        See ``from_gptq``. Default: the value in the folder's configuration. The configuration is read only if this
+        argument is omitted.
     group_size : int, optional
         See ``from_gptq``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional
@@ -156,7 +157,7 @@ def load_gptq(
 
 
 def _zero_points(stored: NDArray[np.uint8], qzeros: Any, zero_point_format: str | None) -> NDArray[np.uint8]:
-    """Return zero points uint8 (G, N) from the stored values and their words, int32 (G, N / 8)."""
+    """Return zero points as uint8 (G, N) from the stored values and their words, int32 (G, N / 8)."""
     if zero_point_format not in (None, *ZERO_POINT_FORMATS):
         raise QuantizationError("zero_point_format", zero_point_format, ", ".join(ZERO_POINT_FORMATS))
     if zero_point_format == "v2" or (zero_point_format is None and bool((stored == SYMMETRIC_ZERO).all())):

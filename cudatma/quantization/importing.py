@@ -14,10 +14,10 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
 from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack
 
-#: Group sizes that can be inferred from the number of rows and the number of groups. Callers must state other group
+#: Group sizes that can be inferred from the number of rows and the number of groups. Callers must specify other group
 #: sizes.
 FILE_GROUP_SIZES = (32, 64, 128, 256, 512, 1024)
-#: The size of imported groups must be a multiple of this size. Groups that are larger than packed weights support are
+#: The size of imported groups must be a multiple of this number. Groups that are larger than packed weights support are
 #: split into several groups with the same scale.
 _STEP = min(size for size in GROUP_SIZES if size > 0)
 ALLOWED_GROUP_SIZES = f"-1, or a multiple of {_STEP}"
@@ -27,7 +27,7 @@ _BITS = 4
 def check_bits(bits: int) -> None:
     """Raise QuantizationError unless ``bits`` is 4."""
     if bits != _BITS:
-        raise QuantizationError("bits", repr(bits), "4", "quantize the model again with four bits")
+        raise QuantizationError("bits", repr(bits), "4", "quantize the model with four bits")
 
 
 def words(value: Any, field: str) -> NDArray[np.uint8]:
@@ -39,7 +39,7 @@ def words(value: Any, field: str) -> NDArray[np.uint8]:
 
 
 def nibbles_along_rows(value: Any, field: str) -> NDArray[np.uint8]:
-    """Unpack int32 (R, C) into uint8 (8 R, C): nibble i (bits 4i..4i+3) of word [r, c] is value [8 r + i, c]."""
+    """Unpack int32 (R, C) into uint8 (8 R, C), where nibble i (bits 4i..4i+3) of word [r, c] is value [8 r + i, c]."""
     data = words(value, field)
     rows, columns, _ = data.shape
     out = np.empty((rows, WORD_VALUES, columns), dtype=np.uint8)
@@ -50,7 +50,7 @@ def nibbles_along_rows(value: Any, field: str) -> NDArray[np.uint8]:
 
 
 def nibbles_along_columns(value: Any, field: str) -> NDArray[np.uint8]:
-    """Unpack int32 (R, C) into uint8 (R, 8 C): nibble i (bits 4i..4i+3) of word [r, c] is value [r, 8 c + i]."""
+    """Unpack int32 (R, C) into uint8 (R, 8 C), where nibble i (bits 4i..4i+3) of word [r, c] is value [r, 8 c + i]."""
     data = words(value, field)
     rows, columns, _ = data.shape
     out = np.empty((rows, columns, 4, 2), dtype=np.uint8)
@@ -80,7 +80,7 @@ def compressed_zero_points(words: Any, n: int, groups: int) -> NDArray[np.uint8]
         return np.ascontiguousarray(nibbles_along_rows(words, "weight_zero_point")[:n].T)
     if values.min() < -SYMMETRIC_ZERO or values.max() >= SYMMETRIC_ZERO:
         got = f"values from {values.min()} to {values.max()}"
-        raise QuantizationError("weight_zero_point", got, "-8..7", "four bits cannot hold more")
+        raise QuantizationError("weight_zero_point", got, "-8 to 7", "pass four-bit values")
     values = np.broadcast_to(values.reshape(1, 1), (n, groups)) if values.size == 1 else values
     return np.ascontiguousarray(values.T.astype(np.int16) + SYMMETRIC_ZERO, dtype=np.uint8)
 
@@ -102,7 +102,7 @@ def assemble(
     dtype: Any | None,
     g_idx: Any | None = None,
 ) -> PackedWeight:
-    """Pack imported integers.
+    """Pack imported integers, scales and zero points.
 
     Parameters
     ----------
@@ -113,16 +113,16 @@ def assemble(
     zeros : ndarray of uint8, shape (G, N), or None
         Zero points. A symmetric weight has None, or zero points that are all 8.
     group_size : int or None
-        Number of rows of K that share a scale. If None, it is inferred from K and G.
+        Number of rows of K that share a scale. If None, the number is inferred from K and G.
     dtype : dtype or None
-        Type of the scales in the result. If None, the type of ``scales``.
+        Type of the scales in the result. If None, the type of ``scales`` is used.
     g_idx : array_like of int, shape (K,), optional
         Group of each row.
 
     Returns
     -------
     PackedWeight
-        The weight.
+        The packed weight.
     """
     k, groups = q.shape[0], scales.shape[0]
     size = file_group_size(k, groups, group_size)
@@ -156,28 +156,28 @@ def check_file_group_size(size: object, field: str) -> None:
 def file_group_size(k: int, groups: int, stated: int | None) -> int:
     """Return the group size of a file's tensors, or -1 for one group.
 
-    If ``stated`` is None, infer one of FILE_GROUP_SIZES from G. Raise QuantizationError if that size does not divide K
+    If ``stated`` is None, infer one of FILE_GROUP_SIZES from G. Raises QuantizationError if this size does not divide K
     and another size also results in G groups.
     """
     if stated is not None:
         check_file_group_size(stated, "group_size")
         if group_count(k, stated) != groups:
             allowed = f"{group_count(k, stated)} groups for K = {k} and group_size {stated}"
-            raise QuantizationError("scales", f"{groups} groups", allowed, "omit group_size to have it inferred")
+            raise QuantizationError("scales", f"{groups} groups", allowed, "omit group_size to infer it")
         return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
-    # Tools write group sizes that are multiples of 32. They write other group sizes only if these divide K.
+    # Tools write group sizes that are multiples of 32, and other group sizes only if they divide K.
     sizes = [size for size in range(16, k, 16) if group_count(k, size) == groups and not (size % _STEP and k % size)]
     inferable = [size for size in sizes if size in FILE_GROUP_SIZES]
     if not inferable:
         shown = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
-        raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {shown}", "pass group_size=")
+        raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {shown}", "pass group_size")
     if k % inferable[0] and len(sizes) > 1:
         other = next(size for size in sizes if size != inferable[0])
-        got = f"{groups} groups for K = {k}, which may have {inferable[0]} or {other} rows"
-        remedy = "pass group_size=, or state group_size in the configuration"
-        raise QuantizationError("scales", got, "sizes for which only one group size is possible", remedy)
+        got = f"{groups} groups for K = {k}, which allow groups of {inferable[0]} or {other} rows"
+        remedy = "pass group_size, or specify it in the configuration"
+        raise QuantizationError("scales", got, "sizes that allow only one group size", remedy)
     return inferable[0]
 
 
@@ -187,22 +187,22 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
     if index.dtype.kind not in "iu" or index.shape != (k,):
         raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"integers ({k},)")
     if index.min() < 0 or index.max() >= groups:
-        raise QuantizationError("g_idx", f"{index.min()}..{index.max()}", f"0..{groups - 1}")
+        raise QuantizationError("g_idx", f"{index.min()} to {index.max()}", f"0 to {groups - 1}")
     sorted_index = np.arange(k) // (k if size == -1 else size)
     if np.array_equal(index, sorted_index):
         return None
     perm = np.argsort(index, kind="stable")
     if not np.array_equal(index[perm], sorted_index):
-        allowed = f"groups of exactly {size} rows, and a shorter last group if K is not a multiple"
+        allowed = f"groups of exactly {size} rows, except that the last group may be shorter"
         raise QuantizationError("g_idx", "groups of unequal size", allowed, "import the unsharded weight")
     return perm.astype(np.int32)
 
 
 def _convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
-    """Return scales in fp16 or bf16. Raise QuantizationError if a scale overflows or becomes 0."""
+    """Return scales in fp16 or bf16. Raises QuantizationError if a scale overflows or becomes 0."""
     if dtype is None:
         if scales.dtype.name not in ACTIVATION_TYPES:
-            remedy = "pass dtype='float16' or 'bfloat16' to have them rounded"
+            remedy = "pass dtype='float16' or 'bfloat16' to round the scales"
             raise QuantizationError("scales", scales.dtype.name, ", ".join(ACTIVATION_TYPES), remedy)
         return scales
     kind: ActivationType = activation_type(dtype)
@@ -212,6 +212,6 @@ def _convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
     if invalid.any():
         group, column = (int(i) for i in np.argwhere(invalid)[0])
         got = f"{float(scales[group, column]):g}"
-        remedy = "use dtype='bfloat16'" if kind.name == "float16" else "keep the original type of the scales"
-        raise QuantizationError(f"scales[{group}, {column}]", got, f"values that {kind.name} can hold", remedy)
+        remedy = "pass dtype='bfloat16'" if kind.name == "float16" else "keep the original type of the scales"
+        raise QuantizationError(f"scales[{group}, {column}]", got, f"values in the range of {kind.name}", remedy)
     return rounded

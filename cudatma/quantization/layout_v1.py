@@ -1,9 +1,9 @@
 """Layout version 1 of packed weights. This module computes the position of each value for NumPy and CuPy arrays.
 
-A 64 x 64 block (rows of K x columns of N) has 2048 contiguous bytes. They form four groups of 16 columns, and each
-group has 16 bytes for each of 32 lanes. The bytes of a lane are its registers of operand A of mma.m16n8k16 for four k16
-steps (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"). wgmma.m64k16 assigns its registers in the
-same way.
+A 64 x 64 block (rows of K x columns of N) has 2048 contiguous bytes, which form four groups of 16 columns. Each group
+has 16 bytes for each of 32 lanes. The bytes of a lane are its registers of operand A of mma.m16n8k16 for four k16 steps
+(PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"). wgmma.m64k16 assigns its registers in the same
+way.
 
 With n = 64 n64 + 16 c + 8 r0 + g and k = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3), lane 4 g + t holds the
 value in word j, nibble r0 + 2 r1 + 4 h. The byte inside the word is r1 + 2 h, and r0 selects its low or high nibble.
@@ -38,7 +38,7 @@ def part_shapes(k: int, n: int, group_size: int) -> dict[str, tuple[int, ...]]:
 
 
 def pack_values(q: Any) -> Any:
-    """Pack uint8 values 0..15 of shape (64 K64, 64 N64) into bytes, uint8 (N64 * K64, 2048), C order."""
+    """Pack uint8 values from 0 to 15 of shape (64 K64, 64 N64) into bytes, uint8 (N64 * K64, 2048), in C order."""
     k, n = q.shape
     k64, n64 = k // BLOCK, n // BLOCK
     halves = q.reshape(k, n64, 4, 2, 8)

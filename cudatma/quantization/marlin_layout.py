@@ -1,12 +1,12 @@
-"""The weight layout of the original Marlin (IST-DASLab's implementation of "MARLIN"): symmetric, with four bits.
+"""The symmetric four-bit weight layout of the original Marlin (IST-DASLab's implementation of "MARLIN").
 
 B is int32 (K / 16, 2 N). A row of words is a slice of 16 rows of K. In a slice, 64 columns are 128 consecutive words.
 Lane l = 4 g + t (g = 0..7, t = 0..3) owns four of these words, and word i holds columns 16 i to 16 i + 15. Nibble r + 2
 b + 4 h holds k = 2 t + h + 8 r, n = 16 i + 8 b + g.
 
-s is fp16 (G, N), permuted. If G is greater than 1, every 64 columns form an 8 x 8 matrix that is stored transposed. If
-G is 1 (one scale per column, applied in the epilogue), then in every 32 columns, column 8 u + 2 i + v is at position
-8 i + 2 u + v (i, u = 0..3, v = 0..1).
+s is fp16 (G, N) with permuted columns. If G is greater than 1, every 64 columns form an 8 x 8 matrix that is stored
+transposed. If G is 1 (one scale per column, applied in the epilogue), then in every 32 columns, column 8 u + 2 i + v is
+at position 8 i + 2 u + v (i, u = 0..3, v = 0..1).
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | N
 def load_marlin(
     path: str | os.PathLike[str] | Checkpoint, layer: str, *, group_size: int | None = None, dtype: Any | None = None
 ) -> PackedWeight:
-    """Import a layer of the original Marlin from a checkpoint.
+    """Load a layer of the original Marlin from a checkpoint.
 
     Parameters
     ----------
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name: its tensors are ``{layer}.B`` and ``{layer}.s``.
+        The layer's name. The tensors are ``{layer}.B`` and ``{layer}.s``.
     group_size : int, optional
         See ``from_marlin``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional

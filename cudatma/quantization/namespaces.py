@@ -1,4 +1,4 @@
-"""Convert arrays of NumPy, CuPy, torch or any DLPack library to NumPy or CuPy without changing their values."""
+"""Convert arrays from NumPy, CuPy, torch or any DLPack library to NumPy or CuPy without changing their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)
 
 
 def library_of(array: object) -> str:
-    """Return the top-level package of an array's type: ``"numpy"``, ``"cupy"``, ``"torch"`` ..."""
+    """Return the top-level package of an array's type, such as ``"numpy"``, ``"cupy"`` or ``"torch"``."""
     return type(array).__module__.partition(".")[0]
 
 
@@ -30,7 +30,7 @@ def namespace_of(array: object) -> Any:
 
 
 def on_device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context that creates CuPy arrays on the device of ``array``. For NumPy arrays, it does nothing."""
+    """Return a context in which CuPy arrays are created on the device of ``array``. NumPy arrays have no effect."""
     if library_of(array) == "cupy":
         device: contextlib.AbstractContextManager[Any] = array.device
         return device
@@ -45,22 +45,22 @@ def is_float(dtype: Any) -> bool:
 def native_array(value: Any, field: str) -> Any:
     """Return ``value`` as a NumPy array (host memory) or a CuPy array (device memory), without a copy if possible.
 
-    torch tensors are detached. Raise ArgumentTypeError if ``value`` is not an array, or if it is a bf16 array on a
+    torch tensors are detached. Raises ArgumentTypeError if ``value`` is not an array, or if it is a bf16 array on a
     device and the installed CuPy does not support bf16.
     """
     library = library_of(value)
     if isinstance(value, np.ndarray):
         if getattr(value, "mask", None) is not None:
             raise ArgumentTypeError(
-                field, "a masked array", "an array without a mask", "fill masked elements: value.filled(0)"
+                field, "a masked array", "an array without a mask", "fill the masked elements with value.filled(0)"
             )
-        return np.asarray(value)  # convert subclasses to plain arrays, because subclasses may index differently
+        return np.asarray(value)  # Subclasses may index differently.
     if library == "cupy" and hasattr(value, "flags"):
         return value
     if library == "torch" and hasattr(value, "detach"):
         return _from_torch(value.detach(), field)
     if not hasattr(value, "__dlpack__"):
-        remedy = "pass a NumPy or CuPy array, a torch tensor or anything with DLPack"
+        remedy = "pass a NumPy or CuPy array, a torch tensor, or an object that supports DLPack"
         raise ArgumentTypeError(field, type(value).__name__, "an array", remedy)
     return _from_dlpack(value, field)
 
@@ -75,7 +75,7 @@ def host_array(value: Any, field: str) -> NDArray[Any]:
 
 
 def upload(array: NDArray[Any]) -> Any:
-    """Copy a NumPy array to the current device. Raise ArgumentTypeError if this CuPy does not support bf16."""
+    """Copy a NumPy array to the current device. Raises ArgumentTypeError if this CuPy does not support bf16."""
     import cupy
 
     if array.dtype != BFLOAT16:
@@ -84,13 +84,13 @@ def upload(array: NDArray[Any]) -> Any:
 
 
 def bfloat16_view(bits: Any) -> Any:
-    """View a CuPy array of 16-bit integers as bf16. Raise ArgumentTypeError if this CuPy does not support bf16."""
+    """View a CuPy array of 16-bit integers as bf16. Raises ArgumentTypeError if this CuPy does not support bf16."""
     try:
         return bits.view(BFLOAT16)
     except (TypeError, ValueError) as error:
         import cupy
 
-        remedy = "install CuPy 14 or newer, or use float16"
+        remedy = "install CuPy 14 or newer, or pass float16"
         raise ArgumentTypeError("dtype", f"bfloat16 with CuPy {cupy.__version__}", "float16", remedy) from error
 
 
@@ -98,7 +98,7 @@ def _from_torch(tensor: Any, field: str) -> Any:
     import torch
 
     on_host = tensor.device.type == "cpu"
-    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack does not support bf16, so pass its bits
+    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack does not support bf16, so pass the bits.
         bits = tensor.view(torch.int16)
         return bits.numpy().view(BFLOAT16) if on_host else bfloat16_view(_from_dlpack(bits, field))
     if not on_host:
@@ -106,7 +106,9 @@ def _from_torch(tensor: Any, field: str) -> Any:
     try:
         return tensor.numpy()
     except (RuntimeError, TypeError) as error:
-        raise ArgumentTypeError(field, str(tensor.dtype), "a type of NumPy's", "convert it to float32") from error
+        raise ArgumentTypeError(
+            field, str(tensor.dtype), "a type that NumPy supports", "convert the tensor to float32"
+        ) from error
 
 
 def _from_dlpack(value: Any, field: str) -> Any:
@@ -121,8 +123,6 @@ def _from_dlpack(value: Any, field: str) -> Any:
     except (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError) as error:
         shown = f"{type(value).__name__} ({error})"
         raise ArgumentTypeError(
-            field, shown, "an array that DLPack can share", "convert it to float32 first"
+            field, shown, "an array that DLPack can share", "convert the array to float32"
         ) from error
-    raise ArgumentTypeError(
-        field, f"DLPack device type {kind}", "host or CUDA memory", "copy the array to the host first"
-    )
+    raise ArgumentTypeError(field, f"DLPack device type {kind}", "host or CUDA memory", "copy the array to the host")

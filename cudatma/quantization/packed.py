@@ -22,7 +22,7 @@ from cudatma.quantization.storage import StoredWeight, read_weights, write_weigh
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogicalWeight:
-    """A weight's integers in plain order.
+    """Integers, scales and zero points of a weight, in plain order.
 
     Row k of ``q`` belongs to column perm[k] of the activations.
 
@@ -33,9 +33,9 @@ class LogicalWeight:
     scales : array, shape (G, N)
         Scales, fp16 or bf16.
     zeros : array of uint8, shape (G, N), or None
-        Zero points. None means the offset 8.
+        Zero points, or None for the offset 8.
     perm : array of int32, shape (K,), or None
-        Column of the activations for each row. None means that the rows are in order.
+        Column of the activations for each row, or None if the rows are in order.
     """
 
     q: Any
@@ -45,7 +45,7 @@ class LogicalWeight:
 
 
 def unpack(weight: Any) -> LogicalWeight:
-    """Unpack a weight into integers in plain order.
+    """Unpack a weight into integers, scales and zero points in plain order.
 
     Parameters
     ----------
@@ -84,8 +84,8 @@ class _Referable:
 class PackedWeight(_Referable):
     """An int4 weight W of shape (K, N) in layout version 1 (docs/design/packed_weights.md).
 
-    All arrays are NumPy arrays, or all arrays are CuPy arrays on one device. ``quantize``, ``pack`` and the importers
-    create weights. Weights compare by identity.
+    Either all arrays are NumPy arrays, or all arrays are CuPy arrays on one device. ``quantize``, ``pack`` and the
+    importers create weights. Weights compare by identity.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class PackedWeight(_Referable):
     zeros : array of uint8, shape (G, 64 N64), or None
         Zero points from 0 to 16 in stored order, or None for a symmetric weight, which has the offset 8.
     perm : array of int32, shape (K,), or None
-        Activation order. Packed row k multiplies column perm[k] of the activations.
+        Activation order, or None. Packed row k multiplies column perm[k] of the activations.
     shape : tuple of int
         The sizes (K, N).
     group_size : int
@@ -109,14 +109,14 @@ class PackedWeight(_Referable):
     Attributes
     ----------
     scale_fit : ScaleFit
-        How kernels may multiply by scales and subtract zero points in one step.
+        The form in which kernels may apply scale and offset with one multiply-add.
     attachments : dict
-        Cache that kernels use for this weight (launch plans). It is not saved or copied.
+        Objects that kernels cache with this weight. They are neither saved nor copied.
 
     Raises
     ------
     QuantizationError
-        If a shape, dtype or order is wrong, if a scale is not finite, if a zero point exceeds 16, or if perm is not a
+        If a shape, dtype or order is invalid, if a scale is not finite, if a zero point exceeds 16, or if perm is not a
         permutation. The error names the field.
     ArgumentTypeError
         If an array is not a NumPy or CuPy array.
@@ -144,7 +144,7 @@ class PackedWeight(_Referable):
     dtype: str
     layout_version: int = LAYOUT_VERSION
     scale_fit: ScaleFit = field(default=ScaleFit(), init=False)
-    #: Objects that kernels derive from this weight, such as its arrays for launches, by key. They are not saved or
+    #: Objects that kernels derive from this weight, such as its arrays for launches, by key. They are neither saved nor
     #: copied.
     attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
@@ -175,13 +175,13 @@ class PackedWeight(_Referable):
         return int(self.qweight.device.id) if library_of(self.qweight) == "cupy" else None
 
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
-        """Return the values of the weight, (q - zero) * scale.
+        """Return the dequantized values of the weight, (q - zero) * scale.
 
         Parameters
         ----------
         dtype : dtype, default float64
-            Type of the result. Values are exact in float32 and float64, because they are 5-bit integers times 11-bit
-            significands. Values are rounded once to other types.
+            Type of the result. float32 and float64 hold the values exactly, because the values are 5-bit integers times
+            11-bit significands. For other types, the values are rounded once.
 
         Returns
         -------
@@ -198,12 +198,12 @@ class PackedWeight(_Referable):
             rows = slice(group * size, min((group + 1) * size, k))
             zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(exact)
             values = (logical.q[rows].astype(exact) - zero) * logical.scales[group].astype(exact)
-            with np.errstate(over="ignore"):  # values that are too large for dtype become infinite, as on the GPU
+            with np.errstate(over="ignore"):  # Values beyond the range of dtype become infinite, as on the GPU.
                 out[rows if logical.perm is None else logical.perm[rows]] = values.astype(dtype)
         return out
 
     def to_device(self, device: int | None = None) -> PackedWeight:
-        """Copy this weight to a GPU.
+        """Return a copy of this weight on a GPU.
 
         Parameters
         ----------
@@ -218,25 +218,25 @@ class PackedWeight(_Referable):
         Raises
         ------
         ArgumentTypeError
-            If ``device`` is not an ordinal, or the scales are bf16 and the installed CuPy does not support bf16.
+            If ``device`` is not an ordinal, or if the scales are bf16 and the installed CuPy does not support bf16.
         DriverError
-            If CuPy is not installed, or there is no driver or no such GPU.
+            If CuPy is not installed, or if there is no driver or no such GPU.
         """
         if device is not None and (type(device) is not int or device < 0):
-            raise ArgumentTypeError("device", repr(device), "the ordinal of a device (an int, at least 0), or None")
+            raise ArgumentTypeError("device", repr(device), "a device ordinal (an int, at least 0), or None")
 
         def move(cupy: Any) -> PackedWeight:
             ordinal = cupy.cuda.Device().id if device is None else device
             if self.device == ordinal:
                 return self
-            host = self.to_host()  # two devices exchange data through the host because they need not be peers
+            host = self.to_host()  # Data is copied through the host because the devices may not be peers.
             with cupy.cuda.Device(ordinal):
                 return host._moved(upload)
 
         return with_cupy("PackedWeight.to_device", move)  # type: ignore[no-any-return]
 
     def to_host(self) -> PackedWeight:
-        """Copy this weight to the host.
+        """Return a copy of this weight in host memory.
 
         Returns
         -------
@@ -251,7 +251,7 @@ class PackedWeight(_Referable):
         Parameters
         ----------
         path : str or os.PathLike
-            The file.
+            Path of the file.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class PackedWeight(_Referable):
         Parameters
         ----------
         path : str or os.PathLike
-            The file.
+            Path of the file.
 
         Returns
         -------
@@ -282,7 +282,7 @@ class PackedWeight(_Referable):
         weights = read_weights(path)
         if len(weights) != 1:
             shown = ", ".join(list(weights)[:4]) or "none"
-            raise WeightFileError(str(path), f"{len(weights)} weights ({shown})", "one", "use load_weights()")
+            raise WeightFileError(str(path), f"{len(weights)} weights ({shown})", "one weight", "call load_weights()")
         return cls.from_stored(path, next(iter(weights.values())))
 
     def stored(self, name: str) -> StoredWeight:
@@ -296,7 +296,7 @@ class PackedWeight(_Referable):
         Returns
         -------
         StoredWeight
-            The weight's facts, and its arrays on the host.
+            The metadata of the weight, and its arrays on the host.
         """
         host = self.to_host()
         arrays = {array: getattr(host, array) for array in _NAMES if getattr(host, array) is not None}
@@ -309,9 +309,9 @@ class PackedWeight(_Referable):
         Parameters
         ----------
         path : str or os.PathLike
-            The file, for error messages.
+            Path of the file, for error messages.
         stored : StoredWeight
-            The content.
+            Content of the file.
 
         Returns
         -------
@@ -352,7 +352,7 @@ class PackedWeight(_Referable):
         return tuple(getattr(self, name) for name in _NAMES)
 
     def _moved(self, move: Callable[[Any], Any]) -> PackedWeight:
-        """Return a copy with moved arrays. The arrays are not checked again, because they were checked before."""
+        """Return a copy with moved arrays. The arrays have already been checked."""
         twin = object.__new__(PackedWeight)
         for part in fields(self):
             value = getattr(self, part.name)
@@ -366,7 +366,7 @@ def check_group_size(group_size: object) -> None:
     """Raise QuantizationError unless ``group_size`` is one of GROUP_SIZES."""
     if type(group_size) is not int or group_size not in GROUP_SIZES:
         allowed = ", ".join(map(str, GROUP_SIZES))
-        raise QuantizationError("group_size", repr(group_size), allowed, "-1 means the whole column")
+        raise QuantizationError("group_size", repr(group_size), allowed, "pass -1 for one scale per column")
 
 
 def _check_facts(weight: PackedWeight) -> None:
@@ -376,7 +376,7 @@ def _check_facts(weight: PackedWeight) -> None:
     if not isinstance(shape, tuple) or len(shape) != 2 or any(type(e) is not int for e in shape):
         raise QuantizationError("shape", shape, "a tuple (K, N) of two ints")
     if any(not 1 <= extent <= _MAX_EXTENT for extent in shape):
-        raise QuantizationError("shape", shape, f"K and N in 1..{_MAX_EXTENT}")
+        raise QuantizationError("shape", shape, f"K and N from 1 to {_MAX_EXTENT}")
     check_group_size(weight.group_size)
     if not isinstance(weight.dtype, str) or weight.dtype not in ACTIVATION_TYPES:
         remedy = "convert the scales to float16 or bfloat16"
@@ -396,17 +396,19 @@ def _check_arrays(weight: PackedWeight) -> None:
         if array is None and name in ("zeros", "perm"):
             continue
         if library_of(array) not in ("numpy", "cupy") or not hasattr(array, "flags"):
-            raise ArgumentTypeError(name, type(array).__name__, "a NumPy or CuPy array", "use pack() to build a weight")
+            raise ArgumentTypeError(
+                name, type(array).__name__, "a NumPy or CuPy array", "create the weight with pack()"
+            )
         if library_of(array) != library or (library == "cupy" and array.device.id != weight.qweight.device.id):
             raise QuantizationError(
-                name, f"{library_of(array)} array", "the library and device of qweight", "use to_device()"
+                name, f"{library_of(array)} array", "the library and device of qweight", "move all arrays to one device"
             )
         if array.dtype != dtype or tuple(array.shape) != shape:
             raise QuantizationError(
-                name, f"{array.dtype} {tuple(array.shape)}", f"{dtype} {shape}", "use pack() to build it"
+                name, f"{array.dtype} {tuple(array.shape)}", f"{dtype} {shape}", "create the weight with pack()"
             )
         if not array.flags.c_contiguous:
-            raise QuantizationError(name, f"strides {array.strides}", "C order without gaps", "use ascontiguousarray")
+            raise QuantizationError(name, f"strides {array.strides}", "C order without gaps", "pass a contiguous copy")
 
 
 def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
@@ -429,11 +431,13 @@ def _check_values(weight: PackedWeight) -> None:
         if int(zeros.max()) > MAX_ZERO:
             group, position = (int(i) for i in np.argwhere(zeros > MAX_ZERO)[0])
             field = f"zeros[{group}, {layout_v1.column_at(position)}]"
-            raise QuantizationError(field, int(zeros[group, position]), f"0..{MAX_ZERO}")
+            raise QuantizationError(field, int(zeros[group, position]), f"0 to {MAX_ZERO}")
     if weight.perm is not None:
         perm, k = host_array(weight.perm, "perm"), weight.shape[0]
         if int(perm.min()) < 0 or int(perm.max()) >= k or (np.bincount(perm, minlength=k) != 1).any():
-            raise QuantizationError("perm", "repeated values or values out of range", f"each of 0..{k - 1} once")
+            raise QuantizationError(
+                "perm", "repeated values or values out of range", f"each integer from 0 to {k - 1} once"
+            )
 
 
 def pack(
@@ -446,25 +450,25 @@ def pack(
     q : array of uint8, shape (K, N)
         Integers from 0 to 15 in a NumPy or CuPy array. The result is on the same device.
     scales : array_like of float16 or bfloat16, shape (G, N)
-        Scales, with G = ceil(K / group_size), or 1 for group_size -1.
+        Scales, with G = ceil(K / group_size), or G = 1 for group_size -1.
     zeros : array_like of int, shape (G, N), optional
-        Zero points from 0 to 16. Default: the weight is symmetric, with the offset 8.
+        Zero points from 0 to 16. By default, the weight is symmetric with the offset 8.
     group_size : int, default 128
         Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     perm : array_like of int, shape (K,), optional
-        Row k of ``q`` belongs to column perm[k] of the activations. Default: rows in order.
+        Column of the activations for each row of ``q``. By default, the rows are in order.
 
     Returns
     -------
     PackedWeight
-        The weight.
+        The packed weight.
 
     Raises
     ------
     QuantizationError
         If shapes or values are invalid.
     ArgumentTypeError
-        If ``q`` is not a NumPy or CuPy array, or another argument is not an array.
+        If ``q`` is not a NumPy or CuPy array, or if another argument is not an array.
 
     Examples
     --------
@@ -479,7 +483,7 @@ def pack(
     if q.ndim != 2 or q.dtype != np.uint8 or 0 in q.shape:
         raise QuantizationError("q", f"{q.dtype} {q.shape}", "uint8 (K, N) with K and N at least 1")
     if int(q.max()) > 15:
-        raise QuantizationError("q", f"a value of {int(q.max())}", "0..15", "four bits cannot hold more")
+        raise QuantizationError("q", f"a value of {int(q.max())}", "0 to 15", "pass four-bit values")
     shape = (int(q.shape[0]), int(q.shape[1]))
     check_group_size(group_size)
     scales, zeros = host_array(scales, "scales"), None if zeros is None else _plain_zeros(zeros)
@@ -487,7 +491,7 @@ def pack(
     for name, array in (("scales", scales), ("zeros", zeros)):
         if array is not None and array.shape != (rows, shape[1]):
             raise QuantizationError(
-                name, array.shape, f"({rows}, {shape[1]}) for q {shape} and group_size {group_size}"
+                name, array.shape, f"({rows}, {shape[1]}) for q of shape {shape} and group_size {group_size}"
             )
     with on_device_of(q):
         packed = layout_v1.pack_values(_padded_values(q, zeros, group_size, xp))
@@ -506,9 +510,9 @@ def pack(
 def _plain_zeros(zeros: Any) -> NDArray[Any]:
     host = host_array(zeros, "zeros")
     if host.dtype.kind not in "ui":
-        raise QuantizationError("zeros", host.dtype.name, f"integers 0..{MAX_ZERO}")
+        raise QuantizationError("zeros", host.dtype.name, f"integers from 0 to {MAX_ZERO}")
     if host.size and (host.min() < 0 or host.max() > MAX_ZERO):
-        raise QuantizationError("zeros", f"{host.min()}..{host.max()}", f"0..{MAX_ZERO}")
+        raise QuantizationError("zeros", f"{host.min()} to {host.max()}", f"0 to {MAX_ZERO}")
     return host.astype(np.uint8)
 
 
@@ -518,7 +522,7 @@ def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
     if host.dtype.kind not in "ui" or host.shape != (k,):
         raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"integers ({k},)")
     if host.min() < 0 or host.max() >= k:
-        raise QuantizationError("perm", f"{host.min()}..{host.max()}", f"each of 0..{k - 1} once")
+        raise QuantizationError("perm", f"{host.min()} to {host.max()}", f"each integer from 0 to {k - 1} once")
     return np.ascontiguousarray(host, dtype=np.int32)
 
 
@@ -533,7 +537,7 @@ def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
 def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, xp: Any) -> Any:
     """Pad q to whole blocks with values that dequantize to 0.
 
-    With a zero point of 16, no value dequantizes to 0. The padding is 15 in this case, which is harmless because
+    With a zero point of 16, no integer dequantizes to 0. The padding is then 15, which does not affect results because
     activations beyond K are zero.
     """
     k, n = q.shape

@@ -1,9 +1,9 @@
 """Quantize dense weights to int4 by rounding to nearest, with one scale per group along K.
 
-In a symmetric group, the element e with the largest magnitude is rounded to level -8, so scale = e / -8. The scale is
-negative if e is positive. This uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused, and max|w| / 8
-clips positive extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0, and zero =
-round(-min / scale). docs/lab/models.md lists the errors.
+In a symmetric group, the element e with the largest magnitude is rounded to level -8, so that scale = e / -8, which is
+negative if e is positive. This scheme uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused, and
+max|w| / 8 clips positive extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0, and
+zero = round(-min / scale). docs/lab/models.md lists the errors.
 
 The scale is rounded to fp16 or bf16 before the integers are computed, because kernels use the rounded scale.
 """
@@ -31,18 +31,18 @@ from cudatma.quantization.layout_v1 import (
 from cudatma.quantization.namespaces import bfloat16_view, is_float, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import PackedWeight, check_group_size
 
-#: Fractions of the full range that a clip search tries. They include the full range, so that a search never increases
+#: Fractions of the full range that a clip search tries. The fractions include 1, so that a search never increases
 #: the error of a group.
 CLIP_RATIOS = tuple(1.0 - 0.025 * step for step in range(21))
 
-#: Number of elements to process at once. It is small enough for a CPU's caches and large enough to hide the cost of a
+#: Number of elements to process at a time, small enough for a CPU's caches and large enough to hide the cost of a
 #: kernel launch on a GPU.
 _HOST_TILE_ELEMS, _DEVICE_TILE_ELEMS = 1 << 16, 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """Quantization scheme, with the number of rows per group and the fractions of a group's range to try."""
+    """Quantization scheme, including the number of rows per group and the fractions of a group's range to try."""
 
     group_rows: int
     symmetric: bool
@@ -78,14 +78,14 @@ def quantize(
     Raises
     ------
     QuantizationError
-        If an element is NaN or infinite, or the dequantized values of a group exceed the range of ``dtype``. The error
-        names the element or group.
+        If an element is NaN or infinite, or if the dequantized values of a group exceed the range of ``dtype``. The
+        error names the element or group.
     ArgumentTypeError
         If ``weight`` is not an array.
 
     Notes
     -----
-    Values round to nearest, ties to even.
+    Values are rounded to nearest, with ties to even.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def quantize_linear(
     Raises
     ------
     QuantizationError
-        If an element is NaN or infinite, or the dequantized values of a group exceed the range of ``dtype``.
+        If an element is NaN or infinite, or if the dequantized values of a group exceed the range of ``dtype``.
     ArgumentTypeError
         If ``weight`` is not an array.
     """
@@ -162,8 +162,8 @@ def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationTy
             packed = _pack_tile(_levels(block, scales[place], zero, xp), rows.stop - rows.start, xp)
             first_n, first_k = columns.start // BLOCK, rows.start // BLOCK
             qweight[first_n : first_n + packed.shape[0], first_k : first_k + packed.shape[1]] = packed
-        if not bool(fits.all()):  # this is the only wait for a GPU before the weight is checked
-            _refuse(weight, fits, group_rows, dtype, xp)
+        if not bool(fits.all()):  # Before the weight is checked, only this line waits for a GPU.
+            _raise_unfit(weight, fits, group_rows, dtype, xp)
         return PackedWeight(
             qweight=qweight.reshape(n64 * k64, BLOCK_BYTES),
             scales=_narrowed(order_columns(scales), dtype, xp),
@@ -178,7 +178,7 @@ def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationTy
 def _tiles(k: int, n: int, group_rows: int, xp: Any) -> Iterator[tuple[slice, slice]]:
     """Yield the rows and columns of tiles that consist of whole groups and whole 64 x 64 blocks.
 
-    If the blocks allow it, a tile is at most an eighth of the weight, so that temporaries are smaller than the weight.
+    If the block size allows it, a tile is at most an eighth of the weight, so that temporary arrays stay small.
     """
     elems = min(_tile_elems(xp), k * n // 8)
     min_rows = max(group_rows, BLOCK)
@@ -196,7 +196,7 @@ def _tile_elems(xp: Any) -> int:
 def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
     """Copy a tile (k, n) to float32 (G, group_rows, n).
 
-    Pad the last group with zeros, which change neither the range nor the error.
+    Pad the last group with zeros, which affect neither the range nor the error.
     """
     rows, n = tile.shape
     groups = -(-rows // group_rows)
@@ -208,9 +208,9 @@ def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
 
 
 def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
-    """Pack integers 0..15, float32 (G, group_rows, n) with ``rows`` rows inside K, into bytes (n64, k64, 2048).
+    """Pack integers from 0 to 15, float32 (G, group_rows, n) with ``rows`` rows inside K, into bytes (n64, k64, 2048).
 
-    Padding dequantizes to 0. Below the rows of K, the padding is the group's zero point. Elsewhere, it is 8.
+    Padding dequantizes to 0. Padding rows hold the group's zero point. Padding columns hold 8.
     """
     n = levels.shape[2]
     values = levels.reshape(-1, n)[: blocks(rows) * BLOCK]
@@ -220,7 +220,7 @@ def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
 
 
 def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Return the scale and zero point (float32) with the least squared error, and whether all candidates fit the dtype.
+    """Return the scale and zero point (float32) with the least squared error, and whether all candidates fit.
 
     Each result has shape (G, n). The scales are exact in the dtype.
     """
@@ -240,7 +240,7 @@ def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
 
 
 def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Return the scale and zero point of ranges low <= 0 <= high, and whether their values fit the dtype.
+    """Return the scale and zero point of ranges low <= 0 <= high, and whether their values fit in the dtype.
 
     Each result has shape (G, n).
     """
@@ -261,8 +261,8 @@ def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any
     return scale, zero, (reach <= _largest(scheme.dtype)) & xp.isfinite(low + high)
 
 
-def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: Any) -> NoReturn:
-    """Raise QuantizationError for the first element that is not finite, otherwise for the first unfit group."""
+def _raise_unfit(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: Any) -> NoReturn:
+    """Raise QuantizationError for the first element that is not finite, otherwise for the first group out of range."""
     k, n = weight.shape
     step = max(1, _tile_elems(xp) // n)
     for first in range(0, k, step):
@@ -271,12 +271,12 @@ def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: 
         if not bool(finite.all()):
             row, column = (int(i) for i in xp.argwhere(~finite)[0])
             got = str(rows[row, column])
-            raise QuantizationError(f"weight[{first + row}, {column}]", got, "finite values", "repair the weight first")
+            raise QuantizationError(f"weight[{first + row}, {column}]", got, "finite values", "correct the weight")
     group, column = (int(i) for i in xp.argwhere(~fits)[0])
     values = _float32(weight[group * group_rows : (group + 1) * group_rows, column], xp)
     got = f"values from {min(float(values.min()), 0):g} to {max(float(values.max()), 0):g}"
-    allowed = f"dequantized values that {dtype.name} can hold, up to {_largest(dtype):g}"
-    remedy = "scale the weight down" if dtype.name == "bfloat16" else "use dtype='bfloat16' or scale the weight down"
+    allowed = f"dequantized values in the range of {dtype.name}, at most {_largest(dtype):g}"
+    remedy = "scale the weight down" if dtype.name == "bfloat16" else "pass dtype='bfloat16', or scale the weight down"
     raise QuantizationError(f"weight[group {group}, column {column}]", got, allowed, remedy)
 
 
@@ -292,7 +292,7 @@ def _float32(values: Any, xp: Any) -> Any:
 
 
 def _rounded(values: Any, dtype: ActivationType, xp: Any) -> Any:
-    """Round float32 to the nearest fp16 or bf16 value, ties to even, and return it as float32."""
+    """Round float32 values to the nearest fp16 or bf16 values, with ties to even, and return them as float32."""
     if dtype.name == "float16":
         return values.astype(np.float16).astype(np.float32)
     if xp is np:
@@ -314,7 +314,7 @@ def _divisor(scale: Any, xp: Any) -> Any:
 
 
 def _levels(block: Any, scale: Any, zero: Any, xp: Any) -> Any:
-    """Return integers 0..15 as float32 (G, group_rows, n)."""
+    """Return integers from 0 to 15 as float32 (G, group_rows, n)."""
     steps = block / _divisor(scale, xp)[:, None]
     xp.rint(steps, out=steps)
     steps += zero[:, None]

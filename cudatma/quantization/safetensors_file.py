@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, WeightFileError
 
-#: Maps the format's type names to NumPy types. The data is little-endian.
+#: NumPy type of each type name in the format. The data is little-endian.
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": BFLOAT16,
     "BOOL": np.dtype("?"),
@@ -68,7 +68,7 @@ class SafetensorsFile:
         """Return a tensor as a NumPy array, or raise WeightFileError. bf16 arrays have the dtype of ml_dtypes."""
         entry = self.tensors.get(name)
         if entry is None:
-            raise WeightFileError(name, "no such tensor", f"a tensor of {self.path}", similar_names(name, self.tensors))
+            raise WeightFileError(name, "no such tensor", f"a tensor in {self.path}", similar_names(name, self.tensors))
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             raise WeightFileError(name, f"dtype {entry.dtype} in {self.path}", ", ".join(sorted(_DTYPES)))
@@ -79,13 +79,13 @@ class SafetensorsFile:
         except OSError as error:
             raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
         if data.size != count:
-            raise WeightFileError(name, f"{self.path} ends inside it", f"{count} elements", _COPY_AGAIN)
+            raise WeightFileError(name, f"{self.path} ends inside the tensor", f"{count} elements", _COPY_AGAIN)
         return data.reshape(entry.shape)
 
     def check_bytes(self, name: str) -> None:
         """Raise WeightFileError unless a tensor's size in bytes matches its shape.
 
-        Types that NumPy does not have are not checked.
+        Types that NumPy does not support are not checked.
         """
         entry = self.tensors[name]
         dtype = _DTYPES.get(entry.dtype)
@@ -109,20 +109,20 @@ class SafetensorsFile:
         except OSError as error:
             raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
         if remaining:
-            raise WeightFileError(name, f"{self.path} ends inside it", f"{remaining} more bytes", _COPY_AGAIN)
+            raise WeightFileError(name, f"{self.path} ends inside the tensor", f"{remaining} more bytes", _COPY_AGAIN)
 
 
 #: Other kinds of weight files by suffix, each with a description and the way to convert it to safetensors.
 _OTHER_FILES = {
     (".bin", ".pt", ".pth"): (
-        "a pickle file of torch",
-        "rewrite it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')",
+        "a torch pickle file",
+        "convert the file with safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')",
     ),
     (".gguf",): (
-        "llama.cpp's GGUF",
-        "use the float checkpoint that it was made from: cudatma convert --quantize",
+        "a GGUF file of llama.cpp",
+        "convert the original float checkpoint with `cudatma convert --quantize`",
     ),
-    (".npz",): ("arrays of NumPy or MLX", "use the float checkpoint: cudatma convert --quantize"),
+    (".npz",): ("a NumPy or MLX file", "convert the float checkpoint with `cudatma convert --quantize`"),
 }
 
 
@@ -134,7 +134,7 @@ def check_suffix(path: Path) -> None:
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
-    """Read and check the header of a safetensors file. Raise WeightFileError if the header is invalid."""
+    """Read and check the header of a safetensors file. Raises WeightFileError if the header is invalid."""
     path = as_path(path)
     check_suffix(path)
     try:
@@ -143,11 +143,11 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
             length = int.from_bytes(file.read(8), "little")
             is_whole = size >= 8 and 2 <= length <= min(size - 8, _MAX_HEADER_BYTES)
             text = file.read(length) if is_whole else b""
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # A NUL in the path raises ValueError.
         raise WeightFileError(str(path), f"{error}", "a readable safetensors file", "check the path") from error
     if not is_whole:
         got = f"{size} bytes" + (f" with a header of {length}" if size >= 8 else "")
-        raise WeightFileError(str(path), got, "a safetensors file that holds its whole header", _COPY_AGAIN)
+        raise WeightFileError(str(path), got, "a safetensors file with a complete header", _COPY_AGAIN)
     try:
         header = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
@@ -179,18 +179,20 @@ def as_path(path: object) -> Path:
 def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> TensorEntry:
     place = f"{path}: {name}"
     if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
-        raise WeightFileError(place, repr(value)[:80], "an object with dtype, shape, data_offsets", _COPY_AGAIN)
+        raise WeightFileError(place, repr(value)[:80], "an object with dtype, shape and data_offsets", _COPY_AGAIN)
     shape, offsets = _extents(value.get("shape")), _extents(value.get("data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise WeightFileError(place, repr(value)[:80], "shape and data_offsets of nonnegative integers", _COPY_AGAIN)
+        raise WeightFileError(place, repr(value)[:80], "shape and data_offsets with nonnegative integers", _COPY_AGAIN)
     begin, end = data_at + offsets[0], data_at + offsets[1]
     if end > size:
-        raise WeightFileError(place, f"data up to byte {end}", f"the file's {size} bytes: it is truncated", _COPY_AGAIN)
+        raise WeightFileError(
+            place, f"data up to byte {end}", f"at most {size}, the size of the truncated file", _COPY_AGAIN
+        )
     return TensorEntry(value["dtype"], shape, begin, end)
 
 
 def _check_order(path: Path, tensors: dict[str, TensorEntry], data_at: int, size: int) -> None:
-    """Raise WeightFileError unless each tensor's data begins where the previous one ends, up to the end of the file."""
+    """Raise WeightFileError unless the data of all tensors is contiguous and ends at the end of the file."""
     end = data_at
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:
@@ -216,7 +218,9 @@ def _extents(value: Any) -> tuple[int, ...] | None:
 
 
 def similar_names(name: str, names: Iterable[str]) -> str:
-    """Describe the names that end like a missing name, because they show the prefix of the layers."""
+    """Return a remedy with names that end like a missing name. These names show the prefix of the layers."""
     ending = name.rpartition(".")[2]
     similar = [other for other in names if other.rpartition(".")[2] == ending]
-    return f"it holds {', '.join(similar[:4])}" if similar else f"it has no tensor that ends in {ending!r}"
+    return (
+        f"use a name such as {', '.join(similar[:4])}" if similar else f"check the name; no tensor ends in {ending!r}"
+    )

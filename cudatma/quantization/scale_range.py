@@ -1,4 +1,4 @@
-"""Decide in which form, if any, one multiply-add can apply a weight's scale and offset without changing bits.
+"""Choose the form in which one multiply-add can apply a weight's scale and offset with the same bits.
 
 A nibble v whose lowest bit is bit b of a half, with zeros above the nibble, is the subnormal number v 2^(b - u). The
 constant u is 24 for fp16 and 133 for bf16. Therefore fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once,
@@ -6,9 +6,9 @@ and has the same bits as the product of (v - 8) and s. In bf16, bit 7 is the low
 normal numbers continue where the subnormal numbers end, so bits 0 to 7 form one number.
 
 s 2^(u - b) must be finite. Larger scales are multiplied by 2^-p, with one p for the whole weight, and the sums of
-products by 2^p. The result has the same bits unless a weight, product or sum leaves the normal range of its type in
-only one of the two computations. In bf16, nearly every weight has a form. In fp16, a weight has a form if its scales
-are within a factor of 32 of each other.
+products are multiplied by 2^p. The result has the same bits unless a weight, product or sum leaves the normal range of
+its type in only one of the two computations. In bf16, nearly every weight has a form. In fp16, a weight has a form if
+its scales are within a factor of 32 of each other.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Maps each form to b for every second nibble. The other nibbles are four bits higher. "as_stored" masks nibbles in
-#: place. "shifted" first shifts nibbles up by two bits. It takes one more instruction per eight values and supports
-#: scales up to 2^-6.
+#: Value of b in each form, for every second nibble. The other nibbles are four bits higher. "as_stored" masks nibbles
+#: in place. "shifted" first shifts nibbles up by two bits. This form takes one more instruction per eight values and
+#: supports scales up to 2^-6.
 FORMS = {"as_stored": 0, "shifted": 2}
-#: Number of mantissa bits by type. Nibbles may also use the lowest bit of the exponent, which continues the mantissa.
+#: Number of mantissa bits of each type. Nibbles may also use the lowest bit of the exponent, which continues the
+#: mantissa.
 _MANTISSA_BITS = {"float16": 10, "bfloat16": 7}
 _EXPONENT_BIAS = {"float16": 15, "bfloat16": 127}
 #: Number of bits from b to the end of the higher of two nibbles.
@@ -37,7 +38,7 @@ _MARGIN = {"float16": 0, "bfloat16": 64}
 
 @dataclass(frozen=True, slots=True)
 class ScaleFit:
-    """How kernels may apply scales.
+    """The form in which kernels may apply scales with one multiply-add.
 
     Attributes
     ----------
@@ -54,13 +55,13 @@ class ScaleFit:
 def fit_scales(scales: NDArray[Any]) -> ScaleFit:
     """Return the form for finite scales of any shape, fp16 or bf16.
 
-    With p > 0, every nonzero |s| 2^-p must be normal, and at least 2^-62 in bf16. Scales of other types have no form.
-    Scales that are all 0 have no form either.
+    If p > 0, every nonzero |s| 2^-p must be normal, and at least 2^-62 in bf16. Scales of other types, and
+    scales that are all 0, have no form.
     """
     if scales.dtype.name not in _MANTISSA_BITS:
         return ScaleFit()
     mantissa, bias = _MANTISSA_BITS[scales.dtype.name], _EXPONENT_BIAS[scales.dtype.name]
-    bits = scales.view(np.uint16) & np.uint16(0x7FFF)  # without signs, halves have the same order as their bits
+    bits = scales.view(np.uint16) & np.uint16(0x7FFF)  # Without signs, halves have the same order as their bits.
     if not bits.any():
         return ScaleFit()
     # Stored exponents: 0 for subnormals, 1 for the smallest normal numbers, 2 bias for the largest.

@@ -1,4 +1,4 @@
-"""Divide a packed weight among GPUs, by columns (N) or by rows (K) at group boundaries."""
+"""Divide a packed weight among GPUs, along the columns (N), or along the rows (K) at group boundaries."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
     Raises
     ------
     ArgumentError
-        If ``count`` does not divide the columns or rows, or ``index`` is out of range.
+        If ``count`` does not divide the columns or rows, or if ``index`` is out of range.
     ArgumentTypeError
         If ``weight`` is not a PackedWeight.
     QuantizationError
-        If the rows cannot be divided. Either a shard would not have a whole number of groups, or the weight has an
-        activation order, so that each group has rows in all shards.
+        If the rows cannot be divided because a shard would not have a whole number of groups, or because the weight has
+        an activation order, so that each group has rows in all shards.
 
     Notes
     -----
-    Shards that begin or end inside a block of 64 x 64 must be packed again, which takes longer.
+    Shards that begin or end inside a 64 x 64 block must be packed again, which takes longer.
 
     Examples
     --------
@@ -53,17 +53,17 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
     """
     if not isinstance(weight, PackedWeight):
         raise ArgumentTypeError(
-            "weight", type(weight).__name__, "PackedWeight", "create one with quantize() or an importer"
+            "weight", type(weight).__name__, "PackedWeight", "create a weight with quantize() or an importer"
         )
     if type(count) is not int or count < 1:
         raise ArgumentError("count", count, "an int, at least 1")
     if type(index) is not int or not 0 <= index < count:
-        raise ArgumentError("index", index, f"0..{count - 1}")
+        raise ArgumentError("index", index, f"0 to {count - 1}")
     if by not in ("columns", "rows"):
         raise ArgumentError("by", by, "columns, rows")
     extent = weight.shape[by == "columns"]
     if extent % count:
-        raise ArgumentError("count", count, f"a divisor of the {extent} {by}", "use another number of GPUs")
+        raise ArgumentError("count", count, f"a divisor of the {extent} {by}", "choose another number of GPUs")
     size = extent // count
     if by == "columns":
         return _columns(weight, index * size, (index + 1) * size)
@@ -75,15 +75,15 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
     if count == 1:
         return
     if weight.perm is not None:
-        remedy = "shard it by columns, or quantize without activation order (desc_act=False)"
+        remedy = "divide the weight by columns, or quantize without activation order (desc_act=False)"
         raise QuantizationError(
             "weight", "a weight with activation order", "a weight without activation order for shards by rows", remedy
         )
     if weight.group_size != -1 and size % weight.group_size:
         sizes = [str(other) for other in GROUP_SIZES if other == -1 or size % other == 0]
-        remedy = f"quantize with a group_size of {' or '.join(sizes)}, or use fewer GPUs"
+        remedy = f"quantize with a group_size of {' or '.join(sizes)}, or choose fewer GPUs"
         allowed = f"shards whose number of rows is a multiple of the group size, {weight.group_size}"
-        raise QuantizationError("count", f"{count}, for shards of {size} rows", allowed, remedy)
+        raise QuantizationError("count", f"{count}, which gives shards of {size} rows", allowed, remedy)
 
 
 def _columns(weight: PackedWeight, begin: int, end: int) -> PackedWeight:

@@ -3,9 +3,8 @@
 Each key of a configuration belongs to one of four classes:
 
 - keys that this module reads,
-- keys that describe how the model was quantized or how another tool runs it, which do not change the weights and are
-  listed in the report,
-- keys that change what the model computes, which raise an error,
+- keys for the quantization process or for other tools, which do not affect the weights and are listed in the report,
+- keys that change the model's computation, which raise an error,
 - unknown keys, which are listed in the report.
 """
 
@@ -24,7 +23,7 @@ from cudatma.quantization.formats import AWQ, COMPRESSED_TENSORS, FROM_FLOAT, GP
 
 Section = Mapping[str, Any]
 
-#: Files that tools write, and the keys in config.json. Values in later files replace values in earlier files.
+#: Files with quantization configurations. Values in later files replace values in earlier files.
 _FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "config.json")
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 
@@ -55,9 +54,9 @@ _FORMAT_KEYS = _keys("quant_method method checkpoint_format format")
 _READ_OF_LAYER = _FORMAT_KEYS | _keys("""
     bits w_bit wbits group_size q_group_size sym zero_point desc_act data_type act_bits pack_dtype
 """)
-#: Keys that show that a file describes a quantization.
+#: Keys that identify a quantization configuration.
 _MARKERS = _keys("quant_method bits w_bit group_size q_group_size config_groups checkpoint_format desc_act")
-#: Keys about how the model was quantized or how other tools run it. They do not affect the stored weights.
+#: Keys for the quantization process or for other tools, which do not affect the stored weights.
 _HARMLESS = _keys("""
     damp_percent damp_auto_increment static_groups true_sequential mse act_group_aware gptaq foem hessian dataset
     tokenizer batch_size pad_token_id model_seqlen seqlen nsamples iters lr minmax_lr amp gradient_accumulate_steps
@@ -71,18 +70,18 @@ _HARMLESS = _keys("""
     use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
     fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
 """)
-#: Lowercase parts of the names of keys that change what the model computes.
+#: Lowercase parts of the names of keys that change the model's computation.
 _COMPUTES = re.compile(
     r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
     r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
 )
-#: Layers with this many bits or more are not quantized.
+#: Layers with at least this number of bits are not quantized.
 _FLOAT_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStatement:
-    """Facts that a configuration states about a layer. A fact that it does not state is None.
+    """Facts that a configuration specifies for a layer. An unspecified fact is None.
 
     Attributes
     ----------
@@ -110,7 +109,7 @@ class LayerStatement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Statement about the layers whose names begin with a match of the pattern."""
+    """Statement about the layers whose names begin with a match of a pattern."""
 
     pattern: re.Pattern[str]
     statement: LayerStatement
@@ -155,7 +154,7 @@ class Statement:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json. Raise WeightFileError unless it is a JSON object."""
+    """Return the content of a folder's config.json. Raises WeightFileError unless it is a JSON object."""
     content = read_json(folder / "config.json")
     if not isinstance(content, dict):
         raise WeightFileError(str(folder / "config.json"), type(content).__name__, "a JSON object")
@@ -170,14 +169,14 @@ def statement_files(folder: Path) -> list[Path]:
 def read_section(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the quantization configuration of a folder, and its location for error messages.
 
-    The configuration is empty if the folder has none. Raise WeightFileError if files are not JSON or contradict each
+    The configuration is empty if the folder has none. Raises WeightFileError if files are not JSON or contradict each
     other, or if the configuration belongs to an unsupported tool.
     """
     if (folder / "hf_quant_config.json").is_file():
         content = read_json(folder / "hf_quant_config.json")
         quantization = content.get("quantization") if isinstance(content, dict) else None
         kind = quantization.get("quant_algo") if isinstance(quantization, dict) else None
-        got = f"ModelOpt's format ({kind})"
+        got = f"the format of ModelOpt ({kind})"
         raise WeightFileError(str(folder / "hf_quant_config.json"), got, _SUPPORTED, FROM_FLOAT)
     sections: list[tuple[str, Section]] = []
     for path in statement_files(folder):
@@ -201,15 +200,15 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
-    """Yield the sections of config.json. Models of text and images store this section with the text model."""
+    """Yield the sections of config.json. Multimodal models store this section with the text model."""
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:
-        raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, FROM_FLOAT)
+        raise WeightFileError(f"{where}: quantization", "the format of MLX", _SUPPORTED, FROM_FLOAT)
     parts = {f"{name}.": part for name, part in config.items() if isinstance(part, dict) and name not in _CONFIG_KEYS}
     for prefix, holder in (*parts.items(), ("", config)):
         for name in ("rotation_config", "transform_config"):
             if not _is_neutral(holder.get(name)):
-                _refuse_computation(f"{where}: {prefix}{name}", holder[name])
+                _raise_unsupported(f"{where}: {prefix}{name}", holder[name])
     for prefix, holder in (("text_config.", parts.get("text_config.", {})), ("", config)):
         for key in reversed(_CONFIG_KEYS):
             section = holder.get(key)
@@ -223,7 +222,7 @@ _SYNONYMS = {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"}
 
 
 def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
-    """Raise WeightFileError if two sections state different values for one key."""
+    """Raise WeightFileError if two sections contain different values for one key."""
     stated: dict[str, dict[str, Any]] = defaultdict(dict)
     for where, section in sections:
         for key, value in section.items():
@@ -232,14 +231,14 @@ def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
     for key, values in stated.items():
         if len({_normalized(value) for value in values.values()}) > 1:
             got = ", ".join(f"{str(value)[:80]} in {file}" for file, value in values.items())
-            remedy = "correct the wrong file"
+            remedy = "correct one of the files"
             if key == "checkpoint_format":
-                remedy += ", or read its layers with load_gptq(zero_point_format='v1' or 'v2')"
-            raise WeightFileError(f"{folder}: {key}", got, "one of them", remedy)
+                remedy += ", or read the layers with load_gptq(zero_point_format='v1' or 'v2')"
+            raise WeightFileError(f"{folder}: {key}", got, "the same value in all files", remedy)
 
 
 def _normalized(value: Any) -> str:
-    """Return a text that is equal for equal settings, ignoring case, order, repetitions and null values."""
+    """Return a string that is equal for equal settings. Case, order, repetitions and null values are ignored."""
     if isinstance(value, dict):
         return f"{{{sorted(f'{key}: {_normalized(item)}' for key, item in value.items() if item is not None)}}}"
     if isinstance(value, list):
@@ -254,7 +253,7 @@ def _tools(section: Section) -> str:
 
 
 def _inferred_method(section: Section) -> str | None:
-    """Return the method of a section that does not name one, from keys that only one tool writes."""
+    """Return the method of a section without a method, inferred from keys that only one tool writes."""
     if "method" in section:
         return str(section["method"])
     if "config_groups" in section:
@@ -282,14 +281,14 @@ _SUPPORTED = "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound o
 def read_statement(section: Section, where: str) -> Statement:
     """Read a quantization configuration.
 
-    ``where`` is the file and key of the configuration, for error messages. Raise WeightFileError for unsupported
-    methods, variants and keys, and for values of a wrong type.
+    ``where`` is the file and key of the configuration, for error messages. Raises WeightFileError for unsupported
+    methods, variants and keys, and for values of an invalid type.
     """
     method = str(section.get("quant_method") or _inferred_method(section)).lower()
     if method not in METHODS:
         raise WeightFileError(f"{where}: quant_method", method, ", ".join(METHODS), FROM_FLOAT)
     method = "auto-round" if method in _AUTO_ROUND else method
-    if method == "awq" and section.get("zero_point") is not None:  # GPTQModel also writes the default value of "sym"
+    if method == "awq" and section.get("zero_point") is not None:  # GPTQModel also writes the default value of "sym".
         section = {key: value for key, value in section.items() if key != "sym"}
     notes: list[str] = []
     unused = tuple(sorted(section.keys() & _HARMLESS - _READ_OF_METHOD[method]))
@@ -298,7 +297,7 @@ def read_statement(section: Section, where: str) -> Statement:
     _check_transforms(section.get("transform_config"), f"{where}: transform_config", notes)
     sparse = section.get("sparsity_config")
     if not _is_neutral(sparse) and not (isinstance(sparse, dict) and sparse.get("format", "dense") == "dense"):
-        raise WeightFileError(f"{where}: sparsity_config", repr(sparse)[:80], "null, or format dense", FROM_FLOAT)
+        raise WeightFileError(f"{where}: sparsity_config", repr(sparse)[:80], "null, or the format dense", FROM_FLOAT)
     if method == "compressed-tensors":
         kind, zero_point_format = COMPRESSED_TENSORS, "v2"
         rules = _compressed_rules(section, where, notes)
@@ -326,11 +325,11 @@ def _gptq_format(section: Section, where: str, is_marlin: bool) -> tuple[Format,
         named["quant_method" if is_marlin else "is_marlin_format"] = "marlin"
     for key, value in named.items():
         if value not in (*_GPTQ_FORMATS, "marlin"):
-            remedy = f"if the tensors are GPTQ's, read the layers with load_gptq(zero_point_format={_QUOTED})"
+            remedy = f"read the layers with load_gptq(zero_point_format={_QUOTED}) if the tensors have a GPTQ format"
             raise WeightFileError(f"{where}: {key}", value, ", ".join((*_GPTQ_FORMATS, "marlin")), remedy)
     if len(set(named.values())) > 1:
         got = ", ".join(f"{key} {value}" for key, value in named.items())
-        raise WeightFileError(f"{where}: format", got, "one format", "correct the wrong key")
+        raise WeightFileError(f"{where}: format", got, "one format", "correct one of the keys")
     value = next(iter(named.values()), "gptq")
     return (MARLIN, "v2") if value == "marlin" else (GPTQ, _GPTQ_FORMATS[value])
 
@@ -338,11 +337,13 @@ def _gptq_format(section: Section, where: str, is_marlin: bool) -> tuple[Format,
 def _check_awq(section: Section, where: str) -> None:
     for key in ("version", "format", "checkpoint_format"):
         named = str(section.get(key) or "gemm").lower()
-        remedy = f"quantize the model again as gemm, or {FROM_FLOAT}"
+        remedy = f"quantize the model again with version gemm, or {FROM_FLOAT}"
         if named in ("exllama", "ipex"):
-            remedy = f"{named} is a kernel for files of version gemm: if qweight is (K, N / 8), write gemm here"
+            remedy = (
+                f"replace {named}, a kernel for files of version gemm, with gemm if qweight has the shape (K, N / 8)"
+            )
         elif named == "marlin":
-            remedy = "read its layers with cudatma.quantization.from_marlin(qweight, scales)"
+            remedy = "read the layers with cudatma.quantization.from_marlin(qweight, scales)"
         if named != "gemm":
             raise WeightFileError(f"{where}: {key}", named, "the version gemm", remedy)
     if "llm-awq" in str(section.get("backend")):
@@ -350,14 +351,14 @@ def _check_awq(section: Section, where: str) -> None:
 
 
 def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Format, str]:
-    """Return the format that AutoRound used (GPTQ's or AWQ's), and the zero_point_format."""
+    """Return the format of AutoRound's tensors (GPTQ or AWQ), and the zero_point_format."""
     packing = section.get("packing_format") or section.get("backend")
     kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
     if kind == "awq":
         return AWQ, "v2"
     if packing == "auto_round" or kind == "gptqmodel":
         return GPTQ, "v2"
-    # Old files do not state the packing, but in symmetric files, the values reveal it.
+    # Old files do not specify the packing, but in symmetric files, it can be inferred from the values.
     if kind == "gptq" or (kind in ("", "exllamav2") and default.symmetric):
         return GPTQ, "v1"
     allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
@@ -373,11 +374,11 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[R
         field = f"{where}: config_groups.{name}"
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
-            raise WeightFileError(f"{field}.weights", repr(weights)[:80], "an object with num_bits, type, strategy")
+            raise WeightFileError(f"{field}.weights", repr(weights)[:80], "an object with num_bits, type and strategy")
         stored = group.get("format") or section.get("format")
         if stored != "pack-quantized" or weights.get("type", "int") != "int":
             got = f"format {stored}, type {weights.get('type')}"
-            raise WeightFileError(field, got, "format pack-quantized, type int", FROM_FLOAT)
+            raise WeightFileError(field, got, "format pack-quantized and type int", FROM_FLOAT)
         _check_keys({**weights, **group}, field, _READ_OF_GROUP, notes)
         statement = LayerStatement(
             f"{field}.weights",
@@ -387,10 +388,10 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[R
             weights.get("actorder") in ("group", "dynamic", True),
         )
         if weights.get("dynamic"):
-            _refuse_computation(f"{field}.weights.dynamic", weights["dynamic"])
+            _raise_unsupported(f"{field}.weights.dynamic", weights["dynamic"])
         targeted += [(target, statement) for target in _names(group.get("targets"), f"{field}.targets")]
     ignored = LayerStatement(f"{where}: ignore", quantized=False)
-    # A layer's own name has precedence over a pattern. A pattern has precedence over a class of modules.
+    # A layer's name takes precedence over a pattern, and a pattern over a class of modules.
     targeted.sort(key=lambda item: (item[0] == "Linear", item[0].startswith("re:")))
     targeted[:0] = [(name, ignored) for name in _names(section.get("ignore"), ignored.where)]
     return tuple(
@@ -405,7 +406,7 @@ def _is_class(target: str) -> bool:
 
 
 def _target(target: str) -> str:
-    """Return the pattern of a target. Model class and files may have different prefixes for the same module."""
+    """Return the pattern of a target. The model class and the files may use different prefixes for the same module."""
     if target == "Linear":
         return ""
     if target.startswith("re:"):
@@ -422,7 +423,7 @@ def _compressed_group_size(weights: Section, where: str) -> int | None:
     if strategy in ("channel", "tensor"):
         if size not in (None, -1):
             raise WeightFileError(
-                f"{where}.group_size", size, f"null for strategy {strategy}", "correct one of the two values"
+                f"{where}.group_size", size, f"null for strategy {strategy}", "correct one of the values"
             )
         return -1
     return size
@@ -436,11 +437,11 @@ def _check_transforms(transforms: Any, where: str, notes: list[str]) -> None:
     if isinstance(transforms, dict):
         _check_keys(transforms, where, _keys("config_groups"), notes)
     if not _is_transform(groups):
-        _refuse_computation(where, transforms)
+        _raise_unsupported(where, transforms)
     applied = [apply for group in groups.values() for apply in group["apply"]]
     if any(apply.get("location") not in ("weight_input", "weight_output") for apply in applied):
-        _refuse_computation(where, transforms)
-    notes.append(f"{where}: transforms of weights only, which the stored weights already include")
+        _raise_unsupported(where, transforms)
+    notes.append(f"{where}: the stored weights already include the transforms of weights")
 
 
 def _is_transform(groups: Any) -> TypeGuard[dict[str, Any]]:
@@ -453,13 +454,13 @@ def _is_transform(groups: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _common(section: Section, where: str) -> LayerStatement:
-    """Read the facts that GPTQ, AWQ and AutoRound state in the same way for all or some layers."""
+    """Read the facts with the same keys in GPTQ, AWQ and AutoRound, for all layers or for some layers."""
     symmetric, zero_point = _value(section, "sym", bool, where), _value(section, "zero_point", bool, where)
     if symmetric is None:
         symmetric = None if zero_point is None else not zero_point
     elif zero_point is symmetric:
         got = f"sym {symmetric}, zero_point {zero_point}"
-        raise WeightFileError(f"{where}: sym", got, "opposite values", "correct the wrong key")
+        raise WeightFileError(f"{where}: sym", got, "opposite values", "correct one of the keys")
     return LayerStatement(
         where,
         _same(section, ("bits", "w_bit", "wbits"), where),
@@ -472,7 +473,7 @@ def _common(section: Section, where: str) -> LayerStatement:
 def _overrides(
     section: Section, key: str, default: LayerStatement, notes: list[str]
 ) -> list[tuple[str, LayerStatement]]:
-    """Return the names or patterns of layers with their own settings, and the statement about each."""
+    """Return the names or patterns of layers with their own settings, each with its statement."""
     where = f"{default.where}: {key}"
     overrides = {} if section.get(key) is None else section[key]
     if not isinstance(overrides, dict):
@@ -502,14 +503,12 @@ def _overrides(
 
 
 def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) -> tuple[Rule, ...]:
-    """Return the rules for layers that are not quantized or have their own settings, from the keys of all tools."""
+    """Return the rules, from the keys of all tools, for layers that are not quantized or have their own settings."""
     rules = []
     field = f"{default.where}: modules_to_not_convert"
-    for name in _names(section.get("modules_to_not_convert"), field):  # a whole name or a part of a name
+    for name in _names(section.get("modules_to_not_convert"), field):  # A whole name or a part of a name.
         rules.append(_rule(_module(name), LayerStatement(field, quantized=False)))
-    if inside := section.get(
-        "modules_in_block_to_quantize"
-    ):  # a list of modules, or a list of lists of modules that are processed together
+    if inside := section.get("modules_in_block_to_quantize"):  # A list of modules, or a list of lists of modules.
         field = f"{default.where}: modules_in_block_to_quantize"
         if isinstance(inside, list):
             inside = [name for part in inside for name in (part if isinstance(part, list) else [part])]
@@ -526,12 +525,12 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
 
 
 def _module(name: str) -> str:
-    """Return the pattern that matches a module, given its whole name or the end of it, and the modules inside it."""
+    """Return the pattern that matches a module and its submodules. ``name`` is the whole name or its end."""
     return rf"(?:.*\.)?{re.escape(name)}(?:\.|$)"
 
 
 def _is_module(name: str) -> bool:
-    """Return whether a key of extra_config names one module in a numbered block. Other keys are patterns."""
+    """Return whether a key of extra_config names a single module in a numbered block. Other keys are patterns."""
     return re.search(r"\.\d+\.", name) is not None and not set(name) & set("*+?^$()[]{}|\\")
 
 
@@ -545,14 +544,14 @@ def _rule(pattern: str, statement: LayerStatement) -> Rule:
 def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[str]) -> None:
     """Raise WeightFileError for keys that change the computation, and note unknown keys."""
     if (_value(section, "act_bits", int, where) or _FLOAT_BITS) < _FLOAT_BITS:
-        _refuse_computation(f"{where}: act_bits", section["act_bits"])
+        _raise_unsupported(f"{where}: act_bits", section["act_bits"])
     unknown = [name for name in section if name not in read | _HARMLESS]
     computing = [name for name in unknown if _COMPUTES.search(name.lower())]
     for name in computing:
         if not _is_neutral(section[name]):
-            _refuse_computation(f"{where}: {name}", section[name])
+            _raise_unsupported(f"{where}: {name}", section[name])
     if unknown := [name for name in unknown if name not in computing]:
-        notes.append(f"{where}: unknown, ignored and not carried over: {', '.join(unknown)}")
+        notes.append(f"{where}: unknown keys were ignored and dropped: {', '.join(unknown)}")
 
 
 def _check_types(section: Section, where: str) -> None:
@@ -567,9 +566,9 @@ def _is_neutral(value: Any) -> bool:
     return not value or value in ("none", "None")
 
 
-def _refuse_computation(field: str, value: Any) -> NoReturn:
-    got = f"{str(value)[:80]}, which changes what the model computes"
-    raise WeightFileError(field, got, "none", f"cudatma does not apply it; {FROM_FLOAT}")
+def _raise_unsupported(field: str, value: Any) -> NoReturn:
+    got = f"{str(value)[:80]}, which changes the model's computation"
+    raise WeightFileError(field, got, "no value", f"{FROM_FLOAT}, because this setting is not supported")
 
 
 def _names(value: Any, where: str) -> list[str]:
@@ -587,9 +586,9 @@ def _value(section: Section, name: str, kind: type, where: str) -> Any:
 
 
 def _same(section: Section, names: tuple[str, ...], where: str) -> int | None:
-    """Return the integer that one or several keys state. Raise WeightFileError if the keys contradict each other."""
+    """Return the integer value of one or several synonymous keys. Raises WeightFileError if the values differ."""
     stated = {name: value for name in names if (value := _value(section, name, int, where)) is not None}
     if len(set(stated.values())) > 1:
         got = ", ".join(f"{name} {value}" for name, value in stated.items())
-        raise WeightFileError(f"{where}: {names[0]}", got, "one value", "correct the wrong key")
+        raise WeightFileError(f"{where}: {names[0]}", got, "one value", "correct one of the keys")
     return next(iter(stated.values()), None)

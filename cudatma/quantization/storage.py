@@ -1,11 +1,11 @@
-"""Write packed weights to safetensors files, and read them.
+"""Write packed weights to safetensors files, and read packed weights from them.
 
 A weight named ``layer`` is stored as the tensors ``layer.qweight`` and ``layer.scales`` and, if the weight has them,
 ``layer.zeros`` and ``layer.perm``. The file's metadata consists of strings with the keys format, layout_version and
 weights. The value of weights is JSON that maps each name to its shape, group_size, dtype and arrays.
 
 To add a layout version, increment layout_v1.LAYOUT_VERSION and register in CONVERTERS, for each earlier version, a
-function that converts the arrays to a later version. Nothing is registered yet, because version 1 is the first.
+function that converts the arrays to a later version. CONVERTERS is empty because version 1 is the first version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """Content of a weight in a file. The arrays have the names ``"qweight"``, ``"scales"`` and so on."""
+    """Content of a weight in a file. The arrays are keyed by names such as ``"qweight"`` and ``"scales"``."""
 
     name: str
     layout_version: int
@@ -73,10 +73,10 @@ _MAX_VERSION_DIGITS = 9
 
 
 def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeight]) -> None:
-    """Write weights, whose arrays must be on the host, to one file.
+    """Write weights to one file. Their arrays must be in host memory.
 
     A temporary file is renamed into place, so that readers see either the complete old file or the complete new file.
-    Raise WeightFileError if the file cannot be written, and ArgumentTypeError if ``path`` is not a path.
+    Raises WeightFileError if the file cannot be written, and ArgumentTypeError if ``path`` is not a path.
     """
     path = as_path(path)
     tensors: dict[str, NDArray[Any]] = {}
@@ -96,7 +96,7 @@ def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeig
 def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
     """Return all weights of a file by name, in the current layout version.
 
-    Raise WeightFileError if the file is truncated or corrupt, has a different format or an unknown version, or lacks a
+    Raises WeightFileError if the file is truncated or corrupt, has a different format or an unknown version, or lacks a
     tensor.
     """
     file = open_safetensors(path)
@@ -110,14 +110,16 @@ def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         aside.touch(exist_ok=False)
-        mode = stat.S_IMODE(aside.stat().st_mode)  # this respects the umask, whereas the library creates private files
+        mode = stat.S_IMODE(aside.stat().st_mode)  # Respects the umask, whereas the library creates private files.
         save_file(tensors, aside, metadata=metadata)
         aside.chmod(mode)
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except (OSError, SafetensorError) as error:
-        raise WeightFileError(str(path), f"{error}", "a path that can be written", "check folder and space") from error
+        raise WeightFileError(
+            str(path), f"{error}", "a path that can be written", "check the folder and the free space"
+        ) from error
     finally:
         aside.unlink(missing_ok=True)
 
@@ -147,7 +149,9 @@ def _weight(file: SafetensorsFile, name: str, facts: Any) -> StoredWeight:
         k, n = facts["shape"]
         group_size, dtype, names = facts["group_size"], facts["dtype"], [str(array) for array in facts["arrays"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise WeightFileError(field, repr(facts)[:80], "shape, group_size, dtype, arrays", "pack it again") from error
+        raise WeightFileError(
+            field, repr(facts)[:80], "shape, group_size, dtype and arrays", "pack the weight again"
+        ) from error
     arrays = {array: file.read(f"{name}.{array}") for array in names}
     version = int(file.metadata["layout_version"])
     stored = upgrade(StoredWeight(name, version, (k, n), group_size, dtype, arrays))

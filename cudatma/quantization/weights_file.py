@@ -12,7 +12,7 @@ from cudatma.quantization.storage import StoredWeight, read_weights, write_weigh
 
 
 def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[str]) -> None:
-    """Write packed weights to one safetensors file.
+    """Save packed weights to one safetensors file.
 
     A temporary file is renamed into place, so that readers see either the complete old file or the complete new file.
 
@@ -21,30 +21,30 @@ def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[st
     weights : mapping of str to PackedWeight
         The weights, by name. Weights on a device are copied to the host.
     path : str or os.PathLike
-        The file.
+        Path of the file.
 
     Raises
     ------
     WeightFileError
         If the file cannot be written.
     ArgumentTypeError
-        If ``path`` is not a path, or a value is not a PackedWeight.
+        If ``path`` is not a path, or if a value is not a PackedWeight.
     """
     path = as_path(path)
     if not isinstance(weights, Mapping):
-        raise ArgumentTypeError("weights", type(weights).__name__, "a mapping from name to PackedWeight")
+        raise ArgumentTypeError("weights", type(weights).__name__, "a mapping of str to PackedWeight")
     stored: dict[str, StoredWeight] = {}
     for name, weight in weights.items():
         if not isinstance(weight, PackedWeight) or not isinstance(name, str):
             raise ArgumentTypeError(
-                f"weights[{name!r}]", type(weight).__name__, "a PackedWeight under a name of type str"
+                f"weights[{name!r}]", type(weight).__name__, "a PackedWeight with a name of type str"
             )
         stored[name] = weight.stored(name)
     write_weights(path, stored)
 
 
 def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
-    """Read all packed weights of a file.
+    """Load all packed weights from a file.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
     Returns
     -------
     dict of str to PackedWeight
-        The weights by name, on the host.
+        The weights, by name, in host memory.
 
     Raises
     ------

@@ -163,7 +163,7 @@ def test_a_tuning_entry_serves_nearby_lengths(
 def test_entries_for_former_kernels_are_refused_with_a_remedy(changes: dict[str, Any]) -> None:
     raw = Entry(SELF, times(SELF, np.array([512]), H200)[0][0], 8.0, 10.0).as_json(ATTENTION)
     assert parse_entry(raw, ATTENTION, get_target("sm_90a")).problem == SELF
-    with pytest.raises(ArgumentError, match=r"measure again with: cudatma tune attention --shape 512x128"):
+    with pytest.raises(ArgumentError, match=r"run `cudatma tune attention --shape 512x128"):
         parse_entry(raw | changes, ATTENTION, get_target("sm_90a"))
 
 

@@ -213,9 +213,9 @@ def test_one_warpgroup_and_three(tile_m: int) -> None:
     [
         ({"version": "p1"}, "^version: got p1; allowed: scalar, a1"),
         ({"tile_m": 96}, "^tile_m: got 96; allowed: 64, 128, 192"),
-        ({"tile_m": 128, "ctas_per_sm": 2}, "^ctas_per_sm: got 2; allowed: 1 for several"),
+        ({"tile_m": 128, "ctas_per_sm": 2}, "^ctas_per_sm: got 2; allowed: 1, because the tile has several"),
         ({"q_stages": 2}, "^q_stages: got 2; allowed: 1"),
-        ({"box_rows": 16}, "^box_rows: got 16; allowed: 0 without a cache"),
+        ({"box_rows": 16}, "^box_rows: got 16; allowed: 0, because the kernel reads no cache"),
         ({"tile_n": 72}, "^tile_n: got 72"),
         ({"head_dim": 80}, "^head_dim: got 80 of q and k"),
     ],

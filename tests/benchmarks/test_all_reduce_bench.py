@@ -23,4 +23,4 @@ def test_fewer_gpus_than_ranks_are_said(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(SystemExit):
         all_reduce.main([])
-    assert "measures on 2 GPUs, but torch sees 1; --gpus 1" in capsys.readouterr().err
+    assert "requires 2 GPUs, got 1; pass --gpus 1" in capsys.readouterr().err

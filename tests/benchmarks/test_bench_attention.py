@@ -135,7 +135,7 @@ def test_a_run_from_its_command_line_to_its_file(
     first = stored["cells"][0]
     assert first["us"] == pytest.approx({name: us for name, us in SPEEDS.items() if name != "FA2"})
     assert list(first["us"]) == ["cuDNN", "FA3", "a2", "a4", "auto"]
-    assert first["error"] == "FA2: wrong, 5.00e-01 off"
+    assert first["error"] == "FA2: wrong result, relative RMS error 5.00e-01"
     assert first["refused"] == {"a3": "ArgumentError: no kernel"}
     assert first["entries"] == {name: f"attention_{name}" for name in ("a2", "a4", "auto")}
     said = capsys.readouterr().out
@@ -174,7 +174,7 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
     ]
     assert lines[0] == (
         "bfloat16, all, 512 to 16384: auto / best: geometric mean 1.131, least 0.800 at 2048, bfloat16, 16 heads of "
-        "128, full, 2 cells (1 more not measured); errors at most 1.10 times as large"
+        "128, full, 2 cells (1 more not measured); errors at most 1.10 times those of best"
     )
 
 

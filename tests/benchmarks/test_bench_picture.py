@@ -67,7 +67,7 @@ def test_labels_touch_no_line_and_stay_inside() -> None:
 
 def test_results_of_different_machines_are_not_drawn_together() -> None:
     other = result() | {"machine": {"card": "B200"}}
-    with pytest.raises(ValueError, match="different GPUs"):
+    with pytest.raises(ValueError, match="same GPU"):
         plot.picture(result(), other)
 
 

@@ -212,7 +212,7 @@ def test_a_version_without_a_kernel_for_the_problem_is_named() -> None:
 )
 def test_an_explanation_says_what_is_copied(a: Any, told: str) -> None:
     b = np.zeros((N, K), a.dtype).T
-    assert gemm_explain(a, b).decision.why.endswith(f"; a is copied first: it has {told}")
+    assert gemm_explain(a, b).decision.why.endswith(f"; a is copied first because it has {told}")
     assert "copied" not in gemm_explain(np.zeros((M, K), a.dtype), b).decision.why
 
 
@@ -381,7 +381,7 @@ def test_a_kernel_that_reads_scales_by_tma_refuses_others() -> None:
     scales = {"a_scale": np.ones((40, 3), np.float32), "b_scale": np.ones((3, 1), np.float32)}
     problem = checked_call(a, b, **scales).problem
     made = config("v4", dtype=problem.dtype, tile_m=128, warpgroups=1).adapted(problem)
-    with pytest.raises(ArgumentError, match=r"^scales_by_tma: got True; allowed: False for scales that TMA"):
+    with pytest.raises(ArgumentError, match=r"^scales_by_tma: got True; allowed: False, because TMA"):
         gemm_arguments(problem, replace(made, scales_by_tma=True), H200)
 
 

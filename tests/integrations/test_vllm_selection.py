@@ -171,7 +171,7 @@ def test_without_cupy_vllm_keeps_its_kernels(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "cupy" else found(name, *rest))
     vllm.plugins.load_general_plugins()
     assert kernels == before
-    assert "CuPy is not installed. pip install" in caplog.text
+    assert "CuPy is not installed; run pip install" in caplog.text
 
 
 def test_models_that_vllm_compiled_for_its_own_kernels_are_not_loaded_with_ours(

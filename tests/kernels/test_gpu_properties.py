@@ -77,7 +77,7 @@ def test_each_tile_has_a_cluster() -> None:
 
 
 def test_cluster_k_excludes_multicast() -> None:
-    with pytest.raises(ArgumentError, match="1 with cluster_n 2") as caught:
+    with pytest.raises(ArgumentError, match="1 with cluster_n = 2") as caught:
         config(cluster_n=2)
     assert caught.value.field == "cluster_k"
 

@@ -226,7 +226,7 @@ def test_entries_of_another_revision_are_measured_again(file: Path, capsys: pyte
 
 def test_a_damaged_file_is_set_aside(file: Path) -> None:
     file.write_text("{ half")
-    with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
+    with pytest.warns(TuneFileWarning, match="renamed to tuned.json.unread-1"):
         assert tuned(FakeBench()) == 0
     assert file.with_name("tuned.json.unread-1").read_text() == "{ half"
     assert sorted(entries(file)) == [1, 64]

@@ -266,7 +266,7 @@ def test_a_prediction_for_another_division_says_so() -> None:
     """The cost model assumes the division of one row of tiles, but the schedule divides only the partial wave."""
     alone = explained(LinearShape(28672, 8192, 128, False, "bfloat16"), 4096)
     assert 0 < alone.schedule.stream_tiles < alone.schedule.work_ranges
-    assert "; the prediction assumes the division used for a single row of tiles" in str(alone)
+    assert "; the prediction assumes the work division of a single row of tiles" in str(alone)
     whole = explained(LinearShape(16512, 20480, 128, False, "float16"), 1024)
     assert whole.schedule.stream_tiles == 0 == whole.prediction.reduction_us
     assert "predicted as if" not in str(whole)
@@ -283,7 +283,7 @@ def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, ke
     assert said.config.in_form("none") == choose_by_cost(Problem(layer, m), imagined_gpu(target, 132))
     assert said.decision.source == "rule"
     us = duration(1e-6 * said.prediction.us)
-    assert said.decision.why.startswith(f"the cheapest by the cost model, {us}, of the ")
+    assert said.decision.why.endswith(f" for this shape; the cost model predicts {us}")
     assert said.considered >= len(said.candidates) > 1
 
 
@@ -313,8 +313,8 @@ def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path:
     said = explained(LAYER, 13)
     choice.forget()
     assert (said.decision.source, said.config) == ("tuned", config)
-    gain = "5.50 us, where the cost model's choice took 5.90 us"
-    assert f"{path} has this problem, measured at M = 16: {gain}" in str(said)
+    gain = "5.50 us; the cost model's choice took 5.90 us"
+    assert f"{path} contains this problem, measured at M = 16: {gain}" in str(said)
     assert "marlin_skinny_f16_g128_16x32x256_k4_s5" in str(said)
 
 
@@ -343,7 +343,7 @@ def test_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[0] == "M = 1, K = 4096, N = 4096, int4 weights, float16, groups of 128, symmetric"
     assert lines[1].startswith("on sm_90a (assumed; this machine has no usable GPU), 132 SMs")
     assert " 0 s" not in text
-    assert any(line.startswith("predicted  ") and "main loop" in line for line in lines)
+    assert any(line.startswith("predicted  ") and "mainloop" in line for line in lines)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1, "the choice is among the candidates"
     assert re.search(rf"  skinny  +\d  +{explained(LAYER, 1).config.entry}$", marked[0])

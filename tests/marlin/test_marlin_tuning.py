@@ -77,7 +77,7 @@ def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
     choice.forget()
     assert decided(64) == ("tuned", WGMMA)
     why = decide(Problem(LAYER, 64), H200).why
-    assert f"{file} has this problem, measured at M = 64: 8.00 us, where the cost model's choice took 10.0 us" in why
+    assert f"{file} contains this problem, measured at M = 64: 8.00 us; the cost model's choice took 10.0 us" in why
     for other in ({"k": 8192}, {"n": 4160}):
         assert decided(64, **other)[0] == "rule"
 
@@ -130,7 +130,9 @@ def test_an_entry_serves_layers_alike_with_their_own_operands(
     store_entry(file, GPU, MARLIN, entry(m, config))
     assert decided(m, **change) == ("tuned", replace(config, **change))
     said = decide(Problem(replace(LAYER, **change), m), H200).why
-    assert f"{file} has one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8.00 us" in said
+    assert (
+        f"{file} contains one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8.00 us" in said
+    )
     assert "has this problem, measured" in decide(Problem(LAYER, m), H200).why
 
 
@@ -368,13 +370,13 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     [
         ("", "Expecting value"),
         ("{", "Expecting property name"),
-        ("[]", "not a file of tuning entries"),
-        ('{"hello": 1}', "not a file of tuning entries"),
-        ('{"schema": 6, "sections": []}', "schema is 6, but this version of cudatma reads 5"),
-        ('{"schema": 5}', "sections are damaged"),
-        (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, but"),
-        ('{"schema": 5, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
-        ('{"schema": 4, "sections": 5}', "an earlier version of cudatma .* again with: cudatma tune$"),
+        ("[]", "the file contains no tuning entries"),
+        ('{"hello": 1}', "the file contains no tuning entries"),
+        ('{"schema": 6, "sections": []}', "schema 6, but this version of cudatma reads schema 5"),
+        ('{"schema": 5}', "the sections of the file are damaged"),
+        (f'{{"schema": 1{"0" * 99}}}', "the file has schema an int of 329 bits, but"),
+        ('{"schema": 5, "sections": [{"gpu": {}, "entries": [3]}]}', "the sections of the file are damaged"),
+        ('{"schema": 4, "sections": 5}', "an earlier version of cudatma .* run `cudatma tune` to measure again$"),
         ("[" * 100_000, "nested too deeply"),
         ("\x00\x01", "Expecting value"),
     ],
@@ -386,7 +388,7 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
         assert source(64) == "rule"
     assert file.read_text() == text, "a look changes nothing"
     assert usable_entries(file, MARLIN, H200)[1][0].startswith("the whole file: ")
-    with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
+    with pytest.warns(TuneFileWarning, match="renamed to tuned.json.unread-1"):
         store_entry(file, GPU, MARLIN, entry(64))
     assert (file.parent / "tuned.json.unread-1").read_text() == text
     choice.forget()
@@ -410,8 +412,8 @@ def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Pat
     store_entry(file, GPU, MARLIN, entry(64))
     older = f'"kernel": "wgmma", "revision": {MarlinConfig.revision - 1}'
     file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {MarlinConfig.revision}', older))
-    command = "measure again with: cudatma tune marlin --shape 4096x4096 --m 64"
-    with pytest.warns(TuneFileWarning, match=f"m 64: revision: .*{command}"):
+    command = "run `cudatma tune marlin --shape 4096x4096 --m 64"
+    with pytest.warns(TuneFileWarning, match=f"m 64 is ignored: revision: .*{command}"):
         assert source(64) == "rule"
     assert source(1) == "tuned", "the other kernel's entries hold"
 
@@ -456,7 +458,7 @@ def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[
     assert len(problems) == 1
     assert "0" * 99 not in problems[0]
     assert problems[0].startswith(f"the entry k 4096, n 4096, m {raw['m']!r}: ")
-    with pytest.warns(TuneFileWarning, match=f"an entry is ignored: k 4096, n 4096, m {raw['m']!r}: "):
+    with pytest.warns(TuneFileWarning, match=f"the entry k 4096, n 4096, m {raw['m']!r} is ignored"):
         assert source(1) == "tuned"
 
 

@@ -253,7 +253,7 @@ def test_folders_that_would_be_overwritten_are_refused(tmp_path: Path) -> None:
 def test_the_disk_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_awq(tmp_path / "in")
     monkeypatch.setattr(folder.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(WeightFileError, match=r"0\.00 GB free"):
+    with pytest.raises(WeightFileError, match=r"0\.00 GB of free"):
         convert_checkpoint(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -413,15 +413,19 @@ R4 = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linea
 #: Writer of a folder, what is changed in it, and the words of the error: both statements, or the name of the key.
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     # configuration against tensors
-    "zero points of another format": (gptq, section(checkpoint_format="gptq_v2"), "got 7 everywhere; allowed: 8"),
-    "zero points of symmetric gptq": (write_gptq, section(sym=True), "qzeros: got .* everywhere, because .* symmetric"),
+    "zero points of another format": (gptq, section(checkpoint_format="gptq_v2"), "got only 7; allowed: only 8"),
+    "zero points of symmetric gptq": (
+        write_gptq,
+        section(sym=True),
+        "qzeros: got .* allowed: only 7, because .* symmetric",
+    ),
     "zero points of symmetric awq": (write_awq, section(zero_point=False), "qzeros: got .* because .* symmetric"),
     "zero points of symmetric groups": (
         compressed_zeros,
         weights(symmetric=True),
         "weight_zero_point: got .*symmetric",
     ),
-    "no zero points": (write_compressed, weights(symmetric=False), "got no zero points; .*is not symmetric"),
+    "no zero points": (write_compressed, weights(symmetric=False), "got no zero points; .*specifies asymmetric"),
     "another group size": (gptq, section(group_size=64), "got 6 groups for K = 192; allowed: 3, .*group_size 64"),
     "no groups": (write_compressed, weights(strategy="channel", group_size=None), "got 3 groups .*group_size -1"),
     "groups of 48": (lambda path: write_gptq(path, group=48), section(), "group_size: got 48; .*multiple of 32"),
@@ -430,11 +434,19 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "awq in order": (
         write_awq,
         section(desc_act=True),
-        "AWQ, because this format stores rows in order; .*desc_act true",
+        "AWQ, because this format stores rows in order; .*desc_act",
     ),
-    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these would be 8 bits per value; .*says 4 bits"),
-    "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, bec"),
-    "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*says the original Marlin"),
+    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "instead of 8; .*specifies 4 bits"),
+    "another format": (
+        gptq,
+        section(quant_method="awq", checkpoint_format=None),
+        "looks like GPTQ; allowed: AWQ, the format in",
+    ),
+    "marlin by name": (
+        gptq,
+        section(checkpoint_format="marlin"),
+        "got layers of GPTQ; .*specifies the original Marlin",
+    ),
     "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
     "two names of one key": (write_awq, section(w_bit=8), "bits: got bits 4, w_bit 8"),
     "two files": (gptq, beside("quantize_config.json", bits=8), "got 8 in quantize_config.json, 4 in config.json"),
@@ -472,18 +484,18 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
                 {f"lm_head.{part}": tensors[f"{LAYER}.{part}"] for part in ("qweight", "qzeros", "scales", "g_idx")}
             ),
         ),
-        r"lm_head\.qweight: got a quantized layer; .*: lm_head says",
+        r"lm_head\.qweight: got a quantized layer; .*: lm_head lists",
     ),
-    "ignored": (write_compressed, section(ignore=["re:.*up_proj"]), "because .*ignore says"),
+    "ignored": (write_compressed, section(ignore=["re:.*up_proj"]), "because .*ignore lists"),
     "no target": (
         write_compressed,
         weights(targets=["re:.*self_attn.*"]),
         "no target for model.layers.0.mlp.down_proj",
     ),
     "targets of another class": (write_compressed, weights(targets=["Embedding"]), "no target for model"),
-    "all linear layers ignored": (write_compressed, section(ignore=["Linear"]), "because .*ignore says"),
+    "all linear layers ignored": (write_compressed, section(ignore=["Linear"]), "because .*ignore lists"),
     # keys that change the computation
-    "rotation": (gptq, section(rotation="hadamard"), "rotation: got hadamard, which changes what the model computes"),
+    "rotation": (gptq, section(rotation="hadamard"), "rotation: got hadamard, which changes the model's computation"),
     "a rotated layer": (gptq, section(dynamic={"x": {"rotation_config": {"block_size": 32}}}), "rotation_config: got"),
     "rotation beside": (
         gptq,
@@ -534,9 +546,9 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         ),
         "weight_zero_point.*: got I64; allowed: I32, U32, I8",
     ),
-    "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again as gemm"),
+    "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again with version gemm"),
     "gemv by format": (write_awq, section(checkpoint_format="gemv_fast"), "checkpoint_format: got gemv_fast"),
-    "ipex": (write_awq, section(version="ipex"), "write gemm here"),
+    "ipex": (write_awq, section(version="ipex"), "with gemm if qweight"),
     "awq of marlin": (write_awq, section(format="marlin"), "from_marlin"),
     "auto-round without format": (auto_round, section(packing_format=None, sym=False), "packing_format: got None"),
     "floats of auto-round": (auto_round, section(data_type="mx_fp"), "data_type: got mx_fp"),
@@ -556,14 +568,14 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "no configuration": (
         write_awq,
         lambda p: change_json(p, lambda c: c.pop("quantization_config")),
-        "it looks like AWQ",
+        "and looks like AWQ",
     ),
     # tensors that are left over
     "integers": (gptq, tensor("model.layers.0.x", EIGHTS), "belongs to no packed layer"),
     "packed experts": (
         write_compressed,
         tensor("model.layers.0.mlp.experts.down_proj_packed", np.zeros((2, 4, 4), np.int32)),
-        "experts in one tensor",
+        "contains several experts",
     ),
     "scales": (gptq, tensor("model.layers.0.mlp.other.scales", SCALE), "belongs to no packed layer"),
     "a scale": (gptq, tensor("model.layers.0.mlp.other.weight_scale", SCALE), "belongs to no packed layer"),
@@ -649,7 +661,7 @@ READ: dict[str, tuple[Any, Any, str]] = {
                  "h.0.attn.bias": np.ones((1, 1, 4, 4), np.uint8)}
             ),
         ),
-        r"^$|LlamaForCausalLM does not load: h\.0\.attn\.bias, lm_head\.bias, logit_bias and 3 others$",
+        r"^$|not loaded by LlamaForCausalLM: h\.0\.attn\.bias, lm_head\.bias, logit_bias and 3 others$",
     ),
 }  # fmt: skip
 for name in ("quant_config.json", "quantize_config.json", "quantization_config.json"):
@@ -721,7 +733,7 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
         convert_checkpoint(tmp_path / "float", tmp_path / "out")
     with pytest.raises(ArgumentTypeError, match="exclude"):
         convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude="*.mlp.*")
-    with pytest.raises(ArgumentError, match=r"^exclude: got model\.layer\.0\.\*; .* its first layers are "):
+    with pytest.raises(ArgumentError, match=r"^exclude: got model\.layer\.0\.\*; .* pass a pattern for names such as "):
         convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude=["*.0.*", "model.layer.0.*"])
     with pytest.raises(ArgumentError, match="exclude"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", exclude=["*.0.*"])
@@ -741,7 +753,7 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
         ({"hidden_act": "no such function"}, "LlamaForCausalLM cannot be built: .*no such function.*"),
         (
             {"auto_map": {"AutoModelForCausalLM": "model.Custom"}, "intermediate_size": 320},
-            "the model uses custom code, and its layers differ from those of transformers' LlamaForCausalLM",
+            "the model uses custom code, and its layers differ from the layers of LlamaForCausalLM in transformers",
         ),
     ],
 )
@@ -775,7 +787,7 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert "14 layers of" in shown
     assert "not packed, outside the model's numbered blocks" in shown
-    assert "pytorch_model.bin (other weights)" in shown
+    assert "pytorch_model.bin (contains other weights)" in shown
     assert "layers not compared with the model class: config.json names no architecture" in shown
     errors = [error for row in re.findall(r"(0\.\d+) +(0\.\d+)$", shown, re.MULTILINE) for error in row]
     assert len(errors) == 14

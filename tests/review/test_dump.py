@@ -219,7 +219,7 @@ def test_heads_and_batch_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixt
         (["marlin", "--m", "0", "--n", "64", "--k", "64"], "m: got 0; allowed: 1 to 2147483647"),
         (["gemm", "--m", "9" * 50, "--n", "64", "--k", "64"], "m: got an int of 167 bits"),
         (["gemm", "--dtype", "bfloat16"], "--dtype: got no sizes"),
-        (["gemm", "--m", "1", "--n", "64", "--k", "64", "--sm-count", "0"], "--sm-count: got 0; allowed: 1 or more"),
+        (["gemm", "--m", "1", "--n", "64", "--k", "64", "--sm-count", "0"], "--sm-count: got 0; allowed: at least 1"),
         (["marlin", "--m", "1", "--n", "64", "--k", "64", "--config", "stages=3"], "--config: got stages=3"),
     ],
 )

@@ -1,4 +1,4 @@
-"""AllReduce, which sums small tensors over the GPUs of a host by writing to the memory of the other GPUs."""
+"""The class AllReduce, which sums small tensors over the GPUs of a host."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from cudatma.runtime.device_memory import close_memory, memory_handle, open_memo
 
 
 def rank_and_members(group: Any) -> tuple[int, list[int]]:
-    """Return this process's rank in a group, and all members' ranks in the default group.
+    """Return this process's rank in a group, and the ranks of all members in the default group.
 
-    ``group=None`` means the default group. Raise ArgumentError if the group does not exist or does not contain this
-    process, and ArgumentTypeError if ``group`` is not a process group.
+    ``group`` may be None for the default group. Raises ArgumentError if the group does not exist or does not contain
+    this process, and ArgumentTypeError if ``group`` is not a process group.
     """
     if not dist.is_available() or not dist.is_initialized():
         remedy = "call torch.distributed.init_process_group(), for example in a program started by torchrun"
@@ -40,48 +40,49 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("group", "a group without this process", "a group that contains this process")
     if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise ArgumentTypeError("group", type(group).__name__, "None, or a ProcessGroup of torch.distributed")
+        raise ArgumentTypeError("group", type(group).__name__, "None or a torch.distributed.ProcessGroup")
     return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
 
 
-_MAX_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or 0 to 2**30"
-#: Maps the operator's ``number`` argument to the AllReduce object. An object stays here until close(), because peers
-#: write to its memory.
+_MAX_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or a number from 0 to 2**30"
+#: AllReduce object for each value of the operator's ``number`` argument. An object remains here until close(), because
+#: peers write to its memory.
 _known: dict[int, AllReduce] = {}
-#: Numbers are never reused, because a compiled graph may outlive the object that it calls.
+#: Counter of the objects. Numbers are never reused, because a compiled graph may outlive its object.
 _numbers = itertools.count(1)
-#: Libraries live as long as the process, even if this module is reloaded, because deleting one removes its operators.
+#: Libraries are kept until the process ends, even if this module is reloaded, because deleting one removes its
+#: operators.
 _libraries: list[Any] = globals().get("_libraries", [])
 
 
 class AllReduce:
-    """Callable that sums tensors over the ranks of a process group, in place and with the same bits on every rank.
+    """Sum tensors over the ranks of a process group, in place and with the same bits on every rank.
 
-    A one-shot kernel sums fp16 and bf16 tensors of up to ``max_bytes``. It writes the tensor to the memory of all peers
-    and adds up the peers' tensors in fp32, in rank order. Other tensors use the group's all-reduce. All ranks must
-    create, call and close the object in the same order. The calls of a rank must be made on one stream or be ordered by
-    events.
+    A one-shot kernel sums fp16 and bf16 tensors of up to ``max_bytes``. The kernel writes the tensor to the memory of
+    all peers and adds the tensors of all ranks in fp32, in rank order. Other tensors are summed by the group's
+    all-reduce. All ranks must create, call and close the object in the same order. The calls of a rank must be made on
+    one stream or be ordered by events.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
-        2 to 8 ranks on one host whose GPUs can access each other's memory. Default: torch's default group.
+        Group of at most 8 ranks on one host, whose GPUs can access each other's memory. Default: torch's default group.
     device : int, optional
-        Device ordinal. Default: torch's current device. Without CUDA, every call uses the group's all-reduce.
+        Device ordinal. Default: torch's current device. Without CUDA, all calls use the group's all-reduce.
     max_bytes : int, optional
-        Largest tensor that the one-shot kernel sums, up to 2**30 bytes. The inboxes take 8/3 * ranks * max_bytes of
-        device memory. Default: chosen by a performance model of the kernel and of NCCL. With the default, the inboxes
-        take 49 MB for two ranks, 13 MB for four ranks and 9 MB for eight ranks.
+        Size of the largest tensor that the one-shot kernel sums, up to 2**30 bytes. The inboxes take 8/3 * ranks *
+        max_bytes of device memory. By default, a performance model of the kernel and of NCCL determines the size, and
+        the inboxes take 49 MB for two ranks, 13 MB for four ranks and 9 MB for eight ranks.
     timeout_s : float, default 30.0
-        Time in seconds that a kernel waits for a peer. After a timeout, the missing sums and the results of all later
-        launches, including graph replays, are NaN, and calls and check() raise PeerTimeout.
+        Time in seconds for which a kernel waits for a peer. After a timeout, calls and check() raise PeerTimeout, and
+        the missing sums and the results of all later launches, including graph replays, are NaN.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
         If an argument is invalid.
     DriverError
-        On every rank, if any rank cannot access a peer's memory.
+        If any rank cannot access a peer's memory. All ranks then raise this error.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class AllReduce:
             raise ArgumentError("group", f"a group of {self.ranks} ranks", f"1 to {MAX_RANKS} ranks")
         self.timeout_s = real_number(timeout_s, "timeout_s")
         if not 0 < self.timeout_s < 2**32:
-            raise ArgumentError("timeout_s", timeout_s, "seconds, above 0")
+            raise ArgumentError("timeout_s", timeout_s, "a positive number of seconds")
         limit = longest_message_bytes(max(2, self.ranks))
         if max_bytes is not None and (limit := checked_count(max_bytes, "max_bytes", _ALLOWED_BYTES)) > _MAX_BYTES:
             raise ArgumentError("max_bytes", max_bytes, _ALLOWED_BYTES)
         self.max_bytes = limit if self.ranks > 1 and torch.cuda.is_available() else 0
         if device is not None:
-            device = checked_count(device, "device", "None, or a GPU's ordinal")
+            device = checked_count(device, "device", "None or the ordinal of a GPU")
         self._peers: list[int] = []
         self._memory: Any = None
         if self.ranks > 1:
@@ -118,10 +119,10 @@ class AllReduce:
         """
         limits = [int(limit) for limit, _, _ in self._gather((str(self.max_bytes), b"", ""))]
         if len(set(limits)) > 1:
-            raise ArgumentError("max_bytes", self.max_bytes, f"the same value on all ranks, which have {limits}")
+            raise ArgumentError("max_bytes", self.max_bytes, f"the same value on all ranks, not {limits}")
 
     def _connect(self) -> None:
-        """Create the inbox and map the peers' inboxes. If one rank fails, raise an error on all ranks."""
+        """Create the inbox and map the peers' inboxes. All ranks raise an error if one rank fails."""
         inbox = Inbox(self.ranks, self.max_bytes)
         handle, error = self._attempt(lambda: self._create_inbox(inbox))
         everyone = self._gather((socket.gethostname(), handle, error))
@@ -135,10 +136,10 @@ class AllReduce:
             )
 
     def _attempt(self, function: Callable[[], bytes]) -> tuple[bytes, str]:
-        """Return the function's result and "". If the function fails, return b"" and the error's text."""
+        """Return the function's result and "", or b"" and the text of the error."""
         try:
             return function(), ""
-        except Exception as error:  # catch any error, because the other ranks wait for this rank
+        except Exception as error:  # Catch any error, because the other ranks wait for this rank.
             return b"", str(error)
 
     def _gather(self, own: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
@@ -147,7 +148,7 @@ class AllReduce:
         return everyone
 
     def _create_inbox(self, inbox: Inbox) -> bytes:
-        """Allocate this rank's memory and return its handle."""
+        """Allocate this rank's memory and return its IPC handle."""
         self._memory = shareable_memory(inbox.nbytes, self._device)
         self._memory.write(initial_state())
         return memory_handle(self._memory)
@@ -179,12 +180,12 @@ class AllReduce:
         Parameters
         ----------
         x : torch.Tensor
-            A contiguous tensor with the same shape and dtype on every rank.
+            Contiguous tensor with the same shape and dtype on every rank.
 
         Returns
         -------
         torch.Tensor
-            ``x``.
+            The input tensor.
 
         Raises
         ------
@@ -216,7 +217,7 @@ class AllReduce:
         torch.autograd.graph.increment_version(x)
 
     def _is_one_shot(self, x: Any, nbytes: int) -> bool:
-        """Return whether to use the one-shot kernel. The result may depend only on values that all ranks share."""
+        """Return whether to use the one-shot kernel. The result must be the same on all ranks."""
         is_16_bit = x.dtype in (torch.float16, torch.bfloat16) and x.is_cuda
         return is_16_bit and 0 < nbytes <= self.max_bytes and nbytes % 4 == 0
 
@@ -228,25 +229,27 @@ class AllReduce:
     def close(self) -> None:
         """Free the inboxes.
 
-        All ranks must call this method. No launch and no captured graph may still need the inboxes.
+        All ranks must call this method after the last launch, including launches of captured graphs.
         """
         if _known.pop(self._number, None) is None or not self.max_bytes:
             return
         torch.cuda.synchronize(self._device)
-        dist.barrier(self.group)  # after this barrier, no rank writes to a peer's memory
+        dist.barrier(self.group)  # After this barrier, no rank writes to a peer's memory.
         self._disconnect()
 
     def _disconnect(self) -> None:
         for pointer in self._peers:
             close_memory(pointer, self._device)
-        dist.barrier(self.group)  # after this barrier, no rank has this rank's memory mapped
+        dist.barrier(self.group)  # After this barrier, no rank has mapped this rank's memory.
         self._peers.clear()
         self.max_bytes, self._memory = 0, None
 
 
 def _all_reduce(x: Any, number: int) -> None:
     if number not in _known:
-        raise ArgumentError("number", number, "the number of an open AllReduce", "compile again with a new AllReduce")
+        raise ArgumentError(
+            "number", number, "the number of an open AllReduce", "compile the graph again with a new AllReduce"
+        )
     _known[number]._run(x)
 
 

@@ -1,4 +1,4 @@
-"""Fake kernels, which check an operator's tensors and return an empty result with the right shape, dtype and device.
+"""Fake kernels, which check an operator's tensors and return an empty result with the correct metadata.
 
 torch.compile and torch.export call these functions with tensors that have no memory and may have symbolic sizes.
 """
@@ -44,7 +44,9 @@ def marlin_gemm(
         _check_part("perm", perm, torch.int32, shapes)
     _check_like("x", x, scales, "the weight")
     if not x.dim() or x.shape[-1] != k:
-        raise ArgumentError("x.shape", tuple(x.shape), f"(..., {k})", "the last dimension must equal the weight's K")
+        raise ArgumentError(
+            "x.shape", tuple(x.shape), f"(..., {k})", "pass a tensor whose last dimension is the weight's K"
+        )
     if bias is not None:
         _check_like("bias", bias, scales, "the weight")
         _check_shape("bias", bias, (n,))
@@ -135,7 +137,7 @@ def attention_decode(
     if page_table is not None:
         _check_offsets(q, 2, page_table=page_table)
         if page_table.shape[0] != q.shape[0]:
-            raise ArgumentError("page_table.shape", tuple(page_table.shape), f"a batch of {q.shape[0]}, like q")
+            raise ArgumentError("page_table.shape", tuple(page_table.shape), f"a batch of {q.shape[0]}, the batch of q")
     return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
 
 
@@ -162,7 +164,7 @@ def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int
     shape = shapes[field]
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         got = f"{_name(tensor.dtype)} {tuple(tensor.shape)}"
-        raise QuantizationError(field, got, f"{_name(dtype)} {shape}", "use pack() to build it")
+        raise QuantizationError(field, got, f"{_name(dtype)} {shape}", "create the tensors with pack()")
 
 
 def _check_like(field: str, tensor: Any, other: Any, name: str) -> None:
@@ -212,7 +214,7 @@ def _check_sink(sink: Any, q: Any) -> None:
     if sink is None:
         return
     if sink.dtype != torch.float32:
-        raise ArgumentTypeError("sink.dtype", _name(sink.dtype), "float32", "convert it")
+        raise ArgumentTypeError("sink.dtype", _name(sink.dtype), "float32", "convert the tensor")
     _check_shape("sink", sink, (q.shape[-2],))
     _check_device("sink", sink, q, "q")
     _check_gradients(sink=sink)
@@ -223,9 +225,9 @@ def _check_kv_scales(cache: Any, **scales: Any) -> None:
         if scale is None:
             continue
         if _name(cache.dtype) != CACHE_TYPE:
-            raise ArgumentError(field, "a scale", f"None for a cache of {_name(cache.dtype)}")
+            raise ArgumentError(field, "a scale", f"None, because the cache is {_name(cache.dtype)}")
         if scale.dtype != torch.float32:
-            raise ArgumentTypeError(f"{field}.dtype", _name(scale.dtype), "float32", "convert it")
+            raise ArgumentTypeError(f"{field}.dtype", _name(scale.dtype), "float32", "convert the tensor")
         if tuple(scale.shape) not in ((), (1,)):
             _check_shape(field, scale, (cache.shape[-2],))
         _check_device(field, scale, cache, "k_cache")

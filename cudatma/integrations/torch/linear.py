@@ -1,4 +1,4 @@
-"""MarlinLinear, a torch module with an int4 weight and a bias."""
+"""The class MarlinLinear, a torch module with an int4 weight and a bias."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cudatma.quantization.packed import check_group_size
 
 
 class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
-    """Linear layer y = x W + b with an int4 weight, for inference.
+    """A linear layer y = x W + b with an int4 weight, for inference.
 
     MarlinLinear replaces torch.nn.Linear and has no backward pass. ``from_linear``, ``from_packed`` and the importers
     create layers with a weight. The constructor leaves the buffers uninitialized.
@@ -50,14 +50,14 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     symmetric : bool, default True
         Whether the weight has no zero points.
     act_order : bool, default False
-        Whether the weight permutes the activation's columns.
+        Whether the weight has an activation order, which permutes the activations' columns.
     dtype : torch.dtype, default torch.float16
-        Type of activations, scales and bias, float16 or bfloat16. The type cannot change later, because the weight was
-        quantized for it.
+        Type of activations, scales and bias, float16 or bfloat16. The type cannot be changed later, because it
+        determines the quantized weight.
     device : torch.device or str, optional
         Device of the buffers. Default: torch's default device.
     batch_invariant : bool, default False
-        See ``marlin_gemm``.
+        Whether each row has the same bits at every M; see ``marlin_gemm``.
 
     Raises
     ------
@@ -68,10 +68,10 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     -----
     The weight's arrays are the buffers ``qweight`` (uint8), ``scales`` (the layer's dtype), ``zeros`` (uint8) and
     ``perm`` (int32). ``zeros`` is None if the weight is symmetric. ``perm`` is None if the weight has no activation
-    order. ``bias`` is a buffer or None. ``state_dict()`` holds only these tensors. ``load_state_dict()`` fills a module
-    that was created with the same arguments. If the module is on the meta device, pass ``assign=True``.
+    order. ``bias`` is a buffer or None. ``state_dict()`` contains only these tensors. ``load_state_dict()`` fills a
+    module that was created with the same arguments. If the module is on the meta device, pass ``assign=True``.
 
-    ``.half()``, ``.float()`` and ``.to(dtype)`` raise ArgumentTypeError if the dtype differs from the layer's.
+    ``.half()``, ``.float()`` and ``.to(dtype)`` raise ArgumentTypeError if the dtype differs from that of the layer.
     ``.to(device)`` and ``.cuda()`` move the module.
 
     Examples
@@ -119,14 +119,14 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
 
     @classmethod
     def from_packed(cls, weight: PackedWeight, bias: Any = None, *, batch_invariant: bool = False) -> MarlinLinear:
-        """Create a layer from a copy of a PackedWeight, on the weight's device.
+        """Create a layer from a copy of a PackedWeight, on the device of the weight.
 
         Parameters
         ----------
         weight : PackedWeight
             The weight, of shape (K, N).
         bias : array_like, shape (N,), optional
-            Floating-point bias, an array of any library.
+            Floating-point bias, as an array of any library. Default: no bias.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
 
@@ -170,20 +170,20 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         clip_search: bool = False,
         batch_invariant: bool = False,
     ) -> MarlinLinear:
-        """Create a layer by quantizing a torch.nn.Linear on its device.
+        """Create a layer by quantizing a torch.nn.Linear, on the device of its weight.
 
         Parameters
         ----------
         linear : torch.nn.Linear
             The float layer.
         group_size : int, default 128
-            See ``quantize``.
+            Number of rows of K that share a scale; see ``cudatma.quantize``.
         symmetric : bool, default True
-            See ``quantize``.
+            Whether to quantize without zero points; see ``cudatma.quantize``.
         dtype : torch.dtype or str, optional
             Either float16 or bfloat16. Default: the type of ``linear`` if it is one of these types, otherwise float16.
         clip_search : bool, default False
-            See ``quantize``.
+            Whether to search for clipped ranges; see ``cudatma.quantize``.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
 
@@ -216,7 +216,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         *tensors : torch.Tensor
-            Tensors qweight, qzeros, scales and optionally g_idx, as in ``cudatma.from_gptq``.
+            The tensors qweight, qzeros, scales and optionally g_idx; see ``cudatma.from_gptq``.
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
@@ -238,7 +238,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         *tensors : torch.Tensor
-            Tensors qweight, qzeros and scales, as in ``cudatma.from_awq``.
+            The tensors qweight, qzeros and scales; see ``cudatma.from_awq``.
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
@@ -257,12 +257,12 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     def from_compressed_tensors(
         cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any
     ) -> MarlinLinear:
-        """Create a layer from compressed-tensors' tensors, on the first tensor's device.
+        """Create a layer from tensors of compressed-tensors, on the first tensor's device.
 
         Parameters
         ----------
         *tensors : torch.Tensor
-            Tensors in the order that ``cudatma.from_compressed_tensors`` takes them.
+            The tensors, in the order of the arguments of ``cudatma.from_compressed_tensors``.
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
@@ -286,7 +286,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         *tensors : torch.Tensor
-            B and s, as in ``cudatma.from_marlin``.
+            The tensors B and s; see ``cudatma.from_marlin``.
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
@@ -321,7 +321,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         return self.scales.dtype
 
     def dequantize(self, *, dtype: Any = None) -> Any:
-        """Return the weight's values in torch's orientation, on the layer's device.
+        """Return the dequantized weight (N, K) on the layer's device.
 
         Parameters
         ----------
@@ -331,7 +331,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Returns
         -------
         torch.Tensor, shape (N, K)
-            The values.
+            The dequantized weight, in torch's orientation.
         """
         result = self.dtype if dtype is None else dtype
         if self.qweight.is_cuda:
@@ -344,9 +344,9 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         return values.T.contiguous().to(self.scales.device, result)
 
     def _dequantize_by_kernel(self) -> Any:
-        """Dequantize with the kernel.
+        """Dequantize the weight with the kernel.
 
-        It writes (K, N) in the layer's dtype and pads each row to a multiple of 16 bytes.
+        The kernel writes (K, N) in the layer's dtype and pads each row to a multiple of 16 bytes.
         """
         rows = self.scales.new_empty((self.in_features, align_up(self.out_features, 8)))[:, : self.out_features]
         return dequantize(self._packed_weight(), out=rows).T.contiguous()
@@ -371,10 +371,10 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         """
         if not isinstance(x, torch.Tensor):
             raise ArgumentTypeError("x", type(x).__name__, "a torch tensor")
-        tensors = self._buffers  # each access to a module's attribute costs 0.5 us
-        if self._parameters:  # a buffer may have been replaced by a Parameter
+        tensors = self._buffers  # Each access to a module's attribute takes 0.5 us.
+        if self._parameters:  # A Parameter may have replaced a buffer.
             tensors = {**tensors, **self._parameters}
-        # _op avoids MARLIN_GEMM's own Python frame, which costs 0.2 us. torch.compile supports only the operator.
+        # _op avoids MARLIN_GEMM's own Python frame, which takes 0.2 us. torch.compile supports only the operator.
         operator = MARLIN_GEMM if torch.compiler.is_compiling() else MARLIN_GEMM._op
         return operator(
             x.contiguous(),
@@ -390,15 +390,16 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         )
 
     def warm_up(self, m_values: int | Iterable[int]) -> None:
-        """Read the weight's values, and compile and load the kernels for later calls.
+        """Compile and load the kernels for later calls, and read the weight's values.
 
-        Call this method at startup or before a graph capture. On the CPU, it only checks ``m_values`` and the weight.
+        Call this method at startup or before a graph capture. On the CPU, the method only checks ``m_values`` and the
+        weight.
 
         Parameters
         ----------
         m_values : int or iterable of int
             Numbers of rows of x. The number of rows is the product of all dimensions of x except the last. An int n
-            covers 1 to n rows. To warm up a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is
+            prepares calls with 1 to n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is
             faster.
 
         Raises
@@ -429,8 +430,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         """Raise ArgumentTypeError for conversions to another dtype, such as .half()."""
         converted = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
         if converted != self.dtype:
-            remedy = "the weight was quantized for this dtype; quantize it again, or use .to(device) without a dtype"
-            raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the layer's", remedy)
+            remedy = "quantize the weight again for this dtype, or call .to(device) without a dtype"
+            raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the dtype of the layer", remedy)
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -438,14 +439,16 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         for name in ("qweight", "scales", "zeros", "perm", "bias"):
             loaded, own = state_dict.get(prefix + name), getattr(self, name)
             if isinstance(loaded, torch.Tensor) and own is not None and loaded.dtype != own.dtype:
-                raise ArgumentTypeError(f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype}, the layer's")
+                raise ArgumentTypeError(
+                    f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype}, the dtype of the layer"
+                )
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if not self.qweight.is_meta:
             forget(self.qweight)
 
 
 def _bias(bias: Any, n: int, dtype: str) -> Any:
-    """Return a layer's bias on the host, in the layer's dtype."""
+    """Return a layer's bias in host memory, in the layer's dtype."""
     shape = describe(bias, "bias").shape
     if shape != (n,):
         raise ArgumentError("bias.shape", shape, f"({n},)")
@@ -453,19 +456,19 @@ def _bias(bias: Any, n: int, dtype: str) -> Any:
 
 
 def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None) -> None:
-    """Prepare every MarlinLinear of a model on a GPU for calls with up to ``max_m`` rows.
+    """Compile and load the kernels of every MarlinLinear of a model for up to ``max_m`` rows.
 
-    Such calls then compile nothing. Layers with the same shape share their kernels. Kernels that are not in the cache
-    are compiled in parallel.
+    Later calls with at most ``max_m`` rows do not compile anything. Layers with the same shape share kernels. Kernels
+    that are not in the cache are compiled in parallel.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A model, or a single layer.
+        A model or a single layer on a GPU.
     max_m : int
-        Largest number of rows in a layer's input. In a language model, this is the number of tokens in a batch.
+        Maximum number of rows in a layer's input. In a language model, this is the number of tokens in a batch.
     progress : bool, optional
-        Show a progress bar on stderr. Default: only if stderr is a terminal.
+        Whether to show a progress bar on stderr. Default: whether stderr is a terminal.
 
     Raises
     ------

@@ -38,7 +38,8 @@ _DECODE = (
 )
 _OUT = ", Tensor(a!) out"
 
-#: Libraries live as long as the process, even if this module is reloaded, because deleting one removes its operators.
+#: Libraries are kept until the process ends, even if this module is reloaded, because deleting one removes its
+#: operators.
 _libraries: list[Any] = globals().get("_libraries", [])
 
 
@@ -66,7 +67,7 @@ def register() -> None:
 def _define(library: Any, name: str, arguments: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Define an operator for the CPU and CUDA.
 
-    An operator with ``out`` returns nothing, because functionalization requires this.
+    An operator with ``out`` returns no tensor, as functionalization requires.
     """
     has_out = name.endswith("_out")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -117,5 +118,5 @@ def marlin_gemm(
 
 
 register()
-#: The operator. It is stored here because looking it up in torch.ops takes 0.2 us.
+#: The operator, which is stored here because a lookup in torch.ops takes 0.2 us.
 MARLIN_GEMM = torch.ops.cudatma.marlin_gemm.default

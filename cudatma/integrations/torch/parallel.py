@@ -16,18 +16,18 @@ from cudatma.quantization.sharding import shard
 
 
 class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
-    """Linear layer whose outputs are divided among the ranks.
+    """A linear layer whose outputs are divided among the ranks of a group.
 
-    Every rank needs the whole x. Rank r computes y[..., r * N / ranks : (r + 1) * N / ranks].
+    Every rank takes the whole x. Rank r computes y[..., r * N / ranks : (r + 1) * N / ranks].
 
     Parameters
     ----------
     layer : MarlinLinear
         This rank's layer, including this rank's shard of the bias.
     group : torch.distributed.ProcessGroup, optional
-        The ranks. Default: torch's default group.
+        Process group of the ranks. Default: torch's default group.
     gather_output : bool, default False
-        Whether to return the whole y on every rank, by an all-gather.
+        Whether every rank returns the whole y, after an all-gather.
 
     Raises
     ------
@@ -58,13 +58,13 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         weight : PackedWeight
-            The whole weight, the same on every rank.
+            The whole weight, which must be the same on every rank.
         bias : array_like, shape (N,), optional
-            The whole bias.
+            The whole bias. Default: no bias.
         group : torch.distributed.ProcessGroup, optional
-            The ranks. Default: torch's default group.
+            Process group of the ranks. Default: torch's default group.
         gather_output : bool, default False
-            Whether to return the whole y on every rank.
+            Whether every rank returns the whole y.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
 
@@ -76,7 +76,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         ArgumentError, ArgumentTypeError, QuantizationError
-            If ``shard`` cannot divide the weight, or the bias has a wrong shape.
+            If ``shard`` cannot divide the weight, or if the bias has an invalid shape.
         """
         rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="columns")
@@ -89,12 +89,12 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         return cls(layer, group=group, gather_output=gather_output)
 
     def forward(self, x: Any) -> Any:
-        """Return this rank's shard of y.
+        """Return this rank's shard of y, or the whole y with ``gather_output``.
 
         Parameters
         ----------
         x : torch.Tensor, shape (..., K)
-            The whole input.
+            The whole input x.
 
         Returns
         -------
@@ -113,19 +113,19 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
 
 
 class RowParallel(torch.nn.Module):  # type: ignore[misc]
-    """Linear layer whose inputs are divided among the ranks. It can follow a ColumnParallel directly.
+    """A linear layer whose inputs are divided among the ranks of a group.
 
-    Rank r reads x[..., r * K / ranks : (r + 1) * K / ranks]. An all-reduce adds up the partial results, so every rank
-    gets the same y.
+    Rank r reads x[..., r * K / ranks : (r + 1) * K / ranks], which is the result of a ColumnParallel on this rank. An
+    all-reduce adds the partial results, so every rank gets the same y.
 
     Parameters
     ----------
     layer : MarlinLinear
         This rank's layer. Only the layer of rank 0 may have a bias, because the bias must be added once.
     group : torch.distributed.ProcessGroup, optional
-        The ranks. Default: torch's default group.
+        Process group of the ranks. Default: torch's default group.
     all_reduce : AllReduce, optional
-        An AllReduce for the same group. Several layers may share one object. Default: the group's all-reduce.
+        AllReduce of the same group. Several layers may share one object. Default: the group's all-reduce.
 
     Raises
     ------
@@ -139,14 +139,17 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         self.rank, members = rank_and_members(group)
         self.ranks = len(members)
         if all_reduce is not None and not isinstance(all_reduce, AllReduce):
-            raise ArgumentTypeError("all_reduce", type(all_reduce).__name__, "AllReduce, or None")
+            raise ArgumentTypeError("all_reduce", type(all_reduce).__name__, "AllReduce or None")
         if all_reduce is not None and all_reduce.members != members:
             raise ArgumentError(
                 "all_reduce", f"an object for ranks {all_reduce.members}", f"an object for ranks {members}"
             )
         if self.rank and layer.bias is not None:
             raise ArgumentError(
-                "layer.bias", f"a bias on rank {self.rank}", "a bias on rank 0 only", "the bias must be added only once"
+                "layer.bias",
+                f"a bias on rank {self.rank}",
+                "a bias on rank 0 only",
+                "omit the bias, so that it is added only once",
             )
 
     @classmethod
@@ -164,15 +167,15 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         weight : PackedWeight
-            The whole weight, the same on every rank.
+            The whole weight, which must be the same on every rank.
         bias : array_like, shape (N,), optional
-            The bias.
+            The bias. Default: no bias.
         group : torch.distributed.ProcessGroup, optional
-            The ranks. Default: torch's default group.
+            Process group of the ranks. Default: torch's default group.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
         all_reduce : AllReduce, optional
-            An AllReduce for the same group.
+            AllReduce of the same group. Default: the group's all-reduce.
 
         Returns
         -------
@@ -190,7 +193,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         return cls(layer, group=group, all_reduce=all_reduce)
 
     def forward(self, x: Any) -> Any:
-        """Return y, the same on every rank.
+        """Return y, which is the same on every rank.
 
         Parameters
         ----------
@@ -215,5 +218,5 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
 
 def _checked(layer: Any) -> MarlinLinear:
     if not isinstance(layer, MarlinLinear):
-        raise ArgumentTypeError("layer", type(layer).__name__, "MarlinLinear", "use from_packed() to divide a weight")
+        raise ArgumentTypeError("layer", type(layer).__name__, "MarlinLinear", "divide a weight with from_packed()")
     return layer

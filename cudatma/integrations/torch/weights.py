@@ -1,10 +1,10 @@
 """Cache that maps a weight's tensors to a PackedWeight.
 
-Operators take tensors, but the kernels need a PackedWeight. The first call creates a PackedWeight, and later calls find
-it in a table by the address of qweight. A table entry is valid for tensors with the same shapes, strides, dtypes,
-addresses and version counters. Otherwise the entry is replaced. For qweight, the address is sufficient, because its
-values are not read. The table keeps weak references to the storages, because torch does not reuse the address of a
-storage that is alive or weakly referenced. Entries whose storages were freed are removed.
+Operators take tensors, but the kernels need a PackedWeight. The first call creates a PackedWeight, and later calls look
+it up in a table by the address of qweight. A table entry is valid for tensors with the same shapes, strides, dtypes,
+addresses and version counters. Otherwise, the entry is replaced. For qweight, the address is sufficient, because the
+values of qweight are not read. The table keeps weak references to the storages, because torch does not reuse the
+address of a storage that is alive or weakly referenced. Entries whose storages were freed are removed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.gemm import weight_of
 from cudatma.kernels.operation import Weight
-from cudatma.kernels.workspace import refuse_in_capture
+from cudatma.kernels.workspace import check_not_capturing
 from cudatma.library_streams import current_stream
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.namespaces import bfloat16_view
 
 
 class _Known(NamedTuple):
-    """A weight and its launch arrays, with the facts and storages of its tensors."""
+    """A weight and its launch arrays, with the properties and storages of its tensors."""
 
     facts: tuple[Any, ...]
     weight: PackedWeight
@@ -41,20 +41,20 @@ class _Known(NamedTuple):
     storages: tuple[StorageWeakRef, ...]
 
 
-#: Maps the address of qweight to its weight. There is no lock, because a forked child or a finalizer that calls
-#: forget() could find it locked.
+#: Maps the address of qweight to its weight. No lock is used, because a forked child, or a finalizer that calls
+#: forget(), could block on it.
 _known: dict[int, _Known] = {}
 
 
 def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
     """Return a PackedWeight that uses the memory of a weight's tensors.
 
-    They must have the layout and dtypes of PackedWeight.
+    The tensors must have the layout and dtypes of PackedWeight.
 
     Call forget() after changing inference tensors in place, because they have no version counters. Raises the errors of
-    PackedWeight for wrong shapes and values. Raises ArgumentError if torch records a gradient of the scales or if
-    memory is misaligned. Raises LaunchError if the weight is new and the current stream is being captured, because its
-    values cannot be read during a capture.
+    PackedWeight for invalid shapes and values. Raises ArgumentError if autograd records a gradient of the scales or if
+    memory is misaligned. Raises LaunchError if the weight is new and the current stream is being captured, because
+    values cannot be read during capture.
     """
     return known_weight(qweight, scales, zeros, perm, k, n, group_size)[0]
 
@@ -62,7 +62,7 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
 def known_weight(
     qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int
 ) -> tuple[PackedWeight, Weight]:
-    """Return packed_weight() and its launch arrays, and raise the same errors."""
+    """Return the result of packed_weight() and its launch arrays. Raises the errors of packed_weight()."""
     if scales.requires_grad:
         check_gradient(scales, "scales", "marlin_gemm")
     address = qweight.data_ptr()
@@ -73,7 +73,7 @@ def known_weight(
         k,
         n,
         group_size,
-        scales.untyped_storage()._cdata,  # _facts(scales), inlined because a call takes 0.1 us
+        scales.untyped_storage()._cdata,  # This is _facts(scales), inlined because a call takes 0.1 us.
         scales.data_ptr(),
         -1 if scales.is_inference() else scales._version,
         scales.shape,
@@ -94,13 +94,13 @@ def known_weight(
             _known.pop(other, None)
     if (
         weight.device is not None or address % TMA_ALIGNMENT_BYTES == 0
-    ):  # if this is false, the weight holds a copy of qweight
+    ):  # Otherwise, the weight holds a copy of qweight.
         _known[address] = _Known(facts, weight, launched, storages)
     return weight, launched
 
 
 def forget(qweight: Any) -> None:
-    """Discard the cached values of a weight. The next call reads them again.
+    """Discard the cached values of a weight, so that the next call reads the values again.
 
     Parameters
     ----------
@@ -111,9 +111,9 @@ def forget(qweight: Any) -> None:
 
 
 def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
-    """Return copies of qweight, scales, zeros and perm (the last two may be None) as tensors on the weight's device."""
+    """Return copies of qweight, scales, zeros and perm, by name, as tensors on the weight's device, or None."""
     tensors = {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
-    if weight.device is not None:  # CuPy may reuse the memory as soon as the weight is deleted
+    if weight.device is not None:  # CuPy may reuse the memory as soon as the weight is deleted.
         torch.cuda.current_stream(weight.device).synchronize()
     return tensors
 
@@ -147,7 +147,7 @@ def _create(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, gr
 def _reading(device: int) -> Iterator[None]:
     """Wait for torch's current stream, because CuPy reads the tensors on a different stream."""
     stream = current_stream("torch", device)
-    refuse_in_capture(device, stream, "a weight whose values were read before the capture")
+    check_not_capturing(device, stream, "a weight whose values were read before the capture")
     with context.using(device) as driver, context.outside_captures(driver):
         torch.cuda.current_stream(device).synchronize()
         yield

@@ -1,4 +1,4 @@
-"""Int4 models and attention for Hugging Face's transformers. register() adds them to transformers."""
+"""Int4 models and attention for Hugging Face's transformers. register() registers both."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from cudatma.quantization.statement import METHODS, read_config, read_section
 __all__ = ["CudatmaConfig", "load", "register"]
 
 
-#: Options of from_pretrained() that also determine where transformers finds a configuration.
+#: Options of from_pretrained() that also determine where transformers looks for a configuration.
 _LOCATION = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
 
 def register() -> None:
-    """Add the quantization method and the attention "cudatma" to transformers, and MarlinLinear to peft's LoRA.
+    """Register the quantization method and the attention "cudatma" with transformers, and MarlinLinear with peft.
 
     Further calls have no effect.
     """
@@ -49,14 +49,14 @@ def register() -> None:
         register_quantizer(METHOD)(CudatmaHfQuantizer)
     AttentionInterface.register(METHOD, attention_forward)
     AttentionMaskInterface.register(METHOD, attention_mask)
-    with contextlib.suppress(ImportError):  # no peft
+    with contextlib.suppress(ImportError):  # peft is not installed.
         from cudatma.integrations import peft
 
         peft.register()
 
 
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | None = None, **options: Any) -> Any:
-    """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers while reading them.
+    """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers during loading.
 
     The tool that quantized the model need not be installed. For a model that `cudatma convert` wrote, this function is
     equivalent to from_pretrained().
@@ -68,8 +68,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     auto_class : class, optional
         A class with from_pretrained(). Default: AutoModelForCausalLM.
     max_m : int, optional
-        Maximum number of tokens in a batch. If it is given, load() compiles and loads all kernels that the int4 layers
-        on a GPU need for such batches, and all kernels of the attention "cudatma". Default: kernels are compiled at
+        Maximum number of tokens in a batch. If ``max_m`` is given, load() compiles and loads all kernels that the int4
+        layers on a GPU and the attention "cudatma" need for these batches. By default, kernels are compiled at their
         first use.
     **options
         Arguments of from_pretrained().
@@ -84,8 +84,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     WeightFileError, QuantizationError
         If a layer cannot be packed, or if the model class cannot load it.
     ArgumentError
-        If the quantization method is not supported, the folder does not exist, tensor parallelism is requested, or
-        ``max_m`` is out of range.
+        If the quantization method is not supported, if the folder does not exist, if tensor parallelism is requested,
+        or if ``max_m`` is out of range.
     """
     if max_m is not None:
         check_max_m(max_m)
@@ -100,7 +100,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     if method not in (METHOD, *METHODS):
         remedy = "load a float model with from_pretrained(..., quantization_config=CudatmaConfig())"
         if method == "none":
-            remedy += ", or name the quant_method of a quantized model in config.json"
+            remedy += ", or specify the quant_method of a quantized model in config.json"
         raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
     if method != METHOD:
         config.quantization_config = CudatmaConfig(source=section).to_dict()
@@ -111,7 +111,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
             if operands[0].is_cuda:
                 warm_up_calls(
                     function, operands, max_m=LARGEST_M, **settings
-                )  # a cache may hold more tokens than a batch
+                )  # A cache may hold more tokens than a batch.
     return loaded
 
 
@@ -123,26 +123,28 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     text = os.fspath(model)
     is_path = not isinstance(model, str) or text.count("/") > 1 or text[:1] in ("/", ".", "~") or "\\" in text
     if is_path and not os.path.exists(text):
-        raise ArgumentError("model", text, "a folder that exists, or a name on the Hugging Face Hub")
+        raise ArgumentError("model", text, "an existing folder, or a name on the Hugging Face Hub")
     path = Path(model, options.get("subfolder", ""))
     check_suffix(path)
     if not path.is_dir():
         return
     if (path / ADAPTER).is_file() and find_spec("peft") is None:
         raise WeightFileError(
-            str(path / ADAPTER), "an adapter without peft installed", "peft installed", "pip install peft"
+            str(path / ADAPTER), "an adapter without peft installed", "peft installed", "run `pip install peft`"
         )
     config = read_config(path) if "config" not in options else {}
     read_section(path)
     if "transformers_weights" in config or options.get("variant") or options.get("use_safetensors") is False:
-        return  # transformers loads other files
+        return  # transformers loads other files.
     file = open_checkpoint(path).path
     if file.name not in MAIN_FILES:
-        remedy = "convert the model first: cudatma convert"
-        raise WeightFileError(str(path), file.name, f"{' or '.join(MAIN_FILES)}, the names transformers loads", remedy)
+        remedy = "convert the model with `cudatma convert`"
+        raise WeightFileError(
+            str(path), file.name, f"{' or '.join(MAIN_FILES)}, the names that transformers loads", remedy
+        )
     if file.suffix == ".json" and not isinstance(read_json(file).get("metadata"), dict):
-        remedy = "add an empty object, or convert the model first: cudatma convert"
-        raise WeightFileError(f"{file}: metadata", "none", "an object, because transformers reads it", remedy)
+        remedy = "add an empty object, or convert the model with `cudatma convert`"
+        raise WeightFileError(f"{file}: metadata", "none", "an object, because transformers reads the metadata", remedy)
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:

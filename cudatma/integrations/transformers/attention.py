@@ -1,10 +1,10 @@
 """The attention implementation "cudatma" for transformers.
 
-The kernels of cudatma compute attention for the masks that they support. sdpa computes attention for other masks.
+The kernels of cudatma compute attention for the masks that they support. For all other masks, sdpa computes attention.
 
 transformers calls attention_mask() once per forward pass, with the pattern and the padding, and passes the result to
 attention_forward() in each layer. transformers does not modify four-dimensional masks, so attention_mask() can return
-its own int32 encodings. It returns one of these values:
+int32 encodings. The result of attention_mask() is one of these values:
 
 - None, for attention(): causal, sliding or full attention, depending on the layer. The last query of each sequence is
   aligned with the last key.
@@ -58,10 +58,10 @@ def attention_mask(
     """Return a mask for attention_forward(). The parameters are those of transformers' mask interface.
 
     ``attention_mask`` is a bool tensor (batch, tokens) that is False for padding. The result is a mask for sdpa if
-    there is padding between valid tokens. It is also a mask for sdpa if the padding cannot be read, because
-    torch.compile is tracing or a CUDA graph is being captured.
+    there is padding between valid tokens, or if the padding cannot be read because torch.compile is tracing or a CUDA
+    graph is being captured.
     """
-    first = q_offset - kv_offset  # position of the first query among the keys
+    first = q_offset - kv_offset  # Position of the first query among the keys.
     causal = _causality(mask_function, local_size, allow_is_causal_skip, options.get("config"))
     if causal is not None:
         end = first + q_length if causal else kv_length
@@ -87,7 +87,7 @@ def attention_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
         local_size=local_size,
-        allow_is_causal_skip=False,  # None from sdpa_mask would mean a different alignment of queries and keys
+        allow_is_causal_skip=False,  # None would mean another alignment of queries and keys.
         use_vmap=use_vmap,
         device=device,
         **options,
@@ -109,7 +109,7 @@ def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None
         begin, end = (k_offsets[:, place, None, None] - start * kv_length for place in (0, 1))
         last = q_offsets[:, 1, None, None] - start * q_length
     visible = (keys >= begin) & (keys < end)
-    distance = (keys - end) - (queries - last)  # 0 for the key at the position of the query
+    distance = (keys - end) - (queries - last)  # 0 for the key at the position of the query.
     if causal:
         visible = visible & (distance <= 0)
         visible = visible if window is None else visible & (distance > -window)
@@ -117,7 +117,7 @@ def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None
 
 
 def is_decode(mask: Any) -> bool:
-    """Return whether an int32 mask holds lengths for attention_decode(). Otherwise it holds offsets."""
+    """Return whether an int32 mask contains lengths for attention_decode(), not offsets."""
     return bool(mask.shape[1] == mask.shape[2] == 1)
 
 
@@ -136,7 +136,7 @@ def _causality(
         return False
     if local_size is None or local_size == getattr(config, "attention_chunk_size", None):
         return None
-    if allow_is_causal_skip:  # transformers has added nothing to the pattern
+    if allow_is_causal_skip:  # transformers has not modified the pattern.
         return True
     if torch.compiler.is_compiling():
         return None
@@ -191,10 +191,10 @@ def _without_padding(causal: bool, batch: int, q_length: int, kv_length: int, en
 
 
 def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv_length: int) -> Any:
-    """Return the mask that holds offsets.
+    """Return the mask with the offsets of the sequences.
 
-    ``begin`` and ``count`` (batch,) are the first valid key and the number of valid keys in each row. ``first`` is the
-    position of the first query among the keys.
+    ``begin`` and ``count`` (batch,) are the index of the first valid key and the number of valid keys in each row.
+    ``first`` is the position of the first query among the keys.
     """
     before, until = torch.zeros_like(begin), torch.full_like(begin, q_length)
     if causal:
@@ -207,10 +207,10 @@ def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv
 
 
 def attention_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
-    """Return one call (function, operands, options) for each kind of kernel that a model's attention layers may launch.
+    """Return a call (function, operands, options) for each kind of kernel that a model's attention layers may use.
 
-    The operands are uninitialized. Attention layers are recognized by the attributes that transformers' attention
-    modules have in common.
+    The operands are uninitialized. Attention layers are recognized by the attributes that all attention modules of
+    transformers have.
     """
     kinds: dict[tuple[Any, ...], None] = {}
     for module in model.modules():
@@ -241,7 +241,7 @@ def _calls_of(
     softcap: float | None,
     has_sink: bool,
 ) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
-    """Yield one call to each attention function for one kind of layer."""
+    """Yield one call of each attention function for one kind of layer."""
     q = torch.empty(1, 2, heads, dim, dtype=dtype, device=device)
     k = v = torch.empty(1, 2, kv_heads, dim, dtype=dtype, device=device)
     ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
@@ -257,7 +257,7 @@ def _calls_of(
         yield attention_decode, (q[:, :1], k, v, ends[1:]), options
 
 
-#: Reasons for which a warning was already issued.
+#: Reasons for which a warning has already been issued.
 _warned: set[str] = set()
 
 
@@ -274,10 +274,11 @@ def attention_forward(
     s_aux: Any = None,
     **options: Any,
 ) -> tuple[Any, None]:
-    """Compute attention. The parameters are those of transformers' attention interface.
+    """Compute attention with the kernels of cudatma, or with sdpa if the kernels do not support the call.
 
-    Views of q, k and v are not copied unless there is padding. If the kernels do not support a call, sdpa computes it.
-    If sdpa would ignore an option, the model's own eager function computes it. Each reason causes one warning.
+    The parameters are those of transformers' attention interface. Views of q, k and v are not copied unless there is
+    padding. If sdpa would ignore an option, the model's own eager function computes attention. A warning is issued once
+    for each reason.
 
     Parameters
     ----------
@@ -288,19 +289,19 @@ def attention_forward(
     key, value : torch.Tensor, shape (batch, kv_heads, kv_length, dim)
         Keys and values.
     attention_mask : torch.Tensor or None
-        The result of attention_mask().
+        Result of attention_mask().
     dropout : float, default 0.0
         Dropout probability. The kernels support only 0.
     scaling : float, optional
-        Factor that multiplies the scores. Default: dim ** -0.5.
+        Factor by which the scores are multiplied. Default: dim ** -0.5.
     sliding_window : int, optional
         Maximum number of keys that a query attends to. Default: no limit.
     softcap : float, optional
-        Bound of the scores: softcap * tanh(score / softcap) replaces each score. Default: no bound.
+        Cap of the scores. Each score becomes softcap * tanh(score / softcap). Default: no cap.
     s_aux : torch.Tensor, shape (heads,), optional
-        Attention sinks.
+        Attention sinks. Default: no sinks.
     **options
-        Other options of transformers.
+        Other options of transformers' attention interface.
 
     Returns
     -------
@@ -310,7 +311,7 @@ def attention_forward(
     Raises
     ------
     ArgumentError
-        If the model needs an eager function but has none.
+        If the call requires an eager function and the model has none.
     """
     requested = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if requested is None else requested)
@@ -346,9 +347,9 @@ def attention_forward(
 
 
 def _unsupported(query: Any, key: Any, value: Any, mask: Any, dropout: float, options: dict[str, Any]) -> str:
-    """Return why the kernels do not support a call, or "" if they support it."""
+    """Return the reason why the kernels do not support a call, or "" if they do."""
     if mask is not None and mask.dtype != torch.int32:
-        return "a mask that is neither causal, sliding nor padding at one end"
+        return "a mask that is not causal, sliding or padded at one end"
     if dropout:
         return "dropout"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
@@ -370,7 +371,9 @@ def _fall_back(
         name = "eager"
     if not torch.compiler.is_compiling() and reason not in _warned:
         _warned.add(reason)
-        warnings.warn(f"cudatma attention: {reason} goes to {name}", RuntimeWarning, stacklevel=3)
+        warnings.warn(
+            f"attention with {reason} is not supported by cudatma and uses {name}", RuntimeWarning, stacklevel=3
+        )
     if mask is None or mask.dtype == torch.int32:
         mask = dense_mask(mask, query, key, causal, call["sliding_window"])
     if name == "sdpa":
@@ -378,7 +381,9 @@ def _fall_back(
         return result
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
-        raise ArgumentError("attn_implementation", "cudatma", "sdpa, eager", f"{reason} with this model needs them")
+        raise ArgumentError(
+            "attn_implementation", "cudatma", "sdpa, eager", f"select one of these implementations for {reason}"
+        )
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
             ~mask, torch.finfo(query.dtype).min

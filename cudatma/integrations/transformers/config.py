@@ -1,4 +1,4 @@
-"""CudatmaConfig, the quantization_config of models whose linear layers are MarlinLinear."""
+"""The class CudatmaConfig, the quantization_config of models with MarlinLinear layers."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
     Parameters
     ----------
     group_size, symmetric, clip_search : int, bool, bool
-        See ``cudatma.quantize``.
+        Options of ``cudatma.quantize``.
     modules_to_not_convert : sequence of str, optional
-        Modules that stay float. As in transformers, an entry matches the whole name of a module, the end of the name or
-        a prefix. The head and tied weights always stay float.
+        Modules that stay float. An entry matches the whole name of a module, the end of the name or a prefix, as in
+        transformers. The head and tied weights always stay float.
     vision_tower : bool, default False
         Whether to also quantize the encoders of images, video and audio.
     dtype, act_order, layers, source, bits, layout_version : optional
-        Written by `cudatma convert` and save_pretrained(). ``dtype`` is the type of the scales. ``layers`` maps the
-        name of each packed layer to the facts that differ from group_size, symmetric and act_order. ``source`` is the
-        quantization_config of the model that load() packs.
+        Fields that `cudatma convert` and save_pretrained() write. ``dtype`` is the type of the scales. ``layers`` maps
+        the name of each packed layer to the facts that differ from group_size, symmetric and act_order. ``source`` is
+        the quantization_config of the model that load() packs.
     quant_method : str
-        Ignored; config.json contains it.
+        Ignored. Accepted because config.json contains this key.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, QuantizationError
-        If a value is not allowed.
+        If a value is invalid.
     """
 
     def __init__(
@@ -71,10 +71,12 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if isinstance(names, str) or not isinstance(names, Sequence) or any(type(name) is not str for name in names):
             raise ArgumentTypeError("modules_to_not_convert", repr(names)[:80], "a list of names")
         if layers is not None and not isinstance(layers, Mapping):
-            raise ArgumentTypeError("layers", repr(layers)[:80], "an object of layers by name")
+            raise ArgumentTypeError("layers", repr(layers)[:80], "a mapping of layer names to facts")
         for name, facts in (layers or {}).items():
             if not isinstance(facts, Mapping) or not set(facts) <= set(_FACTS):
-                raise ArgumentError(f"layers[{name!r}]", repr(facts)[:80], f"an object of {', '.join(_FACTS)}")
+                raise ArgumentError(
+                    f"layers[{name!r}]", repr(facts)[:80], f"a mapping with keys from {', '.join(_FACTS)}"
+                )
         self.quant_method = METHOD
         self.bits, self.layout_version, self.dtype = bits, layout_version, dtype
         self.group_size, self.symmetric, self.act_order = group_size, symmetric, act_order
@@ -105,7 +107,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Parameters
         ----------
         layers : mapping of str to mapping
-            Facts of each packed layer by name, in the form that facts() returns.
+            Results of facts() for all packed layers, by name.
         dtype : str
             Type of the scales.
         """
@@ -116,7 +118,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.source = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of config.json.
+        """Return the configuration as a dict for config.json.
 
         Returns
         -------

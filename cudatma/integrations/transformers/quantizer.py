@@ -1,13 +1,13 @@
-"""The quantizer that transformers calls while it loads a model. It replaces linear layers with MarlinLinear.
+"""The quantizer with which transformers replaces linear layers by MarlinLinear while it loads a model.
 
 The quantizer supports three kinds of checkpoints:
 
 - packed layers that `cudatma convert` or save_pretrained() wrote,
-- layers of GPTQ, AWQ or compressed-tensors, which it packs while they are read,
-- float layers, which it quantizes while they are read.
+- layers of GPTQ, AWQ or compressed-tensors, which are packed during loading,
+- float layers, which are quantized during loading.
 
-transformers renames the tensors of some architectures. A layer may therefore have one name in the checkpoint and
-another in the model.
+transformers renames the tensors of some architectures. A layer may therefore have different names in the checkpoint and
+in the model.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from cudatma.quantization.statement import Statement, read_statement
 
 
 class Pack(ConversionOps):  # type: ignore[misc]
-    """Operation that packs a layer of another tool. ``facts`` maps the name of each module to its facts."""
+    """Operation that packs a layer from another tool. ``facts`` maps the name of each module to its facts."""
 
     def __init__(self, kind: Format, facts: Mapping[str, LayerFacts]) -> None:
         self.kind, self.facts = kind, facts
 
     def __deepcopy__(self, memo: Any) -> Pack:
-        return self  # transformers copies the operation for each layer, but the operation never changes
+        return self  # transformers copies the operation for each layer.
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
-        """Pack one layer. ``input_dict`` maps the patterns to the tensors that they matched."""
+        """Pack one layer. ``input_dict`` maps the patterns to the matching tensors."""
         tensors = {pattern.rpartition(".")[2][:-1]: matches[0] for pattern, matches in input_dict.items()}
         layer = full_layer_name.rpartition(".")[0]
         module = model.get_submodule(layer)
@@ -89,8 +89,8 @@ class Quantize(ConversionOps):  # type: ignore[misc]
 def _quantization_device(weight: Any) -> Any:
     """Return the device on which to quantize a weight.
 
-    A weight on a GPU is quantized there, because device_map chose that GPU. A weight on the CPU is quantized on torch's
-    current GPU, because NumPy would take 50 times as long. It stays on the CPU if there is no GPU or $CUDATMA_BACKEND
+    A weight on a GPU is quantized on this GPU, which device_map chose. A weight on the CPU is quantized on torch's
+    current GPU, because NumPy would take 50 times as long, or on the CPU if there is no GPU or if $CUDATMA_BACKEND
     names another backend.
     """
     if weight.is_cuda or not torch.cuda.is_available() or selected_backend() != "cuda":
@@ -118,7 +118,7 @@ def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
 
 
 def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
-    """Set the layer's buffers and return them by their full names. transformers checks the shapes in the module."""
+    """Set the layer's buffers and return them by their full names. transformers checks the shapes of the buffers."""
     buffers = {}
     module.group_size = weight.group_size
     for name, tensor in weight_tensors(weight).items():
@@ -134,7 +134,7 @@ _log = logging.get_logger(__name__)
 
 
 class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Quantizer that replaces linear layers while a model is loaded, and that completes ``quantization_config``."""
+    """Quantizer that replaces linear layers during loading, and completes ``quantization_config``."""
 
     requires_calibration = False
     quantization_config: CudatmaConfig
@@ -154,7 +154,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         stated = self.quantization_config.dtype
         chosen = getattr(torch, stated) if stated else dtype if dtype in _DTYPES else torch.float16
         if chosen != dtype:
-            _log.warning_once(f"cudatma: the model is loaded in {chosen}, the type of its int4 layers, not in {dtype}.")
+            _log.warning_once(f"cudatma loads the model in {chosen}, the type of its int4 layers, instead of {dtype}.")
         return chosen
 
     def _process_model_before_weight_loading(
@@ -178,12 +178,14 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             }
             if not linears:
                 got = f"no layer of {type(model).__name__} to quantize"
-                raise ArgumentError("quantization_config", got, "nn.Linear in numbered blocks, at least 64 x 64")
+                raise ArgumentError(
+                    "quantization_config", got, "nn.Linear layers of at least 64 x 64 in numbered blocks"
+                )
             for name in () if config.vision_tower else tower_layers(linears, model.config.model_type):
                 del linears[name]
             for name, linear in linears.items():
                 layer = _replace(model, name, linear, config.facts(name))
-                # The float weight is loaded under this name.
+                # transformers loads the float weight under this name.
                 layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
             return
         checkpoint = open_files(files)
@@ -216,9 +218,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
 
     def param_element_size(self, model: Any, param_name: str, param: Any) -> float:
-        """Return the size in bytes of an element in the loaded model, which transformers needs for device_map="auto".
+        """Return the element size in bytes of a loaded parameter, for device_map="auto".
 
-        The float weight of a layer to quantize does not remain in the loaded model.
+        The float weight of a quantized layer is not part of the loaded model.
         """
         if self.param_needs_quantization(model, param_name):
             return 0
@@ -229,14 +231,14 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return Quantize(self.quantization_config)
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
-        """Return the type in which to read a tensor, or None for the file's type.
+        """Return the type in which a tensor is read, or None for the file's type.
 
         transformers 5.21 and later call this method.
         """
         return None if _packs(converter) else super().get_new_dtype(converter, param, dtype)
 
     def get_weight_conversions(self) -> list[Any]:
-        """Return the converters that pack the layers of another tool."""
+        """Return the converters that pack layers from another tool."""
         return [] if self.statement is None else [packing_conversion(self.statement.format, self.layer_facts)]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -245,20 +247,20 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             raise WeightFileError(
                 ", ".join(missing[:4]),
                 "no weights for these layers",
-                "a whole checkpoint",
-                "see transformers' load report",
+                "a complete checkpoint",
+                "check the load report of transformers",
             )
         dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
         self.quantization_config.describe(
             {name: _facts(layer) for name, layer in layers.items()}, next(iter(dtypes), "float16")
         )
         self.statement = None
-        # Converted layers are saved in their new form.
+        # The converters are not needed for saving, because packed layers are saved in their new form.
         model._weight_conversions = [part for part in model._weight_conversions or () if not _packs(part)]
         return model
 
     def is_serializable(self) -> bool:
-        """Return whether save_pretrained() works."""
+        """Return True, because save_pretrained() supports packed layers."""
         return True
 
     @property
@@ -277,8 +279,8 @@ def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> Marli
     sizes: Any = linear_sizes(linear)
     layer = MarlinLinear(sizes[0], sizes[1], linear.bias is not None, dtype=linear.weight.dtype, device="meta", **facts)
     model.set_submodule(name, layer)
-    # transformers initializes every module that lacks this attribute, and reads .weight of any module that it considers
-    # an nn.Linear.
+    # transformers initializes every module without this attribute, and reads .weight of any module that it treats as an
+    # nn.Linear.
     layer._is_hf_initialized = True
     parent = model.get_submodule(name.rpartition(".")[0])
     if not [*parent.parameters(recurse=False), *parent.buffers(recurse=False)]:
@@ -287,7 +289,7 @@ def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> Marli
 
 
 def _untie(model: Any, modules: Iterable[str]) -> None:
-    """Keep transformers from tying the weights of packed modules, for example a quantized head to a float embedding."""
+    """Prevent transformers from tying the weights of packed modules, such as a quantized head and a float embedding."""
     packed = {f"{module}.weight" for module in modules}
     tied = model.all_tied_weights_keys.items()
     model.all_tied_weights_keys = {name: other for name, other in tied if packed.isdisjoint((name, other))}
@@ -306,7 +308,7 @@ _ARRAYS = ("qweight", "scales", "zeros", "perm")
 
 
 def open_files(files: Iterable[str]) -> Checkpoint:
-    """Open the files that transformers is about to load. Raise WeightFileError if a file cannot be read."""
+    """Open the files that transformers will load. Raises WeightFileError if a file cannot be read."""
     opened = [open_safetensors(file) for file in files]
     return Checkpoint(opened[0].path if opened else Path(), files_by_tensor(opened))
 
@@ -314,7 +316,7 @@ def open_files(files: Iterable[str]) -> Checkpoint:
 def require_arrays(
     checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, Any]], rename: Callable[[str], str]
 ) -> None:
-    """Raise WeightFileError if a packed layer lacks a tensor. transformers would initialize that tensor at random.
+    """Raise WeightFileError for a missing tensor of a packed layer, which transformers would initialize at random.
 
     ``layers`` maps each module's name to its facts.
     """

@@ -1,4 +1,4 @@
-"""vLLM plugin that puts cudatma's W4A16 GEMM first among vLLM's mixed-precision linear kernels."""
+"""A vLLM plugin that registers cudatma's W4A16 GEMM as the first of vLLM's mixed-precision linear kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cudatma.errors import INSTALL_CUDA, ArgumentError
 
 __all__ = ["register"]
 
-#: Environment variable. "0" leaves vLLM unchanged.
+#: Environment variable that disables the plugin if its value is "0".
 SWITCH = "CUDATMA_VLLM"
 
 
 def register() -> None:
-    """Put CudatmaW4A16LinearKernel first in vLLM's list of kernels for 4-bit layers on CUDA devices.
+    """Register CudatmaW4A16LinearKernel as vLLM's first kernel for 4-bit layers on CUDA devices.
 
     vLLM calls this function in each of its processes through the entry point group ``vllm.general_plugins``. Further
     calls have no effect. For layers and GPUs that the kernel does not support, vLLM uses the next kernel in its list.
@@ -35,7 +35,7 @@ def register() -> None:
         return
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("cupy") is None:
-        log.warning("cudatma leaves vLLM's kernels unchanged, because CuPy is not installed. %s", INSTALL_CUDA)
+        log.warning("cudatma does not register a kernel with vLLM because CuPy is not installed; run %s", INSTALL_CUDA)
         return
     try:
         from vllm import envs
@@ -48,12 +48,12 @@ def register() -> None:
     except (ImportError, AttributeError, KeyError) as error:
         cause = f"{type(error).__name__}: {error}"
         log.warning(
-            "cudatma leaves vLLM's kernels unchanged, because it does not support this version of vLLM (%s)", cause
+            "cudatma does not register a kernel with vLLM because this version of vLLM is not supported: %s", cause
         )
         return
     if CudatmaW4A16LinearKernel not in kernels:
         kernels.insert(0, CudatmaW4A16LinearKernel)
-    # vLLM caches compiled models on disk by a digest of these values. A model that was compiled for different kernels
-    # would pass our weights to those kernels.
+    # vLLM caches compiled models on disk, keyed by a digest of these values. A model compiled for different kernels
+    # would pass packed weights to those kernels.
     version = importlib.metadata.version("cudatma")
     variables[SWITCH] = lambda: version

@@ -1,4 +1,4 @@
-"""The W4A16 GEMM as one of vLLM's mixed-precision linear kernels. Only this module imports vLLM."""
+"""The class that makes the W4A16 GEMM one of vLLM's mixed-precision linear kernels. Only this module imports vLLM."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _CAPABILITIES = (90, 120, 121)
 class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[misc]  # vLLM's class is not typed here
     """Linear kernel for vLLM. vLLM creates one object for each layer that can_implement() accepts.
 
-    Users disable this class by its name in VLLM_DISABLED_KERNELS. The name contains neither "marlin" nor "humming",
-    because on SM90, vLLM moves its Humming kernel before the first class that is named after Marlin.
+    VLLM_DISABLED_KERNELS disables this class by name. The name contains neither "marlin" nor "humming", because on
+    SM90, vLLM moves its Humming kernel before the first class with Marlin in its name.
     """
 
     @classmethod
@@ -37,15 +37,15 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
 
     @property
     def max_m(self) -> int | None:
-        """Maximum number of tokens in a batch, from vLLM's configuration. It is valid while vLLM loads a model."""
+        """Maximum number of tokens in a batch, from vLLM's configuration, which is available during loading."""
         config = get_current_vllm_config_or_none()
         return None if config is None else int(config.scheduler_config.max_num_batched_tokens)
 
 
 def _unfit_platform() -> str | None:
     if not current_platform.is_cuda():
-        return "cudatma needs a CUDA device"
+        return "cudatma requires a CUDA device"
     capability = current_platform.get_device_capability()
     if capability is None or capability.to_int() not in _CAPABILITIES:
-        return f"the compute capability is {capability}; it must be 9.0, 12.0 or 12.1"
+        return f"the compute capability must be 9.0, 12.0 or 12.1, got {capability}"
     return None

@@ -1,8 +1,9 @@
-"""A linear kernel with vLLM's interface. This module does not import vLLM; kernel.py adds vLLM's base class.
+"""A linear kernel with vLLM's interface. This module does not import vLLM. kernel.py adds vLLM's base class.
 
-vLLM's q is int32 (K / 8, N): a word holds eight consecutive rows, lowest nibble first. Its zero points are int32 (G, N
-/ 8): a word holds eight consecutive columns. torch repacks q and the zero points on their device. The result equals
-that of ``quantization.pack``, which takes one byte per value. quantization/layout_v1.py defines the layout.
+vLLM's q is int32 (K / 8, N), where a word holds eight consecutive rows, lowest nibble first. The zero points are int32
+(G, N / 8), where a word holds eight consecutive columns. torch repacks q and the zero points on their device. The
+result equals that of ``quantization.pack``, which takes one byte per value. quantization/layout_v1.py defines the
+layout.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ class LayerConfig(Protocol):
 
 
 def refusal(config: LayerConfig) -> str | None:
-    """Return why marlin_gemm does not support a layer, or None if it does."""
+    """Return the reason why marlin_gemm does not support a layer, or None if it does."""
     (k, n), size = config.partition_weight_shape, config.group_size
     expected = "uint4" if config.zero_points else "uint4b8"
     if str(config.weight_type) != expected:
         points = "with" if config.zero_points else "without"
-        return f"the weight type is {config.weight_type}; {points} zero points it has to be {expected}"
+        return f"the weight type must be {expected} {points} zero points, got {config.weight_type}"
     if config.act_type not in (torch.float16, torch.bfloat16):
-        return f"activations are {config.act_type}; they must be torch.float16 or torch.bfloat16"
+        return f"activations must be torch.float16 or torch.bfloat16, got {config.act_type}"
     if config.out_type not in (None, config.act_type):
-        return f"results are {config.out_type}; they must be {config.act_type}, like the activations"
+        return f"results must be {config.act_type}, the type of the activations, got {config.out_type}"
     if size not in GROUP_SIZES:
-        return f"the group size is {size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
+        return f"the group size must be one of {', '.join(map(str, GROUP_SIZES))}, got {size}"
     multiple = WORD_VALUES if size == -1 else size
     if k % multiple:
-        return f"the weight is {k} x {n} (K x N) on each rank; K must be a multiple of {multiple}"
-    if getattr(config, "has_g_idx", False):  # vLLM before 0.33
+        return f"K must be a multiple of {multiple} on each rank, got K = {k} (N = {n})"
+    if getattr(config, "has_g_idx", False):  # vLLM before 0.33.
         return "the weight is in activation order"
     return None
 
 
 class PackedLayer:
-    """Linear kernel for one layer. vLLM's base class sets the attributes.
+    """Linear kernel of one layer. vLLM's base class sets the attributes.
 
     Attributes
     ----------
@@ -83,17 +84,17 @@ class PackedLayer:
 
     @property
     def max_m(self) -> int | None:
-        """Maximum number of tokens in a batch. If it is None, no kernels are compiled in advance."""
+        """Maximum number of tokens in a batch. If the value is None, no kernels are compiled in advance."""
         return None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the layer's weight, free the loaded tensors, and compile and load the kernels that batches will need.
 
-        The first call also prepares the process. It enables direct calls in compiled models and lets vLLM's CUDA graphs
-        share one workspace.
+        The first call also prepares the process. It enables direct calls in compiled models, and makes vLLM's CUDA
+        graphs share one workspace.
 
-        vLLM's reload_weights() replaces weights in place. Raise QuantizationError if the new scales have a different
-        range, because the layer's kernels were chosen for the original range.
+        vLLM's reload_weights() replaces weights in place. QuantizationError is raised if the new scales have a
+        different range, because the layer's kernels were chosen for the original range.
         """
         config, names = self.config, (self.w_q_name, self.w_s_name, self.w_zp_name)
         loaded = [_input_major(layer, name) for name in names[: 2 + config.zero_points]]
@@ -102,13 +103,13 @@ class PackedLayer:
         for name, tensor in zip(names, packed, strict=True):
             if name is None or not hasattr(layer, name):
                 continue
-            # Use plain parameters, because vLLM's classes run Python code at each access. None means that all zero
-            # points are 8.
+            # vLLM's parameter classes run Python code at each access, so plain parameters are used. None means that all
+            # zero points are 8.
             setattr(layer, name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
         _enable_direct_calls()
         if not packed[0].is_cuda:
             return
-        share_captured_workspaces()  # this is safe because vLLM runs its graphs one after another
+        share_captured_workspaces()  # vLLM runs its graphs one after another.
         if self.max_m is not None:
             k, n = config.partition_weight_shape
             weight = packed_weight(*packed, None, k, n, config.group_size)
@@ -133,12 +134,15 @@ class PackedLayer:
 
 @functools.cache
 def _enable_direct_calls() -> None:
-    """Let compiled models call marlin_gemm directly if this version of torch's Inductor supports direct calls."""
+    """Enable direct calls of marlin_gemm in compiled models if this version of torch's Inductor supports them."""
     try:
         importlib.import_module("cudatma.integrations.torch.inductor")
-    except Exception as error:  # these functions of torch are not public, and any of them may change
+    except Exception as error:  # These functions of torch are not public and may change.
         cause = f"{type(error).__name__}: {error}"
-        logging.getLogger(__name__).warning("compiled models call marlin_gemm through torch's dispatcher (%s)", cause)
+        logging.getLogger(__name__).warning(
+            "compiled models call marlin_gemm through torch's dispatcher because direct calls are not available: %s",
+            cause,
+        )
 
 
 def _input_major(layer: Any, name: Any) -> Any:
@@ -147,7 +151,7 @@ def _input_major(layer: Any, name: Any) -> Any:
     return parameter.data.t() if parameter.output_dim == 0 else parameter.data
 
 
-#: Four-bit values in a 32-bit word.
+#: Number of four-bit values per 32-bit word.
 WORD_VALUES = 8
 #: Factor that copies a nibble to both halves of a byte.
 _TWICE = 0x11
@@ -174,12 +178,12 @@ def repack(
     Returns
     -------
     tuple of torch.Tensor
-        qweight, scales and zeros. zeros is None if ``zero_words`` is not given.
+        The tensors qweight, scales and zeros. zeros is None if ``zero_words`` is None.
 
     Raises
     ------
     QuantizationError
-        If the shapes contradict each other.
+        If the shapes do not match each other.
     """
     k = words.shape[0] * WORD_VALUES
     groups = group_count(k, group_size)
@@ -196,12 +200,12 @@ def repack(
 
 def _require(field: str, tensor: Any, shape: tuple[int, int]) -> None:
     if tuple(tensor.shape) != shape:
-        raise QuantizationError(field, tuple(tensor.shape), str(shape), "it must match the layer's other tensors")
+        raise QuantizationError(field, tuple(tensor.shape), str(shape), "pass tensors of one layer")
 
 
 def _bytes(words: Any) -> Any:
     """Return the bytes uint8 (R, C, 4) of words (R, C), least significant first."""
-    words = words.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a single column's stride
+    words = words.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a single column's stride.
     return words.view(torch.uint8).reshape(*words.shape, 4)
 
 
@@ -231,7 +235,7 @@ def _packed(words: Any, padding: Any | None) -> Any:
 
 
 def _ordered(rows: Any, padding: int) -> Any:
-    """Pad (G, N) to (G, 64 N64), every 64 columns in stored order."""
+    """Pad rows (G, N) to (G, 64 N64), and store every 64 columns in packed order."""
     groups, n = rows.shape
     n64 = blocks(n)
     padded = rows.new_full((groups, n64 * BLOCK), padding)

@@ -1,1 +1,1 @@
-"""One-shot all-reduce of small messages: every rank sends its message to all ranks, and adds what it receives."""
+"""One-shot all-reduce of small messages: every rank sends its message to all ranks and sums the received messages."""

@@ -1,4 +1,4 @@
-"""The one-shot all-reduce: its kernel, the inbox of each rank, the operation, and a sample for the emulator."""
+"""Configuration, receive buffers, operation and emulator sample of the one-shot all-reduce."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cudatma.target import Target
 TEMPLATE = "kernels/all_reduce.cu.j2"
 #: Maximum number of ranks, which is the number of GPUs in a host.
 MAX_RANKS = 8
-#: Number of words and of bytes per packet. A packet holds three words of the message, with two elements each, and the
-#: number of the launch.
+#: Number of bytes and of words per packet. A packet holds three words of the message, with two elements each, and the
+#: launch number.
 PACKET_BYTES, PACKET_WORDS = 16, 3
 WORD_BYTES = 4
 _SLOTS = 2
-#: Maximum number of CTAs per launch. The state, which precedes the packets, holds the number of the next launch for
-#: each CTA, and 16 bytes that record whether a launch gave up.
+#: Maximum number of CTAs per launch. The state precedes the packets and contains the next launch number of each CTA,
+#: and 16 bytes that record whether a launch has timed out.
 _MAX_CTAS = 256
 GAVE_UP_BYTES = _MAX_CTAS * WORD_BYTES
 STATE_BYTES = GAVE_UP_BYTES + 16
@@ -47,7 +47,17 @@ Array = np.ndarray[Any, Any]
 class AllReduceConfig:
     """A configuration of ``kernels/all_reduce.cu.j2``.
 
-    ranks: number of ranks, 2 to 8. dtype: dtype of the message. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    ranks : int
+        Number of ranks, 2 to 8.
+    dtype : str
+        Dtype of the message.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     ranks: int
@@ -85,7 +95,12 @@ class AllReduceConfig:
 class Inbox:
     """Layout of the memory in which a rank receives messages: the state, followed by packets [slot][rank][packet].
 
-    ranks: number of ranks in the group. message_bytes: size of the longest message in bytes.
+    Attributes
+    ----------
+    ranks : int
+        Number of ranks in the group.
+    message_bytes : int
+        Size of the longest message in bytes.
     """
 
     ranks: int
@@ -101,10 +116,10 @@ class Inbox:
         return STATE_BYTES + _SLOTS * self.ranks * self.slot_packets * PACKET_BYTES
 
     def member(self, rank: int, memories: Sequence[int], failure: int, timeout_ns: int) -> bytes:
-        """Return the kernel's struct Member.
+        """Return the bytes of the kernel's ``Member`` struct.
 
-        ``memories`` holds the addresses of all ranks' memory in this rank's address space; each begins with
-        initial_state(). ``failure``: address of 8 bytes of host memory.
+        ``memories`` holds the addresses of all ranks' memory in this rank's address space. Each memory begins with
+        initial_state(). ``failure`` is the address of 8 bytes of host memory.
         """
 
         class Member(ctypes.Structure):
@@ -129,14 +144,14 @@ def initial_state() -> bytes:
 
 
 class Group(NamedTuple):
-    """A rank's view of its group. ``member``: the kernel's struct Member."""
+    """A rank's view of its group. ``member`` contains the bytes of the kernel's ``Member`` struct."""
 
     ranks: int
     member: bytes
 
 
 class Problem(NamedTuple):
-    """A message of one rank. ``words``: number of pairs of elements."""
+    """The message of one rank. ``words`` is the number of pairs of elements."""
 
     group: Group
     dtype: str
@@ -144,7 +159,7 @@ class Problem(NamedTuple):
 
 
 class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
-    """In-place sum of the messages of all ranks, as an operation.
+    """Operation that sums the messages of all ranks in place.
 
     ``resource`` is the Group. The only option is a number that is unique to the group.
     """
@@ -153,7 +168,7 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
     inputs: ClassVar[tuple[str, ...]] = ("x",)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[Problem]:
-        """Return the call. The message must be contiguous and nonempty and have an even number of elements."""
+        """Validate a call. The message must be contiguous and nonempty and have an even number of elements."""
         info = describe(inputs[0], "x")
         return Checked(Problem(resource, info.dtype.name, info.size_elems // 2), (info,), None, None, None)
 
@@ -162,21 +177,21 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
         return WORD_BYTES - 1, 0
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """Return everything except the length."""
+        """Return the fields of the problem except the message length."""
         return problem[:-1]
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AllReduceConfig:
-        """Return the kernel for a message."""
+        """Return the configuration for a message."""
         return _spec(problem.group.ranks, problem.dtype, problem.words * WORD_BYTES <= _SHORT_BYTES)
 
     def kernels(self, problem: Problem, config: AllReduceConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the kernel."""
+        """Return the template and the configuration of the kernel."""
         return ((TEMPLATE, config),)
 
     def arguments(
         self, problem: Problem, config: AllReduceConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
-        """Return the launch, a programmatic dependent.
+        """Return the arguments of the launch, which uses programmatic dependent launch.
 
         The grid depends only on the GPU, because each CTA counts launches. All CTAs must be co-resident, because a CTA
         that waits for a peer must not prevent another CTA from sending to that peer.
@@ -185,8 +200,8 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
         return (Arguments(TEMPLATE, config, (problem.group.member, At("x"), Value(0)), sizes),)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Raise ArgumentError, because the messages of other ranks are on their GPUs."""
-        raise ArgumentError("backend", "reference", "cuda", "call it with CUDA tensors")
+        """Raise ArgumentError, because the messages of other ranks are on other GPUs."""
+        raise ArgumentError("backend", "reference", "cuda", "pass CUDA tensors")
 
 
 ALL_REDUCE = AllReduceInPlace()
@@ -202,7 +217,7 @@ def longest_message_bytes(ranks: int) -> int:
 
     The one-shot algorithm sends 4/3 (ranks - 1) bytes per byte of the message, including the overhead of the packets. A
     ring, or a reduce-scatter followed by an all-gather, sends 2 (ranks - 1) / ranks bytes, but needs additional fixed
-    time to start, signal and end. The two constants are assumptions. For two H100s the model predicts 8.7 MiB;
+    time to start, signal and end. The two constants are assumptions. For two H100s, the model predicts 8.7 MiB, and
     measurements show that the one-shot algorithm is 1.07 times as fast at 8 MiB and 0.99 times as fast at 16 MiB.
     Larger groups were not measured.
     """
@@ -212,7 +227,7 @@ def longest_message_bytes(ranks: int) -> int:
 
 
 def dump_configs(target: Target) -> list[AllReduceConfig]:
-    """Return configs with both dtypes and several numbers of ranks, or no configs if the target cannot run them."""
+    """Return configs with both dtypes and several numbers of ranks, or an empty list if the target cannot run them."""
     if not target.has("griddepcontrol"):
         return []
     configs = [_spec(2, "float16", is_short) for is_short in (True, False)]
@@ -226,7 +241,7 @@ def memory(inbox: Inbox) -> Array:
 
 
 def packets(message: Array, launch: int) -> Array:
-    """Return a message in the form in which a rank sends it, as uint32 (packets, 4)."""
+    """Return the packets of a message as uint32 (packets, 4)."""
     words = message.reshape(-1).view(np.uint32)
     count = -(-words.size // PACKET_WORDS)
     sent = np.full((count, PACKET_WORDS + 1), launch, np.uint32)

@@ -36,7 +36,7 @@ _AXES = {"batch": 0, "pitch": 1, "head": 2}
 
 
 def launch_arguments(problem: Problem, config: AttentionConfig, target: Target, sizes: Sizes) -> Arguments:
-    """Return the launch of a kernel for any of the three functions. Raises TargetError or ArgumentError."""
+    """Return the launch arguments for a kernel of any of the three functions. Raises TargetError or ArgumentError."""
     config.check_target(target)
     parameters: list[Any] = []
     for name in config.parameter_names:
@@ -51,7 +51,7 @@ def launch_arguments(problem: Problem, config: AttentionConfig, target: Target, 
 
 
 def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) -> Callable[[Problem], Sizes]:
-    """Return a function that returns the sizes of every problem with the same plan_key."""
+    """Return a function that computes the sizes of any problem with the same plan_key."""
     heads, tile_m, is_varlen = problem.heads, config.tile_m, problem.is_varlen
     fixed = {"heads": heads, "by_heads": heads, "by_group": problem.group}
     pack = _struct_and_fields(config, problem.layouts, fixed | ({"output_batch": 0} if is_varlen else {}))
@@ -78,7 +78,7 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
             values["by_tiles_n"] = columns
         if has_limits:
             left, right = _bounds(problem)
-            diagonal = 0 if is_varlen else k_length - q_length  # each sequence has its own diagonal
+            diagonal = 0 if is_varlen else k_length - q_length  # Each sequence has its own diagonal.
             values["upper"] = (diagonal + 1 + right) & 0xFFFFFFFF
             values["lower"] = (diagonal - left) & 0xFFFFFFFF
         struct, fields = pack(values, layouts, problem.scale, problem.softcap)
@@ -90,10 +90,10 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
 def decode_sizes(
     problem: DecodeProblem, config: AttentionConfig, gpu: Gpu, parts: int = 0
 ) -> Callable[[DecodeProblem], Sizes]:
-    """Return a function that returns the sizes of every problem with the same plan_key.
+    """Return a function that computes the sizes of any problem with the same plan_key.
 
-    ``parts``: number of CTAs that share a tile, limited by the number of blocks and by the workspace, or 0 for the
-    fastest number.
+    ``parts`` is the number of CTAs that share a tile, limited by the number of blocks and by the workspace, or 0 for
+    the fastest number.
     """
     group, page_size, tile_m, tile_n = problem.group, problem.page_size, config.tile_m, config.tile_n
     fixed = {
@@ -158,9 +158,9 @@ def _fastest_parts(
     """Return the fastest number of parts, up to ``max_parts``, assuming that each sequence fills its capacity.
 
     The time is the sum of two terms. The CTAs of the busiest SM load keys and values at this SM's share of the memory
-    bandwidth; the partial results are added afterwards.
+    bandwidth. The partial results are added afterwards.
     """
-    # A division into more parts never loads fewer bytes, and all other terms grow with the number of parts.
+    # More parts never load fewer bytes, and all other terms grow with the number of parts.
     min_us = tiles * blocks * block_bytes / bytes_per_us
     chosen, chosen_us = 1, math.inf
     for parts in range(1, max_parts + 1):
@@ -175,7 +175,7 @@ def _fastest_parts(
 
 
 def _overlaps(problem: DecodeProblem) -> bool:
-    """Return whether the launch is a programmatic dependent.
+    """Return whether to use programmatic dependent launch.
 
     A launch with a large e4m3 cache takes up to 4 % longer if it overlaps with the previous kernel. No other launch
     takes longer, and small launches are up to 9 % faster. [H100, docs/lab/attention.md]
@@ -187,7 +187,7 @@ def _overlaps(problem: DecodeProblem) -> bool:
 
 
 def _bounds(problem: Problem) -> tuple[int, int]:
-    """Return the distances from a query to the first and the last key that it sees, or _FAR without a limit."""
+    """Return the distances from a query to the first and the last key that it attends to, or _FAR without a limit."""
     left, right = problem.limits
     if left is None or left >= problem.k_length - 1:
         left = _FAR
@@ -210,7 +210,7 @@ def raster(config: AttentionConfig, problem: Problem) -> tuple[int, int]:
 def _struct_and_fields(
     config: AttentionConfig, layouts: Layouts, fixed: Mapping[str, Any]
 ) -> Callable[[dict[str, Any], Layouts, float, float], tuple[bytes, tuple[int, ...]]]:
-    """Return a function that returns the struct's bytes and the size-dependent fields of the tensor maps.
+    """Return a function that computes the struct's bytes and the size-dependent fields of the tensor maps.
 
     The function takes a problem's members of the struct, its layouts, scale and softcap. ``fixed`` holds the members
     that are equal in all problems with one plan_key. ``layouts`` are the layouts of one of these problems.
@@ -244,12 +244,12 @@ def _struct_and_fields(
 
 
 def _array_of(name: str) -> str:
-    """Return the name of the array for the parameter q_map, k_map, v_map or output_map."""
+    """Return the name of the array that a tensor map parameter (q_map, k_map, v_map or output_map) covers."""
     return name.removesuffix("_map").replace("output", "out")
 
 
 def _map(array: str, layout: Layout, dtype: str, box: tuple[int, int, int, int], swizzle: str) -> Map:
-    """Return a tensor map over (batch, length, heads, dim). The heads axis precedes the rows, whatever the strides."""
+    """Return a tensor map over (batch, length, heads, dim). The heads axis always precedes the row axis."""
     _, _, heads, dim = layout.shape
     length, batch, head_bytes, batch_bytes = _fields(layout)
     dims, strides = (dim, length, heads, batch), (layout.strides_bytes[1], head_bytes, batch_bytes)

@@ -1,4 +1,4 @@
-"""attention and attention_varlen: softmax(scale q k^T) v in fp16 or bf16."""
+"""The functions attention and attention_varlen, which compute softmax(scale q k^T) v in fp16 or bf16."""
 
 from __future__ import annotations
 
@@ -54,48 +54,48 @@ def attention(
     """Compute softmax(scale q k^T) v for each head.
 
     The function computes in fp32 and rounds once. The result is bitwise reproducible. The function has no backward
-    pass, so it raises an error for tensors that require grad while torch records operations.
+    pass, so it raises an error for tensors that require grad while autograd records operations.
 
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
-        Queries in fp16 or bf16: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the emulator. The last
-        dimension must be contiguous, and the other strides must be multiples of 16 bytes. Transposed views that meet
-        these conditions are read in place.
+        Queries in fp16 or bf16: a CuPy array, a torch tensor, or an object that supports DLPack or
+        ``__cuda_array_interface__``. On the emulator, also a NumPy array. The last dimension must be contiguous, and
+        the other strides must be multiples of 16 bytes. Transposed views that meet these conditions are read in place.
     k : array (batch, k_length, kv_heads, dim)
         Keys. ``heads`` must be a multiple of ``kv_heads``. Neighboring heads of q share a head of k and v.
     v : array (batch, k_length, kv_heads, v_dim)
         Values. ``dim`` must be 32, 64, 96, 128, 192 or 256. ``v_dim`` must be equal to ``dim``, or 128 if ``dim`` is
         192.
     causal : bool, default False
-        Let query i see only the keys up to i + k_length - q_length, so that the last query sees all keys.
+        Whether query i attends only to keys up to i + k_length - q_length. The last query then attends to all keys.
     scale : float, optional
         Positive factor by which q k^T is multiplied. Default: 1 / sqrt(dim).
     window : (left, right), optional
-        Number of keys before and after its own position that a query sees. None means no limit.
+        Number of keys before and after its own position that a query attends to. None means no limit.
     softcap : float, optional
         Cap of the logits. Each logit x becomes softcap tanh(x / softcap).
     sink : array (heads,), optional
-        One fp32 logit per head. It belongs to an additional key that all queries see and whose value is zero.
+        One fp32 logit per head, for an additional key that all queries attend to and whose value is zero.
     out : array (batch, q_length, heads, v_dim), optional
         The result. Default: a new array of q's library.
     return_lse : bool, default False
-        Also return the logarithm of the sum of the exponentials of each query's logits.
+        Whether to also return the logarithm of the sum of the exponentials of each query's logits.
     version : str, default "auto"
         Version of the kernel (docs/design/attention.md). The environment or a file can also set it
         (kernels/version.py).
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
     stream : stream, optional
-        Default: the current stream of q's library.
+        Stream of the launch. Default: the current stream of q's library.
 
     Returns
     -------
     out : array (batch, q_length, heads, v_dim)
-        The result. It is zero for a query that sees no key.
+        The result. The row of a query that attends to no key is zero.
     lse : array (batch, heads, q_length)
-        The logarithms in fp32, returned only with ``return_lse``. The value for a query that sees no key is the head's
-        sink if there is one, otherwise -inf.
+        The logarithms in fp32, returned only with ``return_lse``. The value for a query that attends to no key is the
+        head's sink if there is one, otherwise -inf.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def attention(
     TargetError
         If no kernel supports the problem on the GPU.
     LaunchError, CompileError, DriverError, HazardError
-        As for ``marlin_gemm``.
+        If a kernel cannot be compiled, loaded or launched, or if the emulator finds a hazard; see ``marlin_gemm``.
 
     Examples
     --------
@@ -153,21 +153,21 @@ def attention_varlen(
         Offsets of the sequences. Sequence i consists of the rows from cu_seqlens[i] up to, but not including,
         cu_seqlens[i + 1]. Offsets must start at 0, be nondecreasing, and end at the total number of rows. Offsets in
         host memory are checked. The kernel clamps offsets in device memory to the total number of rows, and sequence
-        lengths to the maximum lengths. It does not write those rows of the result that then belong to no sequence.
+        lengths to the maximum lengths. Rows of the result that belong to no sequence are not written.
     max_seqlen_q, max_seqlen_k : int
         Upper bounds on the sequence lengths.
     causal, scale, window, softcap, sink, out, return_lse, backend, stream : optional
-        As for attention(). ``lse`` is (heads, total_q).
+        Options; see ``attention``. ``lse`` has the shape (heads, total_q).
 
     Returns
     -------
     array (total_q, heads, v_dim), or (out, lse)
-        As for attention().
+        The result, or the result and lse; see ``attention``.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
-        As for attention().
+        If an argument is invalid or the kernel cannot run; see ``attention``.
 
     Notes
     -----
@@ -196,27 +196,27 @@ def attention_explain(
     stream: Any = None,
     target: str | Target | None = None,
 ) -> Explanation:
-    """Explain which kernel attention() would run, why, and how long it should take. Nothing is compiled or launched.
+    """Explain which kernel attention() would run and how long it should take, without compiling or launching it.
 
     Parameters
     ----------
     q, k, v, causal, scale, window, softcap, sink, out, return_lse, version : arguments
-        As for attention().
+        The arguments of ``attention``.
     backend, stream : optional
-        Accepted as for attention(), but ignored.
+        Ignored. Accepted so that the arguments of ``attention`` can be passed unchanged.
     target : str or Target, optional
-        Target of an imagined GPU, such as "sm_120a". Default: the GPU of the arrays. For host arrays, the default is a
-        known GPU with the target $CUDATMA_TARGET, or an H200.
+        Target to assume, such as "sm_120a". Default: the target of the GPU that holds the arrays. For host arrays, the
+        default is $CUDATMA_TARGET, or an H200 if this variable is not set.
 
     Returns
     -------
     Explanation
-        ``str()`` returns a readable text, and ``as_dict()`` returns data.
+        ``str()`` returns readable text, and ``as_dict()`` returns a dict for JSON.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError
-        As for attention(), and if there is nothing to compute.
+        If the arguments are invalid, if no kernel supports the problem, or if there is nothing to compute.
     """
     name, selected_by = VERSIONS.chosen(version)
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
@@ -248,7 +248,7 @@ class AttentionOptions(NamedTuple):
 
 
 class VarlenOptions(NamedTuple):
-    """Options of attention_varlen(). The first two are sizes."""
+    """Options of attention_varlen(). The first two fields are sizes."""
 
     max_seqlen_q: Any
     max_seqlen_k: Any
@@ -268,7 +268,7 @@ def named_options(options: Any) -> dict[str, Any]:
 
 
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
-    """Return the types of options. They distinguish 1, which may be valid, from True, which compares equal."""
+    """Return the types of options. A call's key contains them because 1, which may be valid, compares equal to True."""
     kinds = [option.__class__ for option in options]
     if isinstance(window, tuple):
         kinds += [side.__class__ for side in window]
@@ -276,7 +276,7 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
 
 
 def fill_empty(arrays: Mapping[str, ArrayInfo], stream: int | None) -> None:
-    """Fill ``out`` with zeros, and ``lse`` with -inf or the sinks. ``stream``: handle, or None for host arrays."""
+    """Fill ``out`` with zeros, and ``lse`` with -inf or the sinks. ``stream`` is a handle, or None for host arrays."""
     _fill(arrays["out"], 0.0, stream)
     if "lse" in arrays:
         _fill(arrays["lse"], arrays.get("sink", -math.inf), stream)
@@ -305,7 +305,7 @@ def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None
 
 
 class AttentionOperation(Operation[P, AttentionConfig]):
-    """Base of the attention operations. Each call launches one kernel."""
+    """Base class of the attention operations. Each call launches one kernel."""
 
     joins_axes: ClassVar[bool] = False
 
@@ -315,7 +315,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
 
     @abstractmethod
     def configs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield every configuration that may serve the problem at other sizes with the same kinds of limits."""
+        """Yield every configuration that may run the problem at other sizes with the same kinds of limits."""
 
     @abstractmethod
     def sizes_for(
@@ -347,20 +347,20 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         return problem.plan_key
 
     def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
-        """If no query sees a key, write the results and return True."""
+        """Write the results and return True if no query attends to a key."""
         if problem.has_keys:
             return False
         fill_empty(arrays, stream)
         return True
 
     def kernels(self, problem: P, config: AttentionConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the kernel of a call."""
+        """Return the template and the configuration of the kernel."""
         return ((config.template, config),)
 
     def arguments(
         self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
-        """Return the launch of a call."""
+        """Return the launch arguments of a call."""
         (sizes,) = self.sizes_for(problem, config, gpu, resident)(problem)
         return (launch_arguments(problem, config, get_target(gpu.target), sizes),)
 
@@ -378,14 +378,14 @@ class AttentionOperation(Operation[P, AttentionConfig]):
 
 
 class Attention(AttentionOperation[Problem]):
-    """attention as an operation."""
+    """Operation of attention()."""
 
     name: ClassVar[str] = NAME
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
-        """Validate a call. ``options``: AttentionOptions."""
+        """Validate a call. ``options`` is an AttentionOptions object."""
         return check_attention(*inputs, out=out, **named_options(options))
 
     def lengths(
@@ -396,7 +396,7 @@ class Attention(AttentionOperation[Problem]):
         return (q[0], q[1], k[1]) if q[0] == k[0] else None
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
-        """Return the kernel for a problem."""
+        """Return the configuration for a problem."""
         key = size_class(problem.batch, problem.q_length, problem.k_length, problem.is_varlen)
         return choose(ATTENTION, problem, gpu, memo, key)
 
@@ -419,14 +419,14 @@ class Attention(AttentionOperation[Problem]):
 
 
 class AttentionVarlen(Attention):
-    """attention_varlen as an operation. The numbers of a call are the maximum lengths."""
+    """Operation of attention_varlen(). The sizes of a call are the maximum lengths."""
 
     name: ClassVar[str] = VARLEN
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 0, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
-        """Validate a call. ``options``: VarlenOptions."""
+        """Validate a call. ``options`` is a VarlenOptions object."""
         return check_varlen(*inputs, out=out, **named_options(VarlenOptions(*options)))
 
     def lengths(

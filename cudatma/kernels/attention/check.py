@@ -1,4 +1,4 @@
-"""Checks of the arguments of attention, attention_varlen and attention_decode. They convert a call into a Problem."""
+"""Validate the arguments of attention, attention_varlen and attention_decode, and convert each call into a Problem."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_attention(
     version: str = "",
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention(). ``version``: name, or "" for any. ``options``: as for _checked().
+    """Validate a call of attention(). ``version`` is a name, or "" for any. _checked() describes ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """
@@ -69,7 +69,7 @@ def check_varlen(
 ) -> Checked[Problem]:
     """Validate a call of attention_varlen(). Offsets in device memory are not checked.
 
-    ``options``: as for _checked().
+    _checked() describes ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """
@@ -108,7 +108,7 @@ def check_decode(
 ) -> Checked[DecodeProblem]:
     """Validate a call of attention_decode(). Lengths and pages in device memory are not checked.
 
-    ``options``: as for _checked().
+    _checked() describes ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """
@@ -167,14 +167,14 @@ def _checked(
 ) -> Checked[Any]:
     """Run the checks that all functions share, and return the valid call.
 
-    ``kind``: class of the problem. ``arrays``: q, k and v. ``others``: the other inputs, in the operation's order.
-    ``sizes``: batch, q_length and k_length. ``fields``: other fields of the problem.
+    ``kind`` is the class of the problem. ``arrays`` contains q, k and v, and ``others`` the other inputs in the
+    operation's order. ``sizes`` contains batch, q_length and k_length. ``fields`` are other fields of the problem.
     """
     q, k, v = arrays.values()
     *outer, length, heads, head_dim = q.shape
     shape = (*q.shape[:-1], v.shape[-1])
     limits = _checked_limits(causal, window)
-    factor = head_dim**-0.5 if scale is None else _positive(scale, "scale", "None for 1 / sqrt(head dim)")
+    factor = head_dim**-0.5 if scale is None else _positive(scale, "scale", "pass None for 1 / sqrt(head dim)")
     cap = _checked_softcap(softcap, factor)
     has_lse = checked_flag(return_lse, "return_lse")
     layouts = [_addressable(info, name) for name, info in arrays.items()]
@@ -186,11 +186,11 @@ def _checked(
     else:
         result = describe(out, "out")
         read = {name: info for name, info in {**arrays, **others}.items() if info is not None}
-        check_out(result, q.dtype, f"{q.dtype}, as q", shape, read, function)
+        check_out(result, q.dtype, f"{q.dtype}, the dtype of q", shape, read, function)
         layouts.append(_addressable(result, "out"))
         if result.size_elems and not layouts[3].is_disjoint:
             allowed = "elements that do not overlap"
-            raise ArgumentError("out.strides", result.strides_bytes, allowed, "copy it")
+            raise ArgumentError("out.strides", result.strides_bytes, allowed, "pass an array without overlaps")
     batch, q_length, k_length = sizes
     is_causal, has_window = limits.kind(q_length, k_length)
     problem = kind(
@@ -218,7 +218,7 @@ def _checked(
 
 
 def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch: bool = True) -> dict[str, ArrayInfo]:
-    """Compare q, k and v with each other, and return them by their names in the call."""
+    """Check that q, k and v match each other, and return them by their argument names."""
     is_cache = function == DECODE
     infos = {}
     for name, array in arrays.items():
@@ -231,9 +231,9 @@ def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch
         infos[name] = info
     (_, q), (k_name, k), (v_name, v) = infos.items()
     if k.dtype not in (q.dtype, np.dtype(CACHE_TYPE)):
-        raise ArgumentTypeError(f"{k_name}.dtype", str(k.dtype), f"{q.dtype}, as q")
+        raise ArgumentTypeError(f"{k_name}.dtype", str(k.dtype), f"{q.dtype}, the dtype of q")
     if v.dtype != k.dtype:
-        raise ArgumentTypeError(f"{v_name}.dtype", str(v.dtype), f"{k.dtype}, as {k_name}")
+        raise ArgumentTypeError(f"{v_name}.dtype", str(v.dtype), f"{k.dtype}, the dtype of {k_name}")
     check_shapes(q.shape, k.shape, v.shape, has_batch=has_batch, is_cache=is_cache)
     for name, info in infos.items():
         check_place(info, name, q, "q", function)
@@ -245,8 +245,8 @@ def check_shapes(
 ) -> None:
     """Raise ArgumentError unless the shapes of q, k and v match each other.
 
-    ``has_batch``: whether the first dimension of k and v must equal q's batch. ``is_cache``: whether the parameters of
-    the function are named k_cache and v_cache instead of k and v.
+    If ``has_batch``, the first dimension of k and v must equal q's batch. ``is_cache`` selects the parameter names
+    k_cache and v_cache instead of k and v for errors.
     """
     *_, heads, dim = q
     *_, kv_heads, k_dim = k
@@ -254,23 +254,23 @@ def check_shapes(
     k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
-        remedy = "pad the head dim with zeros, and pass scale="
+        remedy = "pad the head dim with zeros and pass scale="
         raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}", remedy)
     if not heads:
         raise ArgumentError("q.shape", tuple(q), "at least 1 head")
     if k_dim != dim:
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, the head dim of q")
     if not kv_heads or heads % kv_heads:
-        remedy = f"axes are {_AXES[len(q)]}"
+        remedy = f"pass the axes in the order {_AXES[len(q)]}"
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides q's {heads} heads", remedy)
     if has_batch and k[0] != q[0]:
-        remedy = "a paged cache requires a page_table" if is_cache else ""
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, as q", remedy)
+        remedy = "pass page_table for a paged cache" if is_cache else ""
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, the batch of q", remedy)
     if cache != list(k[:-1]):
-        raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim), as {k_name}")
+        raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim), to match {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:
         allowed = " or ".join(str(v_dims) for q_dim, v_dims in HEAD_DIMS if q_dim == dim)
-        raise ArgumentError(f"{v_name}.shape", tuple(v), f"a head dim of {allowed}, for {dim} of q and {k_name}")
+        raise ArgumentError(f"{v_name}.shape", tuple(v), f"a head dim of {allowed}, because q and {k_name} have {dim}")
 
 
 def _addressable(info: ArrayInfo, field: str) -> Layout:
@@ -279,14 +279,17 @@ def _addressable(info: ArrayInfo, field: str) -> Layout:
         *outer, across = info.strides_bytes
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
             allowed = "contiguous elements in the last dimension"
-            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "pass a contiguous copy")
         steps = [stride for stride, extent in zip(outer, info.shape, strict=False) if extent > 1]
         if any(stride % TMA_ALIGNMENT_BYTES or not 0 <= stride < STRIDE_LIMIT for stride in steps):
             allowed = f"multiples of {TMA_ALIGNMENT_BYTES} bytes from 0 to 2**40, except in the last dimension"
-            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "pass a contiguous copy")
         if info.pointer % TMA_ALIGNMENT_BYTES:
             raise ArgumentError(
-                f"{field}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes", "copy it"
+                f"{field}.pointer",
+                hex(info.pointer),
+                f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
+                "pass an aligned copy",
             )
     return _layout(info.shape, info.strides_bytes, info.dtype)
 
@@ -310,19 +313,21 @@ def _plain_array(
 ) -> ArrayInfo:
     """Check that an array is contiguous and on q's device, and return it.
 
-    ``shapes``: allowed shapes, or () for any shape. ``allowed``: the allowed shapes in words. ``also_allowed``: what
-    the caller may pass instead of an array, in words.
+    ``shapes`` contains the allowed shapes, or is empty to allow any shape. ``allowed`` describes the allowed shapes,
+    and ``also_allowed`` the values that the caller may pass instead of an array.
     """
     try:
         info = describe(array, field)
     except ArgumentTypeError as error:
-        raise ArgumentTypeError(field, error.got, f"{also_allowed}{error.allowed}", f"its dtype is {dtype}") from None
+        raise ArgumentTypeError(
+            field, error.got, f"{also_allowed}{error.allowed}", f"pass an array of {dtype}"
+        ) from None
     if info.dtype != np.dtype(dtype):
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), dtype, "convert it")
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), dtype, "convert the array")
     if shapes and info.shape not in shapes:
         raise ArgumentError(f"{field}.shape", info.shape, allowed)
     if not info.is_contiguous or info.pointer % info.dtype.itemsize:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "copy it")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "pass a contiguous copy")
     check_place(info, field, q, "q", function)
     return info
 
@@ -343,9 +348,9 @@ def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) ->
     if scale is None:
         return 1.0, None
     if cache.dtype.name != CACHE_TYPE:
-        raise ArgumentError(field, "a scale", f"None for a cache of {cache.dtype}")
+        raise ArgumentError(field, "a scale", f"None, because the cache is {cache.dtype}")
     if isinstance(scale, Real):
-        return _positive(scale, field, "None for 1"), None
+        return _positive(scale, field, "pass None for 1"), None
     heads = cache.shape[2:3]
     allowed = f"{heads}, one number per head of the cache, or (1,)"
     shapes = [(), (1,), heads]
@@ -366,7 +371,7 @@ def _checked_softcap(softcap: Any, scale: float) -> float:
         return 0.0
     number = real_number(softcap, "softcap")
     if not 0 < number <= _MAX_SOFTCAP:
-        raise ArgumentError("softcap", softcap, f"above 0, at most {_MAX_SOFTCAP}", "None for no cap")
+        raise ArgumentError("softcap", softcap, f"above 0 and at most {_MAX_SOFTCAP}", "pass None for no cap")
     if scale / number >= _MAX_NUMBER:
         raise ArgumentError("softcap", softcap, f"above {scale / _MAX_NUMBER:.3g}, scale / 2**127")
     return number
@@ -386,10 +391,13 @@ def _checked_limits(causal: Any, window: Any) -> Mask:
         return Mask(None, right)
     if not isinstance(window, Sequence) or isinstance(window, (str, bytes)):
         raise ArgumentTypeError(
-            "window", type(window).__name__, "None or (left, right)", "with (left, 0), the window ends at the query"
+            "window",
+            type(window).__name__,
+            "None or (left, right)",
+            "pass (left, 0) for a window that ends at the query",
         )
     if len(window) != 2:
-        raise ArgumentError("window", tuple(window), "(left, right)")
+        raise ArgumentError("window", tuple(window), "a pair (left, right)")
     allowed = "a number of keys, at least 0, or None for all keys"
     sides = [None if side is None else checked_count(side, f"window[{i}]", allowed) for i, side in enumerate(window)]
     return Mask(sides[0], sides[1] if right is None else right)
@@ -422,11 +430,11 @@ def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tupl
         raise ArgumentError("k_cache.shape", cache, "at least one page, because seqlens contains keys")
     for index, length in enumerate(lengths.tolist()):
         if not 0 <= length <= capacity:
-            allowed = f"0 to {capacity}, the number of keys that a sequence may have in the cache"
+            allowed = f"0 to {capacity}, the capacity of the cache per sequence"
             raise ArgumentError(f"seqlens[{index}]", length, allowed)
         if table is None:
             continue
         for place, page in enumerate(table[index, : -(-length // page_size) if length else 0].tolist()):
             if not 0 <= page < pages:
-                allowed = f"0 to {pages - 1}, a page of the cache"
+                allowed = f"0 to {pages - 1}, the indices of the cache's pages"
                 raise ArgumentError(f"page_table[{index}, {place}]", page, allowed)

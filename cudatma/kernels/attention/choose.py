@@ -49,7 +49,7 @@ _DUMPED_PAGES, _DUMPED_FP8_PAGES = (0, 16, 64, 5), (0, 16, 64, 8)
 
 
 def _tiles(problem: Problem, versions: Iterable[str]) -> list[AttentionConfig]:
-    """Return every tile of these versions that may serve the problem, with the shortest ring."""
+    """Return every tile of these versions that may run the problem, with the shortest ring."""
     configs = []
     given = {name: getattr(problem, name) for name in PROBLEM_FIELDS}
     for version in versions:
@@ -69,7 +69,7 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> list[AttentionConfig]:
 
 
 def _lacking(preset: AttentionPreset, problem: Problem) -> list[KernelOption]:
-    """Return those options of the problem that a version does not support."""
+    """Return the options of the problem that a version does not support."""
     return [option for option in OPTIONS if getattr(problem, option.field) not in preset.allowed[option.field]]
 
 
@@ -97,17 +97,17 @@ def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionConfig]:
-    """Return ``Family.times``: each tile of each version, with the longest ring that fits in shared memory.
+    """Return the predicted time of each version's tiles, each with the longest ring that fits in shared memory.
 
-    The problem may name a version. Otherwise all wgmma versions compete; targets without wgmma use mma_sync. Raises
-    TargetError if the target lacks a feature of the version, and ArgumentError if the version has no kernel for the
-    problem.
+    The problem may name a version. Otherwise, all wgmma versions compete, or mma_sync is used if the target has no
+    wgmma. Raises TargetError if the target lacks a feature of the version, and ArgumentError if the version has no
+    kernel for the problem.
     """
     target = get_target(gpu.target)
     versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
     for option in _lacking(PRESETS[versions[0]], problem):
         got = "an array" if option.parameters else "a value"
-        raise ArgumentError(option.name, got, f"None for version {problem.version}", 'version="auto"')
+        raise ArgumentError(option.name, got, f"None for version {problem.version}", 'pass version="auto"')
     tiles = _tiles(problem, versions)
     for feature in tiles[0].features:
         target.require(feature, f"version {problem.version} of attention" if problem.version else "attention")
@@ -136,10 +136,10 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
     problem_fields=PROBLEM_FIELDS,
     options=(
         Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "dtype of q, k, v and the result"),
-        Option("is_causal", False, (False, True), "queries see only the keys up to their own position"),
+        Option("is_causal", False, (False, True), "queries attend only to keys up to their own position"),
         Option("batch", 1, (), "sequences"),
-        Option("heads", 1, (), "of q"),
-        Option("kv_heads", 0, (), "number of heads of k and v; 0: as many as q has"),
+        Option("heads", 1, (), "number of heads of q"),
+        Option("kv_heads", 0, (), "number of heads of k and v; 0 for the number of heads of q"),
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=VERSIONS,
@@ -148,9 +148,9 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
 
 
 def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> AttentionConfig:
-    """Return the kernel for a problem of attention_decode(). It does not depend on sizes.
+    """Return the configuration for a problem of attention_decode(), which does not depend on sizes.
 
-    ``version``: name of a version, or "" for any.
+    ``version`` is the name of a version, or "" for any.
     """
     if not version:
         version = "decode_fp8" if problem.has_fp8_cache else "decode" if target.has_wgmma else "decode_mma_sync"
@@ -160,9 +160,9 @@ def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> 
 
 @lru_cache(maxsize=1024)
 def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target: Target) -> AttentionConfig:
-    """Return the first tile whose ring has enough stages. If there is none, return the first tile that fits.
+    """Return the first tile whose ring has enough stages, or the first tile that fits if no ring has enough stages.
 
-    ``fields``: values of PROBLEM_FIELDS. ``page_size``: number of keys per page, or 0 without pages.
+    ``fields`` contains the values of PROBLEM_FIELDS. ``page_size`` is the number of keys per page, or 0 without pages.
     """
     given = dict(zip(PROBLEM_FIELDS, fields, strict=True))
     fitting: list[AttentionConfig] = []
@@ -183,10 +183,10 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
 
 
 def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
-    """Return representative configs of a version for dumps and compile checks.
+    """Return the configs of a version for dumps and compile checks.
 
-    For each pair of head dims, they contain every other tile, or only one tile if the version has no producer. The
-    configs cycle through DUMPED_OPTIONS.
+    For each pair of head dims, the result contains every other tile, or only one tile if the version has no producer.
+    The configs cycle through DUMPED_OPTIONS.
     """
     preset = PRESETS[version]
     if preset.is_decode:
@@ -226,6 +226,6 @@ def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
 
 
 def dumped_options(index: int) -> dict[str, Any]:
-    """Return the fields of DUMPED_OPTIONS[index], modulo their number."""
+    """Return the fields that ``DUMPED_OPTIONS[index % len(DUMPED_OPTIONS)]`` sets."""
     names = DUMPED_OPTIONS[index % len(DUMPED_OPTIONS)]
     return {option.field: option.name in names for option in OPTIONS}

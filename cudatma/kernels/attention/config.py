@@ -59,9 +59,16 @@ Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 class AttentionPreset(Preset):
     """A version of the kernel of attention() or attention_decode().
 
-    is_decode: whether attention_decode() launches this version. kv_bytes: bytes per element of k and v. tiles: tiles
-    that the choice ranks; among tiles with equal cost, the first one wins. clocks: clocks in the cost model for each
-    tile_m.
+    Attributes
+    ----------
+    is_decode : bool
+        Whether attention_decode() launches this version.
+    kv_bytes : int
+        Bytes per element of k and v.
+    tiles : Tiles
+        Tiles that the choice ranks. Among tiles with equal cost, the first one is chosen.
+    clocks : tuple[Clocks, ...]
+        Clocks of the cost model for each tile_m.
     """
 
     is_decode: bool = False
@@ -229,12 +236,34 @@ _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 208, 2: 240, 3: 160}, {1: 40, 2: 
 class AttentionConfig(KernelConfig):
     """A configuration of a version's template.
 
-    version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
-    tile_m: number of queries in a CTA's tile, 64 per consumer warpgroup. tile_n: number of keys per stage. stages:
-    number of stages of the ring. q_stages: number of query tiles in shared memory. ctas_per_sm: number of CTAs per SM.
-    is_varlen: whether variable-length sequences are concatenated. is_paged: whether the cache consists of pages.
-    box_rows: number of keys in a TMA box, all of them in one page of the cache, or 0 if cp.async copies each row.
-    Raises ArgumentError or ArgumentTypeError."""
+    Attributes
+    ----------
+    version : str
+        A key of PRESETS.
+    dtype, head_dim, v_head_dim, is_causal, has_window, has_softcap, has_sink
+        See Problem.
+    tile_m : int
+        Number of queries in a CTA's tile, 64 per consumer warpgroup.
+    tile_n : int
+        Number of keys per stage.
+    stages : int
+        Number of stages of the ring.
+    q_stages : int
+        Number of query tiles in shared memory.
+    ctas_per_sm : int
+        Number of CTAs per SM.
+    is_varlen : bool
+        Whether variable-length sequences are concatenated.
+    is_paged : bool
+        Whether the cache consists of pages.
+    box_rows : int
+        Number of keys in a TMA box, all of them in one page of the cache, or 0 if cp.async copies each row.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
+    """
 
     version: str
     dtype: str
@@ -261,11 +290,12 @@ class AttentionConfig(KernelConfig):
         self.check_values()
         check_kind(self)
         if self.ctas_per_sm > 1 and self.warpgroups > 1:
-            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 for several warpgroups")
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1, because the tile has several warpgroups")
         limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]
         if self.reallocates_registers and self.held_registers > limit:
-            allowed = f"scores, probabilities and output of at most {limit} registers, not {self.held_registers}"
-            raise ArgumentError("tile_n", self.tile_n, allowed)
+            allowed = f"a tile whose scores, probabilities and output need at most {limit} registers"
+            remedy = f"reduce tile_n; this tile needs {self.held_registers} registers"
+            raise ArgumentError("tile_n", self.tile_n, allowed, remedy)
         if self.preset.loader == "cp_async":
             rows = 128 * self.warpgroups // (self.span_bytes // 16)
             if self.tile_n % rows:
@@ -273,11 +303,13 @@ class AttentionConfig(KernelConfig):
                 raise ArgumentError("tile_n", self.tile_n, allowed)
         if not self.is_decode:
             if self.box_rows:
-                raise ArgumentError("box_rows", self.box_rows, "0 without a cache")
+                raise ArgumentError("box_rows", self.box_rows, "0, because the kernel reads no cache")
             return
         if not self.is_paged and self.box_rows != self.tile_n:
             raise ArgumentError(
-                "box_rows", self.box_rows, f"{self.tile_n}, the number of keys per block, without pages"
+                "box_rows",
+                self.box_rows,
+                f"{self.tile_n}, the number of keys per block, because the cache has no pages",
             )
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
             raise ArgumentError("box_rows", self.box_rows, f"0, or a divisor of tile_n that is at least {MIN_BOX_ROWS}")
@@ -299,7 +331,7 @@ class AttentionConfig(KernelConfig):
             serving = [name for name in DECODE_VERSIONS if (PRESETS[name].kv_bytes == 1) == problem.has_fp8_cache]
             raise ArgumentError("version", self.version, f"{' or '.join(serving)} for a cache of {dtype}")
         if (problem.page_size > 0) != self.is_paged:
-            raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged} for this cache")
+            raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged}, to match the cache")
         if self.is_paged and self.box_rows and problem.page_size % self.box_rows:
             allowed = f"0, or a divisor of the {problem.page_size} keys of a page"
             raise ArgumentError("box_rows", self.box_rows, allowed)
@@ -420,7 +452,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Number of producer warps. It is 4 with setmaxnreg, because setmaxnreg acts on whole warpgroups."""
+        """Number of producer warps. With setmaxnreg, there are 4, because setmaxnreg acts on whole warpgroups."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
@@ -504,7 +536,7 @@ class AttentionConfig(KernelConfig):
         slots = self.q_stages * MBARRIER_BYTES
         if self.preset.mma == "scalar":
             return ()
-        if self.kv_bytes == 1:  # the queries are in registers
+        if self.kv_bytes == 1:  # The queries are in registers.
             return (("warp_sums", 8 * self.consumer_warps * self.tile_m), ("is_last", 8))
         queries = ("q", self.q_stages * 2 * self.tile_m * self.head_dim)
         if self.is_decode:
@@ -535,12 +567,12 @@ class AttentionConfig(KernelConfig):
     # ---- Choice and tuning
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
-        """Return the number of CTAs of a launch: one per tile, or one per SM if they are persistent."""
+        """Return the number of CTAs of a launch: one per tile, or one per SM if CTAs are persistent."""
         tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.tile_m))
         return min(tiles, sm_count) if self.is_persistent else tiles
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Yield the fields that shorten the ring."""
+        """Yield changes of fields that shorten the ring."""
         if self.stages > 2:
             yield {"stages": self.stages - 1}
 

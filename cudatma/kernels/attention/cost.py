@@ -33,9 +33,20 @@ _CLOCK = 0.886
 class Clocks:
     """Clock cycles that an SM needs for a tile of ``tile_m`` queries with ``q_stages`` slots of queries.
 
-    around: cycles for the prologue and the epilogue. products: time of the MMAs as a multiple of the ideal tensor-core
-    time. scores: cycles per 2^14 scores. block: cycles per block. start: cycles per launch. shared: exponent of the
-    speedup when CTAs share an SM, or 0 for no speedup.
+    Attributes
+    ----------
+    around : float
+        Cycles for the prologue and the epilogue.
+    products : float
+        Time of the MMAs as a multiple of the ideal tensor-core time.
+    scores : float
+        Cycles per 2^14 scores.
+    block : float
+        Cycles per block.
+    start : float
+        Cycles per launch.
+    shared : float
+        Exponent of the speedup when CTAs share an SM, or 0 for no speedup.
     """
 
     tile_m: int
@@ -49,7 +60,7 @@ class Clocks:
 
 
 def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-    """Return the predicted time for ``m`` queries, an int or an int64 array. The problem's own number is ignored.
+    """Return the predicted time for ``m`` queries, an int or an int64 array. The problem's own M is ignored.
 
     The time is determined by the SM with the most work or by the longest tile.
     """
@@ -78,7 +89,7 @@ def clocks_of(config: Any) -> Clocks:
 
 
 def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
-    """Return the cycles per SM for a tile that sees this many keys, a number or an array."""
+    """Return the cycles per SM for a tile that attends to ``keys`` keys, a number or an array."""
     scores = config.tile_m * keys
     products = scores * (config.head_dim + config.v_head_dim) / _MACS * clocks.products
     return clocks.around + products + scores / 2**14 * clocks.scores + keys / config.tile_n * clocks.block

@@ -1,4 +1,4 @@
-"""attention_decode: attention of a few new queries over a cache of keys and values."""
+"""The function attention_decode, which computes attention of a few new queries over a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def attention_decode(
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
-        The last queries of each sequence. Each query sees the keys up to its own.
+        The last queries of each sequence. Each query attends to the keys up to its own position.
     k_cache : array (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads, dim) with a page_table
         Keys in q's dtype, or in float8_e4m3fn. The page size of a float8_e4m3fn cache must be a multiple of 8 keys.
-    v_cache : array, as k_cache with v_dim
-        Values.
+    v_cache : array (batch, capacity, kv_heads, v_dim), or (pages, page_size, kv_heads, v_dim) with a page_table
+        Values in the dtype of k_cache.
     seqlens : int32 array (batch,)
         Number of keys of each sequence, including the new keys. The kernel reads the lengths and the page table, so
         that a captured graph uses their contents at replay. Lengths in device memory are clamped to the range 0 to
@@ -62,17 +62,17 @@ def attention_decode(
     k_scale, v_scale : float or fp32 array, optional
         Scales of an e4m3 cache: a number, or an array with one element or with one element per head of the cache.
     scale, window, softcap, sink, out, return_lse, backend, stream : optional
-        As for attention(). ``lse`` is (batch, heads, q_length).
+        Options; see ``attention``. ``lse`` has the shape (batch, heads, q_length).
 
     Returns
     -------
     array (batch, q_length, heads, v_dim), or (out, lse)
-        As for attention().
+        The result, or the result and lse; see ``attention``.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
-        As for attention().
+        If an argument is invalid or the kernel cannot run; see ``attention``.
 
     Notes
     -----
@@ -87,7 +87,15 @@ def attention_decode(
 
 
 class DecodeOptions(NamedTuple):
-    """Options of attention_decode(). k_scale, v_scale: scales that are numbers. kinds: result of kinds_of()."""
+    """Options of attention_decode().
+
+    Attributes
+    ----------
+    k_scale, v_scale : Any
+        Numeric scales.
+    kinds : tuple[type, ...]
+        Types of the options, as kinds_of() returns them.
+    """
 
     window: Any
     scale: Any
@@ -104,14 +112,14 @@ def _factor(scale: Any) -> tuple[Any, Any]:
 
 
 class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
-    """attention_decode as an operation."""
+    """Operation of attention_decode()."""
 
     name: ClassVar[str] = DECODE
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 1, None, None, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[DecodeProblem]:
-        """Validate a call. ``options``: DecodeOptions."""
+        """Validate a call. ``options`` is a DecodeOptions object."""
         *arrays, k_array, v_array = inputs
         named = named_options(options)
         if k_array is not None:
@@ -133,14 +141,14 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         return (batch, length, k[1] * table[1]) if k[1] == problem.page_size else None
 
     def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
-        """Return the pinned kernel if there is one, otherwise the kernel that decode_config() chooses."""
+        """Return the pinned configuration if there is one, otherwise the result of decode_config()."""
         config: AttentionConfig | None = memo.get("config")
         if config is None:
             config = memo["config"] = _chosen(problem, gpu)
         return config
 
     def configs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield the kernel, which does not depend on sizes."""
+        """Yield the only configuration, which does not depend on sizes."""
         yield _chosen(problem, gpu)
 
     def sizes_for(

@@ -25,9 +25,18 @@ _STEPS = 8
 class KernelOption(NamedTuple):
     """An option of the public functions that changes the kernel.
 
-    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: how the
-    description of a problem mentions the option. parameters: launch parameters that the option adds. members: members
-    of the struct that the option adds.
+    Attributes
+    ----------
+    field : str
+        Name of the bool in Problem and in AttentionConfig.
+    name : str
+        Suffix in the kernel's entry.
+    words : str
+        Name of the option in the description of a problem.
+    parameters : tuple[str, ...]
+        Launch parameters that the option adds.
+    members : tuple[Member, ...]
+        Members of the struct that the option adds.
     """
 
     field: str
@@ -37,8 +46,8 @@ class KernelOption(NamedTuple):
     members: tuple[Member, ...] = ()
 
 
-_UPPER = Member("upper", "u32", "query i sees keys below i + upper; signed")
-_LOWER = Member("lower", "u32", "query i sees keys from i + lower; signed")
+_UPPER = Member("upper", "u32", "query i attends to keys below i + upper; signed")
+_LOWER = Member("lower", "u32", "query i attends to keys from i + lower; signed")
 _CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the tanh of the cap")
 #: All options, in the order in which an entry's name lists them.
 OPTIONS = (
@@ -111,7 +120,7 @@ class Layout(NamedTuple):
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether no two elements share a byte.
+        """Whether all elements occupy different bytes.
 
         Each axis must step over all elements of the axes with smaller strides.
         """
@@ -125,10 +134,10 @@ class Layout(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Range of the keys that a query sees.
+    """Range of the keys that a query attends to.
 
     Query i of a sequence is at position p = i + k_length - q_length, so the last query is aligned with the last key.
-    The query sees keys p - left to p + right. None means no limit.
+    The query attends to keys p - left to p + right. None means no limit.
     """
 
     left: int | None = None
@@ -163,15 +172,15 @@ NO_LIMITS, NO_LAYOUTS = Mask(), Layouts()
 P = TypeVar("P", bound="Problem")
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
+@dataclass(frozen=True, kw_only=True)  # Without slots, for resized_copy()
 class Problem:
     """One computation of out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, separately for each head.
 
     Attributes
     ----------
     batch, q_length, k_length : int
-        Number of sequences, number of queries per sequence, and number of keys per sequence. If lengths vary, the last
-        two are those of the longest sequence.
+            Number of sequences, number of queries per sequence, and number of keys per sequence. For sequences of
+            variable length, the last two are the lengths of the longest sequence.
     heads, kv_heads : int
         Number of heads of q, and number of heads of k and v. ``heads // kv_heads`` heads of q share each head of k and
         v.
@@ -180,7 +189,7 @@ class Problem:
     dtype : str
         One of OPERAND_TYPES.
     is_causal, has_window : bool
-        Whether queries see no later keys, and whether another limit excludes keys.
+        Whether queries attend to no later keys, and whether another limit excludes keys.
     has_softcap, has_sink, has_lse : bool
         Whether logits are capped, whether heads have sinks, and whether the call returns lse.
     is_varlen : bool
@@ -190,10 +199,11 @@ class Problem:
     scale, softcap : float
         Factor by which q k^T is multiplied, and cap of the logits (0 for no cap).
     limits : Mask
-        Keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
+        Range of keys that a query attends to. A limit that excludes no key makes the problem neither causal nor
+        windowed.
     layouts : Layouts
-        Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it, so that problems
-        in tuning files have NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
+            Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it, so problems
+            in tuning files use NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
 
     Raises
     ------
@@ -256,14 +266,14 @@ class Problem:
 
     @property
     def has_keys(self) -> bool:
-        """Whether any query may see a key. If not, no kernel is needed."""
+        """Whether any query may attend to a key. Otherwise, no kernel is needed."""
         return bool(self.batch and self.q_length and self.k_length and self.layouts.k.shape[0])
 
     def check_not_empty(self) -> None:
         """Raise ArgumentError if a call has nothing to compute."""
         if not self.has_keys:
             shapes = self.layouts.q.shape, self.layouts.k.shape
-            raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "there is nothing to launch")
+            raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths of at least 1", "pass nonempty arrays")
 
     def resized(
         self: P, batch: int, q_length: int, k_length: int, shapes: Sequence[Any], strides_bytes: Sequence[Any]
@@ -333,7 +343,7 @@ class Problem:
         return (*sizes, *[value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL])
 
     def with_queries(self, q_length: int) -> Problem:
-        """Return the problem with another ``q_length``. If the two lengths were equal, ``k_length`` also changes."""
+        """Return the problem with another ``q_length``. ``k_length`` also changes if the two lengths are equal."""
         return replace(self, q_length=q_length, k_length=q_length if self.keys == 0 else self.k_length)
 
     def shape(self) -> Problem:
@@ -343,7 +353,7 @@ class Problem:
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may be used, in words, or "" if all may be used."""
+        """Reason why only some configurations are allowed, or "" if all are allowed."""
         return f"version {self.version} is selected" if self.version else ""
 
     @property
@@ -388,9 +398,16 @@ _OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
 class DecodeProblem(Problem):
     """A Problem whose keys and values are in a cache. ``k_length`` is the maximum number of keys per sequence.
 
-    page_size: number of keys per page, or 0 without pages. has_fp8_cache: whether keys and values are e4m3. k_scale,
-    v_scale: scales of an e4m3 cache, or 1 if the kernel reads them from an array. k_scale_step, v_scale_step: number of
-    elements from the scale of one head to the scale of the next head, or 0 for a single scale.
+    Attributes
+    ----------
+    page_size : int
+        Number of keys per page, or 0 without pages.
+    has_fp8_cache : bool
+        Whether keys and values are e4m3.
+    k_scale, v_scale : float
+        Scales of an e4m3 cache, or 1 if the kernel reads them from an array.
+    k_scale_step, v_scale_step : int
+        Number of elements from the scale of one head to the scale of the next head, or 0 for a single scale.
     """
 
     page_size: int = 0

@@ -1,4 +1,4 @@
-"""NumPy reference for attention and attention_decode. It computes in float64 and rounds once."""
+"""NumPy reference for attention and attention_decode, which computes in float64 and rounds once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
     options = problem.scale, problem.limits, problem.softcap, named.get("sink")
     for q, k, v, out, lse in _sequences(problem, named):
         result, sums = attend(q, k, v, *options)
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             out[...] = result.astype(out.dtype)
             if lse is not None:
                 lse[...] = sums
@@ -57,7 +57,7 @@ def attend(
     """Return the result (q_length, heads, v_head_dim) and lse (heads, q_length) of one sequence in float64.
 
     The shape of q is (q_length, heads, head_dim), k and v have kv_heads heads, and sink has the shape (heads,). For a
-    query that sees no key, the result is zero and lse is -inf or the sink.
+    query that attends to no key, the result is zero and lse is -inf or the sink.
     """
     (q_length, heads, _), (k_length, kv_heads, v_head_dim) = q.shape, v.shape
     sinks = np.full(heads, -np.inf) if sink is None else sink.astype(np.float64)
@@ -82,14 +82,14 @@ def attend(
 
 
 def _visible_range(positions: Array, mask: Mask, k_length: int) -> tuple[int, int]:
-    """Return the index of the first key that any of these queries sees, and the index after the last such key."""
+    """Return the index of the first key that any of these queries attends to, and the index after the last such key."""
     first = 0 if mask.left is None else max(0, int(positions[0]) - mask.left)
     end = k_length if mask.right is None else min(k_length, int(positions[-1]) + mask.right + 1)
     return first, max(first, end)
 
 
 def _visible(positions: Array, keys: Array, mask: Mask) -> Array:
-    """Return a boolean matrix (queries, keys) that is True where a query sees a key."""
+    """Return a boolean matrix (queries, keys) that is True where a query attends to a key."""
     distance = keys - positions[:, None]
     visible = np.ones(distance.shape, bool)
     if mask.left is not None:

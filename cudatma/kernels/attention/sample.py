@@ -81,14 +81,14 @@ def sample(
     without NVRTC.
     """
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
-    Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # raises an error for impossible sizes
+    Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # Raises an error for impossible sizes.
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     shapes = ((batch, q_length, heads, head_dim), *[(batch, k_length, kv_heads, head_dim)] * 2)
     q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in shapes)
     checked = check_attention(q, k, v, out=np.full(q.shape, np.nan, kind), causal=causal)
     fields = (
         SMALL["a3"] if version == "a1" else {}
-    )  # several warpgroups that drift apart test more of the synchronization
+    )  # Several warpgroups that drift apart test more of the synchronization.
     config = small_config(version, checked.problem, **fields)
     return _sample(f"attention, {checked.problem.description}", ATTENTION_CALL, checked, config, target, sm_count)
 
@@ -105,7 +105,7 @@ def _sample(
     expected = exact.astype(np.float64)
 
     def error() -> float:
-        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would begin with wrong counters
+        if FLAGS in space and host_bytes(space[FLAGS]).any():  # The next launch would begin with wrong counters.
             return math.inf
         return relative_error(out, expected)
 
@@ -156,7 +156,7 @@ def decode_sample(
 
 
 class AttentionTrial:
-    """Trial of attention (kernels/sample.py). Raises DriverError if there is no CuPy or no GPU."""
+    """The ``Trial`` of attention for the tuner. Raises DriverError if there is no CuPy or no GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device

@@ -1,1 +1,1 @@
-"""Each TMA operation as a small function on arrays."""
+"""TMA operations as functions on arrays."""

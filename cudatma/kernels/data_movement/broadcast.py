@@ -28,9 +28,10 @@ from cudatma.target import Target
 TEMPLATE = "kernels/broadcast.cu.j2"
 #: Numbers of CTAs per cluster, beginning with the largest portable size. Only powers of two are used.
 SIZES = (8, 4, 2)
-#: Number of bytes of which the size of each part of a tile is a multiple, because TMA writes to such addresses.
+#: The size of each part of a tile is a multiple of this number of bytes, because TMA needs this alignment in shared
+#: memory.
 _PART_UNIT = 128
-#: Number of times that the clusters of a launch fill the GPU.
+#: Number of waves of clusters per launch.
 _WAVES = 4
 
 
@@ -38,8 +39,19 @@ _WAVES = 4
 class BroadcastConfig(CopyRing):
     """A configuration of ``kernels/broadcast.cu.j2``.
 
-    copies: number of CTAs per cluster, 2, 4 or 8. stage_bytes: bytes per tile, a multiple of 128 * copies. stages,
-    in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    copies : int
+        Number of CTAs per cluster, 2, 4 or 8.
+    stage_bytes : int
+        Bytes per tile, a multiple of 128 * copies.
+    stages, in_flight : int
+        See CopyRing.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     copies: int
@@ -93,9 +105,9 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     out : array (copies, ...), optional
         The result, in C order. Default: a new array.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
@@ -105,7 +117,8 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises TargetError on SM120, which does not support multicast.
+        If an argument is invalid, if the GPU does not support multicast (SM120), or if the kernel cannot run; see
+        ``copy``.
 
     Examples
     --------
@@ -121,7 +134,7 @@ class _Problem(NamedTuple):
 
 
 class Broadcast(Movement[_Problem]):
-    """broadcast() as an operation. The option is the number of copies."""
+    """Operation of broadcast(). The option is the number of copies."""
 
     name: ClassVar[str] = "broadcast"
 
@@ -153,7 +166,7 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tupl
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
         got = f"{nbytes} bytes from {chunk_place(src.pointer)} to {chunk_place(out.pointer)}"
-        raise DescriptorError("src.address", got, "multiples of 16 bytes", "use copy(), which accepts any array")
+        raise DescriptorError("src.address", got, "multiples of 16 bytes", "call copy(), which accepts any array")
     plans: list[Arguments] = []
     first = 0
     while first < copies:
@@ -165,8 +178,8 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tupl
             plans.append(run_plan(Window(src.pointer, out.pointer + to, 1, (axis,)), (src, out), limits))
             continue
         config = choose_broadcast(count, limits.target)
-        # Start more clusters than can run at the same time. How many can run depends on the GPU's groups of SMs, and a
-        # last cluster might otherwise run alone.
+        # Start more clusters than can run at the same time. That number depends on the GPU's groups of SMs, and a
+        # single remaining cluster might otherwise run alone.
         clusters = min(max(1, _WAVES * limits.ctas // count), -(-nbytes // config.stage_bytes))
         parameters = At("src"), At("out", to), nbytes
         plans.append(Arguments(TEMPLATE, config, parameters, Sizes(clusters * count), cluster=count))
@@ -180,6 +193,6 @@ def choose_broadcast(copies: int, target: Target) -> BroadcastConfig:
 
 
 def dump_configs(target: Target) -> list[BroadcastConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     able = all(target.has(feature) for feature in ("tma", "cluster", "multicast"))
     return [choose_broadcast(4, target)] if able else []

@@ -1,4 +1,4 @@
-"""Checks that the operations on arrays share."""
+"""Checks that several data movement operations share."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _INT64 = 1 << 63
 
 
 def described(array: object, field: str) -> ArrayInfo:
-    """Return the ArrayInfo of an array whose elements are plain bytes. Raises ArgumentTypeError for Python objects."""
+    """Return the ArrayInfo of an array. Raises ArgumentTypeError if its elements are Python objects."""
     info = describe(array, field)
     if info.dtype.hasobject:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype of plain bytes")
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype without Python objects")
     return info
 
 
 def check_out(
     out: object, src: ArrayInfo, shape: tuple[int, ...], read: ArrayInfo | None = None, *, dense: bool = False
 ) -> ArrayInfo | None:
-    """Return the caller's result, or None. Raises ArgumentError unless it has this shape and the source's dtype.
+    """Return the caller's ``out``, or None. Raises ArgumentError unless it has this shape and the source's dtype.
 
-    ``read``: the part of the source that the kernel reads, by default all of it. ``dense``: whether out must be in C
-    order.
+    ``read`` is the part of the source that the kernel reads, by default the whole source. If ``dense``, out must be in
+    C order.
     """
     if out is None:
         return None
@@ -46,7 +46,7 @@ def check_out(
 def check_device(out: ArrayInfo, src: ArrayInfo, field: str) -> None:
     """Raise ArgumentError if the result is not on the source's device."""
     if out.device != src.device:
-        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, where src is")
+        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, the device of src")
 
 
 def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
@@ -61,7 +61,7 @@ def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
 
 def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None:
     """Raise an ArgumentError that names the option ``field`` unless an array of this shape can be addressed."""
-    # Libraries also reject an array without elements if its other axes are too large.
+    # Libraries also reject an empty array if its other axes are too large.
     if prod(max(extent, 1) for extent in shape) * dtype.itemsize >= _INT64:
         got = f"a result of shape ({', '.join(map(shown, shape))})"
         raise ArgumentError(field, got, "a result of less than 2**63 bytes")
@@ -72,17 +72,17 @@ def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
     try:
         numbers = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError as error:
-        raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one an axis") from error
+        raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one per axis") from error
     if len(numbers) != count:
-        raise ArgumentError(field, numbers, f"{counted(count, 'int')}, one an axis")
+        raise ArgumentError(field, numbers, f"{counted(count, 'int')}, one per axis")
     return numbers
 
 
 def as_key(*options: Any) -> Any:
     """Return options as a tuple that can be part of a call's key, with sequences of ints as tuples.
 
-    Values of types other than a sequence of ints, an int, a string or None may be equal but have different meanings. If
-    there is such an option, the result is a list: a list cannot be hashed, so check() validates every call.
+    Options of any type other than int, str, None or a sequence of ints may compare equal but have different meanings.
+    The result is a list if there is such an option. A list cannot be hashed, so check() validates every call.
     """
     key = []
     for option in options:

@@ -1,4 +1,4 @@
-"""Configs for the templates of copies and reductions, which move boxes, runs of bytes or single elements."""
+"""Configs for the templates that copy or reduce boxes, runs of bytes or single elements."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def check_policies(op: str, load_cache: str, store_cache: str) -> None:
 def check_rank(rank: int, min_rank: int = 1) -> None:
     """Raise ArgumentError unless tensor maps can have this rank."""
     if not min_rank <= rank <= _MAX_RANK:
-        raise ArgumentError("rank", rank, f"{min_rank}..{_MAX_RANK}")
+        raise ArgumentError("rank", rank, f"{min_rank} to {_MAX_RANK}")
 
 
 def coordinates(rank: int) -> str:
-    """Return the names that the templates use for a box's coordinates, innermost first."""
+    """Return the names of a box's coordinates in the templates, innermost first."""
     return ", ".join(f"at{axis}" for axis in range(rank))
 
 
@@ -68,9 +68,23 @@ class WindowConfig(CopyRing):
 
     The launch passes the box size.
 
-    op: "copy", or a reduction in REDUCE_TYPES. rank: number of axes, 1 to 5. stage_bytes: maximum bytes of a box.
-    stages, in_flight: as in CopyRing. load_cache, store_cache: L2 policies in CACHES; stores of a reduction have no
-    policy. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    op : str
+        "copy", or a reduction in REDUCE_TYPES.
+    rank : int
+        Number of axes, 1 to 5.
+    stage_bytes : int
+        Maximum bytes of a box.
+    stages, in_flight : int
+        See CopyRing.
+    load_cache, store_cache : str
+        L2 policies in CACHES. Stores of a reduction have no policy.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     op: str
@@ -102,7 +116,14 @@ class WindowConfig(CopyRing):
 class RunConfig(CopyRing):
     """A configuration of ``kernels/run_copy.cu.j2``, which moves a run of bytes by 1D bulk copies.
 
-    kind: element type in PTX, one of RUN_KINDS[op]. stage_bytes: bytes per segment. Other fields: as in WindowConfig.
+    Attributes
+    ----------
+    kind : str
+        Element type in PTX, one of RUN_KINDS[op].
+    stage_bytes : int
+        Bytes per segment.
+    op, stages, in_flight, load_cache, store_cache
+        See WindowConfig.
     """
 
     op: str
@@ -129,8 +150,19 @@ class RunConfig(CopyRing):
 class PlainConfig:
     """A configuration of ``kernels/plain_copy.cu.j2``, which uses plain loads and stores.
 
-    element_bytes: 1, 2, 4 or 8. rank: number of axes. index_bits: 32 for fewer than 2**31 elements, which makes
-    divisions cheaper, otherwise 64. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    rank : int
+        Number of axes.
+    index_bits : int
+        Number of bits per index: 32 for fewer than 2**31 elements, which makes divisions cheaper, otherwise 64.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     element_bytes: int
@@ -143,7 +175,7 @@ class PlainConfig:
         if self.element_bytes not in _CUDA_TYPES:
             raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
         if not 1 <= self.rank <= 64:
-            raise ArgumentError("rank", self.rank, "1..64")
+            raise ArgumentError("rank", self.rank, "1 to 64")
         if self.index_bits not in (32, 64):
             raise ArgumentError("index_bits", self.index_bits, "32, 64")
 
@@ -160,11 +192,11 @@ class PlainConfig:
         return 0
 
     def check_target(self, target: Target) -> None:
-        """Accept every target."""
+        """Do nothing, because every target can run the kernel."""
 
 
 def window_configs(target: Target) -> list[WindowConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target has no TMA."""
+    """Return the configs for dumps and compile checks, or an empty list if the target has no TMA."""
     if not target.has("tma"):
         return []
     slot = BOXES.slot(target)
@@ -172,7 +204,7 @@ def window_configs(target: Target) -> list[WindowConfig]:
 
 
 def run_configs(target: Target) -> list[RunConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target has no TMA."""
+    """Return the configs for dumps and compile checks, or an empty list if the target has no TMA."""
     if not target.has("tma"):
         return []
     return [RunConfig("copy", "b8", *usual_ring(target))]

@@ -1,4 +1,4 @@
-"""Copy arrays by TMA (as runs of bytes, or box by box as windows of 1 to 5 axes) or by plain loads and stores.
+"""Copy arrays with TMA, as runs of bytes or as boxes of windows with 1 to 5 axes, or with plain loads and stores.
 
 [PTX ISA, cp.async.bulk, cp.async.bulk.tensor]
 """
@@ -26,8 +26,8 @@ from cudatma.kernels.operation import Checked
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
-#: Element size in bytes with which a window is copied if its rows are a multiple of it. A box has at most 256 elements
-#: per row, and wide rows are faster (docs/design/data_movement.md).
+#: Element size in bytes for copying a window whose rows are multiples of this size. A box has at most 256 elements per
+#: row, and wide rows are faster (docs/design/data_movement.md).
 _WIDEST = 8
 _INT64 = 1 << 63
 
@@ -44,20 +44,22 @@ def copy(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Copy a window of an array.
+    """Copy an array, or a window of an array.
 
     Parameters
     ----------
     src : array
-        The source, with any strides and any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``;
-        NumPy on the emulator. The launch waits for the stream that ``__cuda_array_interface__`` names.
+        The source, with any strides and any dtype without Python objects: a CuPy array, a torch tensor, or an object
+        that supports DLPack or ``__cuda_array_interface__``. On the emulator, also a NumPy array. The launch waits for
+        the stream that ``__cuda_array_interface__`` names.
     out : array, optional
-        The result, with the window's shape and the source's dtype. Its elements may not share memory with each other or
-        with the window. Default: a new C-ordered array of the source's library, allocated on the stream of the launch.
+        The result, with the window's shape and the source's dtype. Its elements must not share memory with each other
+        or with the window. Default: a new C-ordered array of the source's library, allocated on the stream of the
+        launch.
     offset : sequence of int, optional
-        First element of the window, one int per axis. It may be negative with ``pad``. Default: 0.
+        Index of the window's first element, one int per axis. It may be negative with ``pad``. Default: zeros.
     shape : sequence of int, optional
-        Shape of the window. Default: up to the end of the source.
+        Shape of the window. By default, the window extends to the end of the source.
     pad : {"zeros", "nan"}, optional
         Fill value for elements outside the source. ``"nan"`` requires float16, bfloat16, float32 or float64.
         Default: raise an error if the window exceeds the source.
@@ -68,14 +70,14 @@ def copy(
         window's first byte and the result's rows must be multiples of 16 bytes, rows must be contiguous, and at most
         five axes may remain after merging. ``"plain"`` uses plain loads and stores. ``"auto"`` uses TMA where possible.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
     array
-        ``out``.
+        The result.
 
     Raises
     ------
@@ -84,7 +86,7 @@ def copy(
     DescriptorError
         If TMA cannot copy the window and ``via`` is ``"tma"``.
     LaunchError
-        If a graph capture contains the first call, or if the process was forked.
+        If the first call is made during graph capture, or if the process was forked.
     TargetError, CompileError, DriverError
         If no kernel exists for the GPU, or if a kernel does not compile or load.
     HazardError
@@ -100,7 +102,7 @@ def copy(
 
 
 class _Problem(NamedTuple):
-    """Layouts of a copy. ``fill``: type whose NaN fills elements outside the source, or None for zeros."""
+    """Layouts of a copy. ``fill`` is the type whose NaN fills elements outside the source, or None for zeros."""
 
     src: ArrayInfo
     out: ArrayInfo
@@ -111,7 +113,7 @@ class _Problem(NamedTuple):
 
 
 class Copy(Movement[_Problem]):
-    """copy() as an operation. Its options are offset, shape, pad, cache and via."""
+    """Operation of copy(). The options are offset, shape, pad, cache and via."""
 
     name: ClassVar[str] = "copy"
 
@@ -146,7 +148,7 @@ def plan_copy(
 ) -> Arguments:
     """Return the launch for a window that begins at ``starts`` and has the shape of ``out``.
 
-    ``fill``: the type whose NaN is the fill value, or None for zeros. Raises DescriptorError if TMA cannot copy the
+    ``fill`` is the type whose NaN is the fill value, or None for zeros. Raises DescriptorError if TMA cannot copy the
     window.
     """
     window = simplify(window_of(src, out, starts))
@@ -178,8 +180,8 @@ def check_window(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (offset, shape) with one int per axis. Raises ArgumentError or ArgumentTypeError.
 
-    If the window contains no element of the source, the offset is replaced with the nearest offset for which this is
-    also true, so that offsets stay small.
+    If the window contains no element of the source, the offset is replaced with the nearest offset for which the window
+    contains no element. This keeps offsets small.
     """
     if pad is not None:
         check_choice("pad", pad, PADS)
@@ -188,10 +190,10 @@ def check_window(
     extents = rest if shape is None else whole_numbers("shape", shape, len(info.shape))
     for axis, (start, extent, size) in enumerate(zip(starts, extents, info.shape, strict=True)):
         if extent < 0:
-            raise ArgumentError(f"shape[{axis}]", extent, "0 or more")
+            raise ArgumentError(f"shape[{axis}]", extent, "at least 0")
         if pad is None and not 0 <= start <= size - extent:
-            allowed = f"0..{size - extent}" if extent <= size else f"a window of at most {size} elements"
-            raise ArgumentError(f"offset[{axis}]", start, allowed, "pass pad= to fill elements outside the source")
+            allowed = f"0 to {size - extent}" if extent <= size else f"a window of at most {size} elements"
+            raise ArgumentError(f"offset[{axis}]", start, allowed, "pass pad to fill elements outside the source")
         if not -_INT64 <= start < _INT64:
             raise ArgumentError(f"offset[{axis}]", start, "signed 64-bit integers")
     check_size(extents, info.dtype, "offset" if shape is None else "shape")
@@ -205,7 +207,9 @@ def nan_type(info: ArrayInfo, pad: str | None) -> TmaType | None:
         return None
     kind = tma_type(info.dtype) if info.dtype.itemsize in (2, 4, 8) and info.dtype.kind in "fV" else None
     if kind is None or not kind.is_float:
-        raise ArgumentError("pad", f"nan for {info.dtype}", "float16, bfloat16, float32 and float64", "pad with zeros")
+        raise ArgumentError(
+            "pad", f"nan for {info.dtype}", "float16, bfloat16, float32 and float64", 'pass pad="zeros"'
+        )
     return kind
 
 

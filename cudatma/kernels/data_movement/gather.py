@@ -1,6 +1,6 @@
 """Gather boxes of an array at given positions, or in a grid of boxes that may overlap.
 
-Each box is an entry of the result.
+Each box becomes one entry of the result.
 
 [PTX ISA, cp.async.bulk.tensor]
 """
@@ -41,9 +41,21 @@ _INT32 = 1 << 31
 class GatherConfig(CopyRing):
     """A configuration of ``kernels/gather_boxes.cu.j2``.
 
-    rank: number of axes of the source, 1 to 5. places: "table" if an array holds the starts of the boxes, "grid" if
-    they form a grid. stage_bytes: maximum bytes of a box. stages, in_flight: as in CopyRing. Raises ArgumentError for
-    invalid fields.
+    Attributes
+    ----------
+    rank : int
+        Number of axes of the source, 1 to 5.
+    places : str
+        "table" if an array contains the starts of the boxes, "grid" if the boxes form a grid.
+    stage_bytes : int
+        Maximum bytes of a box.
+    stages, in_flight : int
+        See CopyRing.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     rank: int
@@ -79,39 +91,40 @@ def gather(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Gather boxes of an array: ``out[i] = src[starts[i] : starts[i] + box]``.
+    """Gather boxes of an array, so that ``out[i] = src[starts[i] : starts[i] + box]``.
 
     Parameters
     ----------
     src : array
-        The source, with 1 to 5 axes. Pitches and address must be multiples of 16 bytes, elements must have 1, 2, 4 or 8
-        bytes, and the last axis must be contiguous.
+        The source, with 1 to 5 axes. The address and the pitches must be multiples of 16 bytes, elements must have 1,
+        2, 4 or 8 bytes, and the last axis must be contiguous.
     starts : array (boxes, axes) of int
-        First element of each box, which may be outside the source. The start along the last axis must be a multiple of
-        16 bytes. A list or host array is checked and uploaded. An array on the device must be int32 in C order.
+        Index of the first element of each box, which may be outside the source. The index along the last axis must
+        correspond to a multiple of 16 bytes. A list or host array is checked and uploaded. A device array must be int32
+        in C order.
     box : sequence of int
-        Shape of a box, at most 256 elements per axis. Rows must be a multiple of 16 bytes.
+        Shape of a box, at most 256 elements per axis. Rows must be multiples of 16 bytes.
     out : array (boxes, ...), optional
         The result, in C order. Default: a new array.
     pad : {"zeros", "nan"}, default "zeros"
         Fill value for elements outside the source.
     check : bool, default True
-        Read starts on the device back to check them. This waits for the device. Without the check, a start that is not
-        a multiple of 16 bytes traps, and the context is lost.
+        Whether to copy starts in device memory to the host and check them, which waits for the device. Without the
+        check, a start that is not a multiple of 16 bytes traps and destroys the CUDA context.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
     array
-        ``out``.
+        The boxes.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises DescriptorError if TMA cannot read the source.
+        If an argument is invalid, if TMA cannot read the source, or if the kernel cannot run; see ``copy``.
 
     Examples
     --------
@@ -142,28 +155,28 @@ def halo_tiles(
     Parameters
     ----------
     src : array
-        The source, as for ``gather``.
+        The source; see ``gather``.
     tile, halo : sequence of int
-        Numbers of elements of a tile, and of its border on each side, for each axis. A tile with its border must be a
-        valid box of ``gather``. Tile and halo of the last axis must be multiples of 16 bytes.
+        Number of elements per axis of a tile, and of its border on each side. A tile with its border must be a valid
+        box of ``gather``. Along the last axis, both must be multiples of 16 bytes.
     out : array (tiles of axis 0, .., tile[0] + 2 halo[0], ..), optional
         The result, in C order, with ceil(n / tile) tiles per axis. Default: a new array.
     pad : {"zeros", "nan"}, default "zeros"
         Fill value for elements outside the source.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
     array
-        ``out``.
+        The tiles with their borders.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``.
+        If an argument is invalid or the kernel cannot run; see ``copy``.
     """
     return run(HALO_TILES, (src,), out, as_key(tile, halo, pad), stream=stream, backend=backend)
 
@@ -171,8 +184,12 @@ def halo_tiles(
 class _Problem(NamedTuple):
     """Layouts and boxes of a call.
 
-    fill: type whose NaN fills elements outside the source, or None for zeros. grid: (start, step, tiles) of each
-    axis, or empty if a table holds the starts of the boxes.
+    Attributes
+    ----------
+    fill : TmaType or None
+        Type whose NaN fills elements outside the source, or None for zeros.
+    grid : tuple[tuple[int, int, int], ...]
+        Tuple (start, step, tiles) of each axis, or empty if a table contains the starts of the boxes.
     """
 
     src: ArrayInfo
@@ -183,13 +200,13 @@ class _Problem(NamedTuple):
 
 
 class Gather(Movement[_Problem]):
-    """gather() as an operation. Its options are box and pad."""
+    """Operation of gather(). The options are box and pad."""
 
     name: ClassVar[str] = "gather"
     inputs: ClassVar[tuple[str, ...]] = ("src", "starts")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
-        """Validate a call. The caller must have checked the table."""
+        """Validate a call whose table has already been checked."""
         info, table, (box, pad) = described(inputs[0], "src"), describe(inputs[1], "starts"), options
         size, fill = check_box(info, box), check_pad(info, pad)
         shape = (table.shape[0], *size)
@@ -205,7 +222,7 @@ class Gather(Movement[_Problem]):
 
 
 class HaloTiles(Movement[_Problem]):
-    """halo_tiles() as an operation. Its options are tile, halo and pad."""
+    """Operation of halo_tiles(). The options are tile, halo and pad."""
 
     name: ClassVar[str] = "halo_tiles"
 
@@ -215,9 +232,9 @@ class HaloTiles(Movement[_Problem]):
         inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
         for axis, (extent, edge) in enumerate(zip(inner, border, strict=True)):
             if extent < 1:
-                raise ArgumentError(f"tile[{axis}]", extent, "1 or more")
+                raise ArgumentError(f"tile[{axis}]", extent, "at least 1")
             if edge < 0:
-                raise ArgumentError(f"halo[{axis}]", edge, "0 or more")
+                raise ArgumentError(f"halo[{axis}]", edge, "at least 0")
         whole = tuple(extent + 2 * edge for extent, edge in zip(inner, border, strict=True))
         size, fill = check_box(info, whole, "tile + 2 halo"), check_pad(info, pad)
         check_starts(info, np.array([[-edge for edge in border], list(inner)]), "halo, tile")
@@ -241,17 +258,17 @@ GATHER, HALO_TILES = Gather(), HaloTiles()
 
 
 def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[int, ...]:
-    """Return the box as ints. Raises ArgumentError if it is not a box of this array."""
+    """Return the box as ints. Raises ArgumentError if TMA cannot load the box from this array."""
     size = whole_numbers(field, box, len(info.shape))
     check_rank(len(size))
     if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError("src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
+        raise ArgumentError("src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes")
     for axis, extent in enumerate(size):
         if not 1 <= extent <= 256:
-            raise ArgumentError(f"{field}[{axis}]", extent, "1..256")
+            raise ArgumentError(f"{field}[{axis}]", extent, "1 to 256")
     if size[-1] * info.dtype.itemsize % 16:
         got = f"{size[-1]} elements of {info.dtype.itemsize} bytes"
-        raise ArgumentError(f"{field}[{len(size) - 1}]", got, "rows of whole 16-byte chunks")
+        raise ArgumentError(f"{field}[{len(size) - 1}]", got, "rows that are multiples of 16 bytes")
     return size
 
 
@@ -268,7 +285,7 @@ def check_starts(info: ArrayInfo, starts: np.ndarray[Any, Any], field: str = "st
     if wrong.size:
         row = int(wrong[0])
         name, value = f"{field}[{row}][{starts.shape[1] - 1}]", int(starts[row, -1])
-        raise ArgumentError(name, value, f"multiples of {unit} elements, 16 bytes")
+        raise ArgumentError(name, value, f"multiples of {unit} elements (16 bytes)")
 
 
 def plan_boxes(
@@ -279,14 +296,14 @@ def plan_boxes(
     grid: Sequence[tuple[int, int, int]],
     limits: LaunchLimits,
 ) -> Arguments:
-    """Return the launch for boxes that begin at the rows of the array "starts", or in a grid.
+    """Return the launch for boxes at the positions in the array "starts", or in a grid.
 
-    ``fill``: type whose NaN fills elements outside the source, or None for zeros. ``grid``: (start, step, tiles) of
-    each axis in NumPy order, or empty for a table. Raises DescriptorError if TMA cannot read the source, and
-    ArgumentError if two boxes do not fit in shared memory.
+    ``fill`` is the type whose NaN fills elements outside the source, or None for zeros. ``grid`` contains (start, step,
+    tiles) of each axis in NumPy order, or is empty for a table. Raises DescriptorError if TMA cannot read the source,
+    and ArgumentError if two boxes do not fit in shared memory.
     """
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
+        raise DescriptorError("src.shape", src.shape, "a nonempty array", "fill the result directly")
     kind = tma_type(f"uint{8 * src.dtype.itemsize}") if fill is None else fill
     load = tensor_map("src", src, box, limits, dtype=kind, oob_fill=OobFill.ZEROS if fill is None else OobFill.NAN)
     check_load(load.spec, (0,) * len(box))
@@ -297,12 +314,12 @@ def plan_boxes(
     config = GatherConfig(len(box), "grid" if grid else "table", *usual_ring(limits.target, slot))
     boxes = out.size_elems // prod(box)
     if boxes >= _INT32:
-        raise DescriptorError("boxes", boxes, "fewer than 2**31", "process them in parts")
+        raise DescriptorError("boxes", boxes, "fewer than 2**31", "divide the call into several calls")
     places = [value for axis in reversed(grid) for value in axis] if grid else [At("starts")]
     return Arguments(TEMPLATE, config, (load, At("out"), *places, box_bytes, boxes), Sizes(min(limits.ctas, boxes)))
 
 
 def dump_configs(target: Target) -> list[GatherConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     pairs = ((3, "table"), (2, "grid")) if target.has("tma") else ()
     return [GatherConfig(*pair, *usual_ring(target)) for pair in pairs]

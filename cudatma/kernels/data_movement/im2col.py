@@ -1,4 +1,4 @@
-"""Arrange the columns of a convolution with TMA's im2col mode.
+"""Arrange the inputs of a convolution in columns with TMA's im2col mode.
 
 A column holds all inputs of the filter for one output pixel.
 
@@ -44,8 +44,19 @@ _INT32 = 1 << 31
 class Im2colCopyConfig(CopyRing):
     """A configuration of ``kernels/im2col.cu.j2``.
 
-    rank: number of axes of the images, including batch and channels, 3 to 5. stage_bytes: maximum size of a box in
-    bytes. stages, in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    rank : int
+        Number of axes of the images, including batch and channels, 3 to 5.
+    stage_bytes : int
+        Maximum size of a box in bytes.
+    stages, in_flight : int
+        See CopyRing.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     rank: int
@@ -61,7 +72,7 @@ class Im2colCopyConfig(CopyRing):
 
     @property
     def at(self) -> str:
-        """Names of the coordinates, w first."""
+        """Names of the coordinates, beginning with w."""
         return ", ".join(_AXES[: self.rank - 2])
 
     @property
@@ -101,33 +112,34 @@ def im2col(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Arrange the columns of a convolution. For each output pixel, the result contains all inputs of the filter.
+    """Arrange the inputs of a convolution in columns, one column for each output pixel.
 
     Parameters
     ----------
     src : array (images, [depth, [height,]] width, channels)
-        The images in channels-last order, with elements of 1, 2, 4 or 8 bytes. The channels must be a multiple of 16
-        bytes.
+        The images in channels-last order, with elements of 1, 2, 4 or 8 bytes. The channels of a pixel must take a
+        multiple of 16 bytes.
     kernel, stride, padding, dilation : int or sequence of int
-        One value, or one value per spatial axis. A stride must be at most 8. Zeros are padded on both sides. padding
-        and dilation * (kernel - 1) - padding must be less than 32768, 128 or 16 for one, two or three spatial axes.
+        One value, or one value per spatial axis. The stride must be at most 8. Zeros are padded on both sides. padding
+        and dilation * (kernel - 1) - padding must be less than 32768 for one spatial axis, 128 for two, and 16 for
+        three.
     out : array (images, out depth, .., kernel depth, .., channels), optional
         The result, in C order, so that ``out.reshape(pixels, -1) @ weight.reshape(-1, filters)`` is the convolution.
         Default: a new array.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
     array
-        ``out``.
+        The columns.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises DescriptorError if the convolution exceeds a TMA limit.
+        If an argument is invalid, if the convolution exceeds a TMA limit, or if the kernel cannot run; see ``copy``.
 
     Examples
     --------
@@ -145,7 +157,7 @@ class _Problem(NamedTuple):
 
 
 class Im2col(Movement[_Problem]):
-    """im2col() as an operation. Its options are kernel, stride, padding and dilation."""
+    """Operation of im2col(). The options are kernel, stride, padding and dilation."""
 
     name: ClassVar[str] = "im2col"
 
@@ -154,9 +166,11 @@ class Im2col(Movement[_Problem]):
         if not 3 <= len(info.shape) <= 5:
             raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
         if info.dtype.itemsize not in (1, 2, 4, 8):
-            raise ArgumentError("src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
+            raise ArgumentError(
+                "src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes"
+            )
         if not info.size_elems:
-            raise ArgumentError("src.shape", info.shape, "an array with elements")
+            raise ArgumentError("src.shape", info.shape, "a nonempty array")
         conv = convolution(info.shape[1:-1], *options)
         shape = (info.shape[0], *conv.out, *conv.taps, info.shape[-1])
         check_size(shape, info.dtype, "kernel, padding")
@@ -186,18 +200,18 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
         except TypeError:
             extent = value
         if isinstance(value, bool):
-            raise ArgumentTypeError(field, value, "ints")
+            raise ArgumentTypeError(field, value, "an int, or one int per spatial axis")
         sizes[field] = whole_numbers(field, extent, len(size))
         for axis, number in enumerate(sizes[field]):
             if not minimum <= number < _INT32:
-                raise ArgumentError(f"{field}[{axis}]", number, f"at least {minimum}, and less than 2**31")
+                raise ArgumentError(f"{field}[{axis}]", number, f"at least {minimum} and less than 2**31")
     return Convolution(size, sizes["kernel"], sizes["stride"], sizes["padding"], sizes["dilation"])
 
 
 def plan_im2col(
     src: ArrayInfo, out: ArrayInfo, conv: Convolution, limits: LaunchLimits, slot: int = SLOT_BYTES
 ) -> Arguments:
-    """Return the launch. ``slot``: maximum size of a box in bytes.
+    """Return the launch. ``slot`` is the maximum size of a box in bytes.
 
     Raises DescriptorError if TMA cannot read the images.
     """
@@ -217,7 +231,7 @@ def plan_im2col(
     channel_boxes = -(-channels // channel_box)
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
     if boxes >= _INT32:
-        raise ArgumentError("src.shape", f"{boxes} boxes", "fewer than 2**31", "process the images in parts")
+        raise ArgumentError("src.shape", f"{boxes} boxes", "fewer than 2**31", "divide the images among several calls")
     config = Im2colCopyConfig(len(src.shape), *usual_ring(limits.target))
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
@@ -228,7 +242,7 @@ def plan_im2col(
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, limits: LaunchLimits) -> Map:
-    """Return the im2col map of the images. Its bounding box contains the positions of the filter's first tap."""
+    """Return the im2col tensor map of the images. Its bounding box contains the positions of the filter's first tap."""
     lower = tuple(-pad for pad in reversed(conv.padding))
     reach = tuple(step * (taps - 1) for taps, step in zip(conv.taps, conv.dilation, strict=True))
     upper = tuple(pad - far for pad, far in zip(reversed(conv.padding), reversed(reach), strict=True))
@@ -243,7 +257,7 @@ def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixe
         pixels_per_column=pixels,
     )
     if src.pointer % TMA_ALIGNMENT_BYTES:
-        raise DescriptorError("address", chunk_place(src.pointer), "multiples of 16 bytes", "copy it first")
+        raise DescriptorError("address", chunk_place(src.pointer), "multiples of 16 bytes", "pass an aligned copy")
     check_map_target(spec, limits.target)
     check_load(spec, (0, *lower, 0), tuple(reversed(reach)))
     return Map("src", spec)
@@ -252,11 +266,11 @@ def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixe
 def _pitches(src: ArrayInfo) -> tuple[int, ...]:
     """Return the pitches of all axes except the innermost, in TMA order.
 
-    Raises DescriptorError if channels have gaps.
+    Raises DescriptorError if the channels of a pixel are not contiguous.
     """
     itemsize = src.dtype.itemsize
     if src.shape[-1] > 1 and src.strides_bytes[-1] != itemsize:
-        raise DescriptorError("src.strides", src.strides_bytes, f"{itemsize} bytes from one channel to the next")
+        raise DescriptorError("src.strides", src.strides_bytes, f"a stride of {itemsize} bytes between channels")
     dense = dense_strides(src.shape, src.dtype)
     kept = [s if n > 1 else d for n, s, d in zip(src.shape, src.strides_bytes, dense, strict=True)]
     return tuple(reversed(kept[:-1]))
@@ -277,5 +291,5 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
 
 
 def dump_configs(target: Target) -> list[Im2colCopyConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     return [Im2colCopyConfig(4, *usual_ring(target))] if target.has("tma") else []

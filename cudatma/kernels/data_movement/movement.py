@@ -1,4 +1,4 @@
-"""Base class of this package's operations. Their configurations are the launches themselves."""
+"""Base class of this package's operations. The configuration of such an operation is the list of its launches."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class LaunchLimits(NamedTuple):
 
 
 class Movement(Operation[P, tuple[Arguments, ...]]):
-    """An operation over arrays.
+    """An operation that moves data between arrays.
 
     plan() chooses both the division of the bytes among CTAs and the ring, because the ring depends on the division.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("src",)
-    #: The number is small, so that rings wrap even for small arrays.
+    #: A small number makes rings wrap even for small arrays.
     emulated_sm_count: ClassVar[int] = 2
 
     @abstractmethod
@@ -79,10 +79,10 @@ def checked(
     shape: tuple[int, ...],
     *others: Any,
 ) -> Checked[P]:
-    """Return a valid call. The result is ``out`` if it is given, otherwise a new array in C order.
+    """Return a valid call, whose result is ``out`` or, if ``out`` is None, a new array in C order.
 
-    ``make``: class of the problem. Its fields are the layouts of the source and the result, and ``others``. ``arrays``:
-    inputs, beginning with the source.
+    ``make`` is the class of the problem. Its fields are the layouts of the source and the result, and ``others``.
+    ``arrays`` contains the inputs, beginning with the source.
     """
     src = arrays[0]
     new = ArrayInfo(0, shape, dense_strides(shape, src.dtype), src.dtype, None, None, "layout")

@@ -1,7 +1,7 @@
-"""Launches that copy a window: as one run of bytes, as boxes of tensor maps, or by plain loads and stores.
+"""Launches that copy a window as one run of bytes, as boxes of tensor maps, or with plain loads and stores.
 
-Each plan receives the source and the result, which the launch calls "src" and "out". Only their addresses modulo 16
-matter, because a window's addresses are converted to offsets from them.
+The launches call the source "src" and the result "out". Only the addresses modulo 16 matter, because the addresses of a
+window are converted to offsets from these arrays.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _PLAIN_CTAS = 4
 def tensor_map(
     name: str, info: ArrayInfo, box: Sequence[int], limits: LaunchLimits, *, offset_bytes: int = 0, **options: Any
 ) -> Map:
-    """Return a tiled map over an array, or over the part that begins ``offset_bytes`` after its first element.
+    """Return a tiled tensor map over an array, or over the part that begins ``offset_bytes`` after its first element.
 
-    ``info``: address, shape, strides and dtype of the part; the last axis is the innermost. ``options``: as for
-    map_over(). Raises DescriptorError or TargetError.
+    ``info`` provides the address, shape, strides and dtype of the part. The last axis is the innermost. map_over()
+    describes ``options``. Raises DescriptorError or TargetError.
     """
     axes = tuple(reversed(range(len(info.shape))))
     tiled = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
     if info.pointer % TMA_ALIGNMENT_BYTES:
-        remedy = "start the view at an aligned element"
+        remedy = "begin the view at an aligned element"
         raise DescriptorError("address", chunk_place(info.pointer), "multiples of 16 bytes", remedy)
     check_target(tiled.spec, limits.target)
     return tiled
@@ -62,15 +62,15 @@ def run_plan(
 ) -> Arguments:
     """Return the launch for one run of bytes (window.is_one_run) by bulk copies.
 
-    ``setting``: the ring; None selects the measured ring. Raises DescriptorError if the two addresses are at different
-    offsets in a 16-byte chunk or if, in a reduction, an address or the size is not a multiple of 16 bytes.
+    ``setting`` is the ring. None selects the measured ring. Raises DescriptorError if the two addresses are at
+    different offsets in a 16-byte chunk or if, in a reduction, an address or the size is not a multiple of 16 bytes.
     """
     nbytes, first = window.nbytes, window.first_byte
     head = min(-first % TMA_ALIGNMENT_BYTES, nbytes)
     tail = (nbytes - head) % TMA_ALIGNMENT_BYTES
     if (first - window.destination) % TMA_ALIGNMENT_BYTES:
         got = f"{chunk_place(first)} and {chunk_place(window.destination)}"
-        raise DescriptorError("address", got, "the same offset in a 16-byte chunk", "copy to an aligned array")
+        raise DescriptorError("address", got, "the same offset in a 16-byte chunk", "pass an aligned copy")
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
         raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
@@ -85,7 +85,7 @@ def run_plan(
 
 
 def _run_setting(limits: LaunchLimits, op: str, nbytes: int) -> Setting:
-    """Return the measured ring if there is a segment for every CTA, otherwise the usual ring or small slots."""
+    """Return the measured ring if every CTA gets a segment, otherwise the usual ring or a ring with small slots."""
     for setting in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
         if nbytes >= setting.ctas(limits.ctas) * setting.slot(limits.target):
             return setting
@@ -106,8 +106,8 @@ def window_plan(
 ) -> Arguments:
     """Return the launch that copies boxes of two tensor maps.
 
-    ``kind``: the element type, by default unsigned integers of the window's itemsize. ``setting``: the ring; None
-    selects the measured ring. ``slot``: maximum size of a box in bytes, or 0 for the size in the setting.
+    ``kind`` is the element type, by default unsigned integers of the window's itemsize. ``setting`` is the ring. None
+    selects the measured ring. ``slot`` is the maximum size of a box in bytes, or 0 for the size in the setting.
 
     Raises DescriptorError if TMA cannot copy the window because addresses, pitches, the result's rows or the innermost
     start are not multiples of 16 bytes, because there are gaps between elements, or because there are more than five
@@ -116,7 +116,9 @@ def window_plan(
     part = cropped(window)
     chosen = tma_type(f"uint{8 * part.itemsize}") if kind is None else kind
     if part.itemsize not in (1, 2, 4, 8):
-        raise DescriptorError("dtype", f"{part.itemsize} bytes", "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
+        raise DescriptorError(
+            "dtype", f"{part.itemsize} bytes", "elements of 1, 2, 4 or 8 bytes", "view the array as bytes"
+        )
     if not part.has_body:
         raise DescriptorError("offset", "a window outside the source", "a window that contains elements of the source")
     extents = tuple(axis.extent for axis in part.axes)
@@ -148,7 +150,7 @@ def window_plan(
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
     if boxes >= _MAX_BOXES:
-        raise DescriptorError("shape", f"{boxes} boxes", "fewer than 2**31", "copy the window in parts")
+        raise DescriptorError("shape", f"{boxes} boxes", "fewer than 2**31", "divide the window among several calls")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
     return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(limits.ctas), boxes)))
 
@@ -162,8 +164,8 @@ def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
 def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: LaunchLimits, fill: int = 0) -> Arguments:
     """Return the launch that copies any window element by element.
 
-    ``fill``: bits of elements outside the source. Elements that are not aligned to their size, or whose size the
-    hardware does not support, are copied in smaller parts. Such parts can be filled only with zeros. Raises
+    ``fill`` contains the bits of elements outside the source. Elements that are not aligned to their size, or whose
+    size the hardware does not support, are copied in smaller parts. Such parts can be filled only with zeros. Raises
     DescriptorError for another fill value.
     """
     parts = [window.itemsize, window.source, window.destination]
@@ -174,7 +176,7 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: Laun
         if fill:
             got = f"{chunk_place(window.source)} and {chunk_place(window.destination)}"
             raise DescriptorError(
-                "address", got, f"multiples of {window.itemsize} bytes to fill with NaN", "pad with zeros"
+                "address", got, f"multiples of {window.itemsize} bytes to fill with NaN", 'pass pad="zeros"'
             )
         count = window.itemsize // width
         axes = (*axes, Axis(0, count, count, width, width))

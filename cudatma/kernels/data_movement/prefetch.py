@@ -1,4 +1,4 @@
-"""Prefetch an array, or a window of an array, into L2. Nothing signals its completion.
+"""Prefetch an array, or a window of an array, into L2. The operation does not signal its completion.
 
 [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor]
 """
@@ -35,8 +35,17 @@ TEMPLATE = "kernels/prefetch.cu.j2"
 class PrefetchConfig:
     """A configuration of ``kernels/prefetch.cu.j2``.
 
-    rank: number of axes of the tensor map, 1 to 5, or 0 for a run of bytes. segment_bytes: bytes per segment of a run,
-    a multiple of 16. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    rank : int
+        Number of axes of the tensor map, 1 to 5, or 0 for a run of bytes.
+    segment_bytes : int
+        Bytes per segment of a run, a multiple of 16.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     rank: int
@@ -46,7 +55,7 @@ class PrefetchConfig:
     def __post_init__(self) -> None:
         check_field_types(self)
         if not 0 <= self.rank <= 5:
-            raise ArgumentError("rank", self.rank, "0..5")
+            raise ArgumentError("rank", self.rank, "0 to 5")
         if self.segment_bytes < TMA_ALIGNMENT_BYTES or self.segment_bytes % TMA_ALIGNMENT_BYTES:
             raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {TMA_ALIGNMENT_BYTES}")
 
@@ -76,24 +85,24 @@ def prefetch(
     stream: Any = None,
     backend: str | None = None,
 ) -> None:
-    """Prefetch a window of an array into L2. Nothing signals its completion.
+    """Prefetch an array, or a window of an array, into L2 without waiting for completion.
 
     Parameters
     ----------
     src : array
-        The array, as for ``copy``. If the window is one run of bytes, the 16-byte chunks that are entirely in it are
-        prefetched. Otherwise the address and the pitches must be multiples of 16 bytes, and rows must be contiguous.
+        The array; see ``copy``. If the window is one run of bytes, only complete 16-byte chunks are prefetched.
+        Otherwise, the address and the pitches must be multiples of 16 bytes, and rows must be contiguous.
     offset, shape : sequence of int, optional
-        The window, as for ``copy``. It must be inside the source.
+        The window; see ``copy``. It must be inside the source.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``. The emulator checks the addresses; ``"reference"`` does nothing.
+        Where to run; see ``marlin_gemm``. The emulator checks the addresses; ``"reference"`` does nothing.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises DescriptorError if TMA cannot read the window.
+        If an argument is invalid, if TMA cannot read the window, or if the kernel cannot run; see ``copy``.
     """
     run(PREFETCH, (src,), None, as_key(offset, shape), stream=stream, backend=backend)
 
@@ -105,7 +114,7 @@ class _Problem(NamedTuple):
 
 
 class Prefetch(Movement[_Problem]):
-    """prefetch() as an operation without a result. The options are offset and shape."""
+    """Operation of prefetch(), which has no result. The options are offset and shape."""
 
     name: ClassVar[str] = "prefetch"
 
@@ -115,7 +124,7 @@ class Prefetch(Movement[_Problem]):
         return Checked(_Problem(layout(info), *window), (info,), None, None, None)
 
     def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
-        """Return the launch, or an empty tuple for a run without a whole 16-byte chunk.
+        """Return the launch, or an empty tuple for a run without a complete 16-byte chunk.
 
         Raises DescriptorError if TMA cannot read the window.
         """
@@ -157,5 +166,5 @@ PREFETCH = Prefetch()
 
 
 def dump_configs(target: Target) -> list[PrefetchConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     return [PrefetchConfig(3)] if target.has("tma") else []

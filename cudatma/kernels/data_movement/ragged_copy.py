@@ -1,7 +1,7 @@
-"""Copy many 2D arrays of any shapes in one launch. The kernel edits some tensor maps while it uses others.
+"""Copy many 2D arrays of different shapes in one launch. The kernel edits some tensor maps while it uses others.
 
 Each CTA copies consecutive boxes of several arrays. For each array, it writes the address, the sizes and the pitch to a
-tensor map. It publishes the map while boxes of earlier arrays are still being copied. Source: PTX ISA,
+tensor map, and publishes the map while boxes of earlier arrays are still being copied. Source: PTX ISA,
 "tensormap.replace", "tensormap.cp_fenceproxy"; CUDA C++ Programming Guide, "Modifying a Tensor Map".
 """
 
@@ -42,7 +42,7 @@ _MAP_BYTES = 128
 #: Maximum number of boxes, because the kernel counts boxes in 32 bits.
 _MAX_BOXES = 2**31 - 1
 
-#: ``Pair`` in the template, member by member.
+#: Members of the struct ``Pair`` in the template.
 _PAIR = np.dtype(
     [
         ("source", "<u8"),
@@ -61,10 +61,21 @@ _PAIR = np.dtype(
 class RaggedCopyConfig(BoxRing):
     """A configuration of ``kernels/ragged_copy.cu.j2``.
 
-    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns per box, at most
-    256 each; a row of the box must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2. maps:
-    number of tensor maps that each warp edits in turn, at least the number of stages. Raises ArgumentError for invalid
-    fields.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    box_rows, box_columns : int
+        Number of rows and columns per box, at most 256 each. Rows must be multiples of 16 bytes.
+    stages : int
+        Number of boxes in flight, at least 2.
+    maps : int
+        Number of tensor maps that each warp edits in turn, at least the number of stages.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     element_bytes: int
@@ -78,7 +89,7 @@ class RaggedCopyConfig(BoxRing):
         check_field_types(self)
         self.check_box()
         if self.maps < self.stages:
-            why = "a map must not be edited again before the copies that use it have completed"
+            why = "use more maps, because a map must not be edited while copies use it"
             raise ArgumentError("maps", self.maps, f"at least {self.stages}, the number of stages", why)
 
     def check_target(self, target: Target) -> None:
@@ -93,7 +104,7 @@ class RaggedCopyConfig(BoxRing):
 
 
 class RaggedCopy:
-    """Copy of many 2D arrays to arrays of the same shapes in one launch, which can be run repeatedly.
+    """Copies many 2D arrays to arrays of the same shapes in one launch, repeatedly.
 
     Runs of one object share tensor maps, so they must not overlap. Order them on a stream, or create several objects.
     run() can be captured into a graph.
@@ -101,28 +112,27 @@ class RaggedCopy:
     Parameters
     ----------
     sources, destinations : sequence of array (rows, columns)
-        Pairs of arrays. The arrays of a pair must have the same shape, and all arrays must have the same dtype of 1, 2,
-        4 or 8 bytes and be on the same device: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the
-        emulator. The constructor waits for the streams that ``__cuda_array_interface__`` names. Rows must be
-        contiguous, and their pitch, length and base must be multiples of 16 bytes. Arrays may be empty. A destination
-        must not share a byte with another array. The object keeps all arrays alive.
+        Pairs of arrays: CuPy arrays, torch tensors, or objects that support DLPack or ``__cuda_array_interface__``. On
+        the emulator, also NumPy arrays. The constructor waits for the streams that ``__cuda_array_interface__`` names.
+        The arrays of a pair must have the same shape. All arrays must have the same dtype of 1, 2, 4 or 8 bytes and be
+        on the same device. Rows must be contiguous, and their address, pitch and length must be multiples of 16 bytes.
+        Arrays may be empty. A destination must not share a byte with another array. The object keeps all arrays alive.
     config : RaggedCopyConfig, optional
-        The kernel, with the arrays' element size. Default: the usual box and ring.
+        Configuration of the kernel. Its element size must be that of the arrays. Default: the usual box and ring.
     backend : str, optional
-        ``"cuda"``, ``"emulator"`` or ``"auto"``, as for ``marlin_gemm``. There is no reference.
+        ``"cuda"``, ``"emulator"`` or ``"auto"``; see ``marlin_gemm``. ``"reference"`` is not supported.
     target : Target or str, optional
         Target of the kernel for host arrays.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError
-        If an argument is invalid, if no kernel exists for the GPU, or if the kernel does not compile or load. Nothing
-        is launched in this case.
+        If an argument is invalid, if no kernel exists for the GPU, or if the kernel does not compile or load.
 
     Notes
     -----
     All tensor maps have the properties that the driver sets for the allocations of the first pair. On SM100 and SM120,
-    the driver takes the size of an allocation into account, so allocate all arrays from one pool.
+    these properties depend on the size of the allocation, so allocate all arrays from one pool.
     """
 
     def __init__(
@@ -136,17 +146,17 @@ class RaggedCopy:
     ) -> None:
         chosen = backend_for("ragged_copy", backend)
         if chosen == "reference":
-            raise ArgumentError("backend", chosen, "auto, cuda, emulator", "use numpy.copyto for host arrays")
+            raise ArgumentError("backend", chosen, "auto, cuda, emulator", "call numpy.copyto to copy host arrays")
         pairs = _check_pairs(sources, destinations)
         self.kind = pairs[0][0].kind if pairs else "numpy"
         self.device = pairs[0][0].device if pairs else None
         if pairs and (self.device is None) != (chosen == "emulator"):
-            allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
+            allowed = "the host for backend 'emulator', a CUDA device for 'cuda'"
             raise ArgumentError(
                 "sources[0].device",
                 place_name(self.device),
                 allowed,
-                device_remedy("use cupy.asarray to move it", self.device),
+                device_remedy("move the array with cupy.asarray", self.device),
             )
         pairs = [pair for pair in pairs if pair[0].size_elems]
         self._pairs = pairs
@@ -188,7 +198,7 @@ class RaggedCopy:
         Parameters
         ----------
         stream : stream, optional
-            Default: the current stream of the arrays' library.
+            Stream of the launch. Default: the current stream of the arrays' library.
         """
         if not self.blocks:
             return
@@ -204,27 +214,27 @@ class RaggedCopy:
         Parameters
         ----------
         blocks : int, optional
-            The maximum number of CTAs.
+            Maximum number of CTAs. Default: the number of CTAs of a launch on a GPU.
         **options
             Options of ``Kernel.emulate``.
 
         Returns
         -------
         Report
-            As from ``Kernel.emulate``.
+            Report of ``Kernel.emulate``.
         """
         if self.device is not None or not self.blocks:
-            raise ArgumentError("sources", "arrays on a GPU, or no elements", "NumPy arrays with elements")
+            raise ArgumentError("sources", "arrays on a GPU, or no elements", "nonempty NumPy arrays")
         arguments, arrays = self.on_host(self.blocks if blocks is None else blocks)
         return arguments.emulate(self._target, arrays, kernel=self.kernel, **options)
 
     def on_host(self, blocks: int) -> tuple[Arguments, dict[str, ArrayInfo]]:
-        """Return the launch on host arrays, and these arrays.
+        """Return the arguments of a launch on host arrays, and the arrays.
 
         Parameters
         ----------
         blocks : int
-            The maximum number of CTAs.
+            Maximum number of CTAs.
 
         Returns
         -------
@@ -246,29 +256,29 @@ class RaggedCopy:
 def ragged_copy(
     sources: Sequence[Any], destinations: Sequence[Any], *, stream: Any = None, backend: str | None = None
 ) -> Sequence[Any]:
-    """Copy each of many 2D arrays into its destination by TMA, in one launch.
+    """Copy many 2D arrays to arrays of the same shapes in one launch, with TMA.
 
-    The call waits until the copy has completed, because it then frees the tensor maps in device memory. Use RaggedCopy
-    to repeat a copy.
+    The call waits until the copy has completed, because it then frees the tensor maps in device memory. To repeat a
+    copy, use ``RaggedCopy``.
 
     Parameters
     ----------
     sources, destinations : sequence of array (rows, columns)
-        As for ``RaggedCopy``.
+        Pairs of arrays; see ``RaggedCopy``.
     stream : stream, optional
-        Default: the current stream of the arrays' library.
+        Stream of the launch. Default: the current stream of the arrays' library.
     backend : str, optional
-        As for ``RaggedCopy``.
+        Where to run; see ``RaggedCopy``.
 
     Returns
     -------
     sequence of array
-        ``destinations``.
+        The destinations.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError, HazardError
-        As for ``RaggedCopy``.
+        If an argument is invalid or the kernel cannot run; see ``RaggedCopy``.
     """
     copy = RaggedCopy(sources, destinations, backend=backend)
     copy.run(stream=stream)
@@ -295,7 +305,7 @@ def _arguments(
 
 
 def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tuple[ArrayInfo, ArrayInfo]]:
-    """Return all arrays.
+    """Return the pairs of arrays.
 
     Raises ArgumentError unless the arrays of each pair match, all pairs have the same dtype and device, and no
     destination shares memory with another array.
@@ -320,15 +330,15 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
             first = pairs[0][0]
             if (info.dtype, info.device) != (first.dtype, first.device):
                 got, allowed = (f"{array.dtype} on {place_name(array.device)}" for array in (info, first))
-                raise ArgumentError(field, got, f"{allowed}, like the first source")
-    _refuse_overlaps(pairs)
+                raise ArgumentError(field, got, f"{allowed}, to match the first source")
+    _check_overlaps(pairs)
     return pairs
 
 
 def _described(array: Any, field: str) -> ArrayInfo:
     info = describe(array, field)
     if len(info.shape) != 2:
-        raise ArgumentError(f"{field}.shape", info.shape, "two dimensions")
+        raise ArgumentError(f"{field}.shape", info.shape, "(rows, columns)")
     if info.dtype.itemsize not in (1, 2, 4, 8):
         raise ArgumentError(f"{field}.dtype", info.dtype, "elements of 1, 2, 4 or 8 bytes")
     if not info.size_elems:
@@ -337,20 +347,20 @@ def _described(array: Any, field: str) -> ArrayInfo:
     width = columns * info.dtype.itemsize
     if columns > 1 and info.strides_bytes[1] != info.dtype.itemsize:
         got = f"{info.strides_bytes[1]} bytes from one element to the next"
-        raise ArgumentError(f"{field}.strides", got, "contiguous rows", "copy it to C order first")
+        raise ArgumentError(f"{field}.strides", got, "contiguous rows", "pass a copy in C order")
     if width % TMA_ALIGNMENT_BYTES:
-        why = "TMA clips stores at 16-byte chunks and would write past the end of the row"
+        why = "pad the rows, because TMA stores whole 16-byte chunks"
         raise ArgumentError(f"{field}.shape", f"rows of {width} bytes", "a multiple of 16 bytes", why)
     if info.pointer % TMA_ALIGNMENT_BYTES:
-        raise ArgumentError(f"{field}.pointer", hex(info.pointer), "an address that is a multiple of 16")
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 16")
     pitch = info.strides_bytes[0]
     if rows > 1 and (pitch % TMA_ALIGNMENT_BYTES or not width <= pitch < 2**40):
-        allowed = "a multiple of 16, at least the row length and less than 2^40"
+        allowed = "a multiple of 16 that is at least the row length and less than 2**40"
         raise ArgumentError(f"{field}.strides", f"{pitch} bytes from one row to the next", allowed)
     return info
 
 
-def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
+def _check_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
     """Raise ArgumentError if a destination shares a byte with another array, because the copies are not ordered."""
     arrays: list[tuple[ArrayInfo, str, bool]] = []
     for i, (source, destination) in enumerate(pairs):
@@ -377,32 +387,34 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfi
     table["source_pitch"], table["destination_pitch"] = zip(*((_pitch(a), _pitch(b)) for a, b in pairs), strict=True)
     for i, (source, _) in enumerate(pairs):
         if max(source.shape) > _MAX_BOXES:
-            raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} boxes in each direction")
+            raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} boxes along each axis")
     table["rows"], table["columns"] = zip(*(source.shape for source, _ in pairs), strict=True)
     boxes = _boxes(table["rows"], table["columns"], config)
     total = int(boxes.sum())
     if total > _MAX_BOXES:
-        raise ArgumentError("sources", f"{total} boxes", f"at most {_MAX_BOXES}", "copy them in several launches")
+        raise ArgumentError(
+            "sources", f"{total} boxes", f"at most {_MAX_BOXES}", "divide the arrays among several launches"
+        )
     table["first_box"] = boxes.cumsum() - boxes
     table["boxes_x"] = -(-table["columns"].astype(np.int64) // config.box_columns)
     return table, total
 
 
 def _pitch(info: ArrayInfo) -> int:
-    """Return the pitch of the rows; a single row has the pitch of a dense array."""
+    """Return the pitch of the rows. A single row has the pitch of a dense array."""
     return info.strides_bytes[0] if info.shape[0] > 1 else info.shape[1] * info.dtype.itemsize
 
 
 def dump_configs(target: Target) -> list[RaggedCopyConfig]:
-    """Return the representative config, or no config if the target cannot edit tensor maps."""
+    """Return the representative config, or an empty list if the target cannot edit tensor maps."""
     return [RaggedCopyConfig(2)] if target.has("tma") and target.has("tensormap_replace") else []
 
 
 def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: int = 2, seed: int = 0) -> Sample:
-    """Return copies of random arrays with at most ``blocks`` CTAs, for `cudatma emulate ragged_copy`."""
+    """Return a copy of random arrays with at most ``blocks`` CTAs, for `cudatma emulate ragged_copy`."""
     kind = sample_dtype(dtype)
     if min(arrays, blocks) < 1:
-        raise ArgumentError("arrays, blocks", (arrays, blocks), "1 or more each")
+        raise ArgumentError("arrays, blocks", (arrays, blocks), "at least 1 each")
     rng = np.random.default_rng(seed)
     unit = max(1, TMA_ALIGNMENT_BYTES // kind.itemsize)
     shapes = [(int(rng.integers(1, 150)), unit * int(rng.integers(1, 160 // unit + 1))) for _ in range(arrays)]

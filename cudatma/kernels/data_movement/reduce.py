@@ -1,6 +1,6 @@
-"""Reductions by TMA, which replace each element of a destination with op(old, new) in L2.
+"""Reductions by TMA, which replace each element of a destination with op(old, new).
 
-The SMs do not read the destination.
+L2 performs the operation, so the SMs do not read the destination.
 
 [PTX ISA, cp.reduce.async.bulk, cp.reduce.async.bulk.tensor]
 """
@@ -57,7 +57,7 @@ def reduce_into(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Reduce an array into a window of another array by TMA: ``dst[window] = op(dst[window], src)``.
+    """Reduce an array into a window of another array, ``dst[window] = op(dst[window], src)``, with TMA.
 
     The reduction of each element is atomic, so several reductions into one array may run at the same time. Their order
     is not defined.
@@ -65,8 +65,8 @@ def reduce_into(
     Parameters
     ----------
     dst : array
-        The array that changes. Addresses, pitches and rows of the window must be multiples of 16 bytes in both arrays,
-        as TMA requires.
+        The array that is updated. In both arrays, the addresses, the pitches and the rows of the window must be
+        multiples of 16 bytes, as TMA requires.
     src : array
         The operand, with dst's dtype and number of axes. Elements that would be outside dst are ignored.
     op : str
@@ -74,23 +74,23 @@ def reduce_into(
         integers, float16, bfloat16), ``"and"``, ``"or"`` and ``"xor"`` (any integers and bool), or, for uint32,
         ``"inc"`` (old >= new ? 0 : old + 1) and ``"dec"`` (old == 0 or old > new ? new : old - 1).
     offset : sequence of int, optional
-        Position of src in dst, one int per axis; may be negative. Default: 0.
+        Position of src in dst, one int per axis. It may be negative. Default: zeros.
     cache : str, optional
-        L2 policy of the loads, as for ``copy``.
+        L2 policy of the loads; see ``copy``.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
     array
-        ``dst``.
+        The updated array.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises DescriptorError if TMA cannot reduce the arrays.
+        If an argument is invalid, if TMA cannot reduce the arrays, or if the kernel cannot run; see ``copy``.
 
     Examples
     --------
@@ -110,7 +110,7 @@ class _Problem(NamedTuple):
 
 
 class ReduceInto(Movement[_Problem]):
-    """reduce_into() as an operation, whose result is dst. Its options are op, offset and cache."""
+    """Operation of reduce_into(), whose result is dst. The options are op, offset and cache."""
 
     name: ClassVar[str] = "reduce_into"
 
@@ -121,14 +121,14 @@ class ReduceInto(Movement[_Problem]):
         policy = checked_cache(cache)
         if info.dtype != into.dtype or len(info.shape) != len(into.shape):
             got = f"{len(info.shape)} axes of {info.dtype}"
-            raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, like dst")
+            raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, to match dst")
         check_dtype(info.dtype, op)
         starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
         check_written(into, info, "dst")
         return checked(_Problem, (info,), into, into.shape, starts, op, policy)
 
     def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
-        """Return the launch, or no launch if all of src is outside dst."""
+        """Return the launch, or an empty tuple if all of src is outside dst."""
         src, out, starts, op, cache = problem
         is_outside = not clip(src, out, starts)[0].size_elems
         return () if is_outside else (plan_reduce(out, src, starts, op, limits, cache),)
@@ -155,7 +155,7 @@ def check_dtype(dtype: np.dtype[Any], op: str) -> None:
 
 
 def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayInfo, ArrayInfo]:
-    """Return the parts of src and dst that overlap if src begins at ``starts`` in dst."""
+    """Return the overlapping parts of src and dst, where src begins at ``starts`` in dst."""
     target = part_of(dst, starts, src.shape)
     part = part_of(src, tuple(max(0, -start) for start in starts), target.shape)
     return part, target
@@ -164,10 +164,10 @@ def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayIn
 def plan_reduce(
     dst: ArrayInfo, src: ArrayInfo, starts: Sequence[int], op: str, limits: LaunchLimits, cache: str = "", slot: int = 0
 ) -> Arguments:
-    """Return the launch for an array that begins at ``starts`` in dst and overlaps it.
+    """Return the launch for an array that begins at ``starts`` in dst and overlaps dst.
 
-    ``slot``: maximum size of a box in bytes, or 0 for the usual size. Raises DescriptorError if TMA cannot reduce the
-    array.
+    ``slot`` is the maximum size of a box in bytes, or 0 for the usual size. Raises DescriptorError if TMA cannot reduce
+    the array.
     """
     part, target = clip(src, dst, starts)
     axes = tuple(
@@ -204,6 +204,6 @@ def reduce_on_host(dst: ArrayInfo, src: ArrayInfo, op: str) -> None:
         result = np.where((before == 0) | (before > new), new, before - one)
     else:
         names = {"add": "add", "min": "minimum", "max": "maximum"}
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             result = getattr(np, names.get(op, f"bitwise_{op}"))(before, new)
     before[...] = result.astype(before.dtype)

@@ -1,11 +1,11 @@
-"""Rings of the copy kernels.
+"""Shared-memory rings of the copy kernels.
 
-In a CopyRing, one thread loads and stores; in a BoxRing, one thread loads and another stores.
+One thread of a CopyRing loads and stores. In a BoxRing, one thread loads and another thread stores.
 
-``parts/copy_ring.cuh.j2`` implements a CopyRing on the device. It is a TmaPipeline without `empty` barriers, because
-the thread that refills a slot also waits for the bulk groups that store the slot. Source: PTX ISA,
+``parts/copy_ring.cuh.j2`` implements a CopyRing on the device. A CopyRing is a TmaPipeline without `empty` barriers,
+because the thread that refills a slot also waits for the bulk groups that store the slot. Source: PTX ISA,
 "cp.async.bulk.wait_group". A Setting determines how many bytes a copy keeps in flight. RUN, BOXES and REDUCTIONS were
-chosen by measurement; `cudatma bench data_movement --search` measures other settings.
+chosen by measurement. `cudatma bench data_movement --search` measures other settings.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cudatma.target import KIB, Target
 
 #: Number of threads per CTA with a CopyRing (one warp) and with a BoxRing (two warps), and number of CTAs per SM.
 THREADS, BOX_THREADS, CTAS_PER_SM = 32, 64, 2
-#: Usual size of a slot in bytes. It is large enough for a single issuing thread to keep up with the memory
+#: Usual size of a slot in bytes, large enough for a single issuing thread to keep up with the memory
 #: (docs/design/data_movement.md).
 SLOT_BYTES = 16 * KIB
 #: Size of a slot in bytes for small arrays, so that every CTA has work.
 SMALL_SLOT_BYTES = 4 * KIB
 MIN_STAGES, MAX_STAGES = 2, 6
-#: Alignment of a slot in bytes, because TMA writes boxes to such addresses.
+#: Alignment of a slot in bytes. TMA can write boxes only to addresses with this alignment.
 SLOT_ALIGNMENT = 128
 _MAX_BOX = 256
 
@@ -33,9 +33,14 @@ _MAX_BOX = 256
 class CopyRing:
     """Base class of the configs whose kernels copy work units (boxes or segments) through ``parts/copy_ring.cuh.j2``.
 
-    stages: number of slots, at least 2. in_flight: number of stores that may still be reading their slots when the next
-    load is issued; must be less than stages. stage_bytes: bytes per slot, a multiple of 128, and maximum bytes of a
-    work unit.
+    Attributes
+    ----------
+    stages : int
+        Number of slots, at least 2.
+    in_flight : int
+        Number of stores that may still read their slots when the next load is issued, less than ``stages``.
+    stage_bytes : int
+        Bytes per slot, a multiple of 128. A work unit has at most this size.
     """
 
     __slots__ = ()
@@ -47,21 +52,29 @@ class CopyRing:
     def check_ring(self) -> None:
         """Raise ArgumentError for invalid fields, and the errors of PipelineSpec."""
         if self.stages < MIN_STAGES:
-            allowed = f"{MIN_STAGES} or more"
-            raise ArgumentError("stages", self.stages, allowed, "one slot is filled while another slot is stored")
+            allowed = f"at least {MIN_STAGES}"
+            raise ArgumentError(
+                "stages",
+                self.stages,
+                allowed,
+                "use more stages, because one slot is filled while another slot is stored",
+            )
         if not 1 <= self.in_flight < self.stages:
-            allowed = f"1..{self.stages - 1}"
-            raise ArgumentError("in_flight", self.in_flight, allowed, "at least one slot must remain for the next load")
+            allowed = f"1 to {self.stages - 1}"
+            raise ArgumentError("in_flight", self.in_flight, allowed, "leave at least one slot for the next load")
         if self.stage_bytes % SLOT_ALIGNMENT:
             allowed = f"a multiple of {SLOT_ALIGNMENT}"
             raise ArgumentError(
-                "stage_bytes", self.stage_bytes, allowed, "TMA writes boxes to multiples of this number"
+                "stage_bytes",
+                self.stage_bytes,
+                allowed,
+                "round the size up, because TMA writes boxes to aligned addresses",
             )
         _ = self.ring
 
     @property
     def ring(self) -> PipelineSpec:
-        """Ring with one work unit per stage."""
+        """The ring, with one work unit per stage."""
         unit = Operand("unit", self.stage_bytes, self.stage_bytes, SLOT_ALIGNMENT)
         return PipelineSpec(self.stages, (unit,), consumer_arrivals=0)
 
@@ -69,7 +82,7 @@ class CopyRing:
     def notes(self) -> tuple[str, ...]:
         """Description of the ring in the opening comment of the generated source."""
         return (
-            f"ring: {self.stages} slots of {self.stage_bytes} bytes, {self.in_flight} of them may be in stores; "
+            f"ring: {self.stages} slots of {self.stage_bytes} bytes, of which {self.in_flight} may be in stores; "
             f"{self.smem_bytes} bytes of shared memory",
         )
 
@@ -88,7 +101,7 @@ class CopyRing:
 
     def stage_layout(self) -> list[tuple[str, int]]:
         """Return (description, bytes) of a slot."""
-        return [("a work unit, at most", self.stage_bytes)]
+        return [("work unit (maximum size)", self.stage_bytes)]
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError unless the target has TMA, and ArgumentError if the ring does not fit."""
@@ -97,7 +110,7 @@ class CopyRing:
 
 
 def slot_bytes(payload_bytes: int) -> int:
-    """Return the size of a slot for this payload."""
+    """Return the size in bytes of a slot for this payload."""
     return -(-payload_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
@@ -118,8 +131,14 @@ def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, 
 class BoxRing:
     """Base class of the configs whose kernels copy boxes with one thread that loads and another thread that stores.
 
-    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns of a box, at most
-    256 each; a row must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    box_rows, box_columns : int
+        Number of rows and columns of a box, at most 256 each. Rows must be multiples of 16 bytes.
+    stages : int
+        Number of boxes in flight, at least 2.
     """
 
     __slots__ = ()
@@ -140,11 +159,13 @@ class BoxRing:
             got = f"{self.box_columns} elements of {self.element_bytes} bytes"
             raise ArgumentError("box_columns", got, f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
         if self.stages < 2:
-            raise ArgumentError("stages", self.stages, "2 or more", "the kernel releases a slot one store later")
+            raise ArgumentError(
+                "stages", self.stages, "at least 2", "use more stages, because a slot is released one store late"
+            )
 
     @property
     def ring(self) -> PipelineSpec:
-        """Ring with one box per stage. One thread loads the box, and another thread stores it.
+        """The ring, with one box per stage. One thread loads the box, and another thread stores the box.
 
         Each load fills a whole slot.
         """
@@ -180,12 +201,25 @@ class BoxRing:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Ring of a copy and number of CTAs.
+    """Ring size and number of CTAs of a copy.
 
-    slot_bytes: maximum bytes per slot. ctas_per_sm: number of CTAs per SM. max_stages: number of slots per CTA if they
-    fit in shared memory. in_flight: number of stores that may still be reading their slots, or 0 for half of the slots.
-    load_cache, store_cache: L2 policies of calls that do not specify one, or "" for the GPU's default. Raises
-    ArgumentError for invalid fields.
+    Attributes
+    ----------
+    slot_bytes : int
+        Maximum bytes per slot.
+    ctas_per_sm : int
+        Number of CTAs per SM.
+    max_stages : int
+        Number of slots per CTA if they fit in shared memory.
+    in_flight : int
+        Number of stores that may still read their slots, or 0 for half of the slots.
+    load_cache, store_cache : str
+        L2 policies of calls that do not specify one, or "" for the GPU's default.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     slot_bytes: int = SLOT_BYTES
@@ -197,21 +231,24 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.ctas_per_sm < 1:
-            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 or more")
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "at least 1")
         if self.max_stages < 2:
             raise ArgumentError(
-                "max_stages", self.max_stages, "2 or more", "one slot is filled while another slot is stored"
+                "max_stages",
+                self.max_stages,
+                "at least 2",
+                "use more stages, because one slot is filled while another is stored",
             )
         if self.in_flight < 0:
-            raise ArgumentError("in_flight", self.in_flight, "0 or more", "0 means half of the slots")
+            raise ArgumentError("in_flight", self.in_flight, "at least 0", "pass 0 for half of the slots")
 
     def slot(self, target: Target) -> int:
-        """Return the number of bytes per slot on a target. It is less than slot_bytes if two such slots do not fit."""
+        """Return the number of bytes per slot on a target, which is smaller if two slots of slot_bytes do not fit."""
         share = target.smem_share_bytes(self.ctas_per_sm) // 2 - MBARRIER_BYTES
         return min(self.slot_bytes, share - share % SLOT_ALIGNMENT)
 
     def ring(self, target: Target, slot_bytes: int) -> tuple[int, int]:
-        """Return (stages, in_flight) on a target for slots of this size."""
+        """Return (stages, in_flight) for slots of this size on a target."""
         stages = stages_for(target, slot_bytes, self.ctas_per_sm, self.max_stages)
         return stages, min(self.in_flight or stages // 2, stages - 1)
 

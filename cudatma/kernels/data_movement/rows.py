@@ -1,7 +1,7 @@
 """Gather and scatter rows of a matrix by index, four rows per instruction.
 
-sm_100 has gather4 and scatter4; sm_120 has gather4. The kernels are compiled and emulated, but were not run on a GPU
-with these instructions.
+sm_100 supports gather4 and scatter4, and sm_120 supports only gather4. These kernels have been compiled and emulated,
+but have not been run on a GPU.
 
 [PTX ISA, cp.async.bulk.tensor, .tile::gather4, .tile::scatter4]
 """
@@ -44,8 +44,21 @@ _INT32 = 1 << 31
 class RowsConfig(CopyRing):
     """A configuration of ``kernels/rows.cu.j2``.
 
-    op: "gather" or "scatter". rows: number of rows per box, a multiple of 4. stage_bytes: maximum size of a box in
-    bytes. stages, in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    op : str
+        "gather" or "scatter".
+    rows : int
+        Number of rows per box, a multiple of 4.
+    stage_bytes : int
+        Maximum size of a box in bytes.
+    stages, in_flight : int
+        See CopyRing.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     op: str
@@ -58,7 +71,7 @@ class RowsConfig(CopyRing):
         check_field_types(self)
         check_choice("op", self.op, OPS)
         if not 4 <= self.rows <= 256 or self.rows % 4:
-            raise ArgumentError("rows", self.rows, "multiples of 4 up to 256")
+            raise ArgumentError("rows", self.rows, "a multiple of 4 from 4 to 256")
         self.check_ring()
 
     @property
@@ -73,31 +86,32 @@ class RowsConfig(CopyRing):
 
 
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """Gather rows of a matrix: ``out[i] = src[rows[i]]``, or zeros if the source has no such row.
+    """Gather rows of a matrix, so that ``out[i] = src[rows[i]]``. A row that does not exist is filled with zeros.
 
     Parameters
     ----------
     src : array (rows, columns)
-        The source, with elements of 1, 2, 4 or 8 bytes. Its pitch and address, and the result's rows, must be multiples
-        of 16 bytes.
+        The source, with elements of 1, 2, 4 or 8 bytes. Its address and pitch, and the length of the result's rows,
+        must be multiples of 16 bytes.
     rows : array (count,) of int
-        32-bit row indices: a list, a host array, or an int32 array on the device.
+        32-bit row indices, as a list, a host array, or an int32 array on the device.
     out : array (count, columns), optional
         The result, in C order. Default: a new array.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``. The emulator uses the target in $CUDATMA_TARGET.
+        Where to run; see ``marlin_gemm``. The emulator uses the target in $CUDATMA_TARGET.
 
     Returns
     -------
     array
-        ``out``.
+        The gathered rows.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises TargetError if the target lacks gather4, which sm_100 and sm_120 have.
+        If an argument is invalid or the kernel cannot run; see ``copy``. TargetError is also raised if the target does
+        not support gather4, which only sm_100 and sm_120 do.
 
     Examples
     --------
@@ -111,30 +125,31 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
 
 
 def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: str | None = None) -> Any:
-    """Scatter rows of a matrix: ``dst[rows[i]] = src[i]``. Rows that do not exist in dst are skipped.
+    """Scatter rows of a matrix, so that ``dst[rows[i]] = src[i]``. Indices outside dst are skipped.
 
     Parameters
     ----------
     dst : array (rows, columns)
-        The array that changes. The requirements are the same as for the source of ``gather_rows``.
+        The array that is updated. ``dst`` must meet the requirements for the source of ``gather_rows``.
     rows : array (count,) of int
-        Row indices as for ``gather_rows``. If an index occurs twice, either source row may be stored.
+        Row indices; see ``gather_rows``. If an index occurs twice, either of the source rows may be stored.
     src : array (count, columns)
-        The rows, with the dtype of ``dst``.
+        The rows to store, with the dtype of ``dst``.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``gather_rows``.
+        Where to run; see ``gather_rows``.
 
     Returns
     -------
     array
-        ``dst``.
+        The updated array.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises TargetError if the target lacks scatter4, which sm_100 has.
+        If an argument is invalid or the kernel cannot run; see ``copy``. TargetError is also raised if the target does
+        not support scatter4, which only sm_100 does.
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows").on_device(info, dst, stream)
@@ -148,13 +163,13 @@ class _Problem(NamedTuple):
 
 
 class GatherRows(Movement[_Problem]):
-    """gather_rows() as an operation."""
+    """Operation of gather_rows()."""
 
     name: ClassVar[str] = "gather_rows"
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
-        """Validate a call. Its index has been checked."""
+        """Validate a call whose row indices have already been checked."""
         info, index = _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         shape = index.shape[0], info.shape[1]
         return checked(_Problem, (info, index), check_out(out, info, shape, dense=True), shape, index.shape[0])
@@ -170,18 +185,18 @@ class GatherRows(Movement[_Problem]):
 
 
 class ScatterRows(Movement[_Problem]):
-    """scatter_rows() as an operation, whose result is dst."""
+    """Operation of scatter_rows(), whose result is dst."""
 
     name: ClassVar[str] = "scatter_rows"
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
-        """Validate a call. Its index has been checked."""
+        """Validate a call whose row indices have already been checked."""
         into, info, index = _matrix(out, "dst"), _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         check_device(into, info, "dst")
         if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
             got = f"{info.shape[1]} columns of {info.dtype}"
-            raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, like dst")
+            raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, to match dst")
         if index.shape[0] != info.shape[0]:
             raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},), one index per row of src")
         check_written(into, info, "dst")
@@ -203,19 +218,21 @@ GATHER_ROWS, SCATTER_ROWS = GatherRows(), ScatterRows()
 def _matrix(array: Any, field: str) -> ArrayInfo:
     info = described(array, field)
     if len(info.shape) != 2:
-        raise ArgumentError(f"{field}.shape", info.shape, "two dimensions")
+        raise ArgumentError(f"{field}.shape", info.shape, "(rows, columns)")
     if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError(f"{field}.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
+        raise ArgumentError(
+            f"{field}.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes"
+        )
     return info
 
 
 def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: LaunchLimits) -> Arguments:
     """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
+        raise DescriptorError("src.shape", src.shape, "a nonempty array", "fill the result directly")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
     kind = tma_type(f"uint{8 * itemsize}")
-    # Four rows take a multiple of 128 bytes, so that the next four rows begin at an address to which TMA may write.
+    # Four rows take a multiple of 128 bytes, so that the next four rows begin at an address that TMA can write.
     width = align_up(choose_box((columns,), itemsize, SLOT_BYTES // BOX_ROWS)[0], 32 // itemsize)
     row_box, rows_box = (1, width), (BOX_ROWS, width)
     shapes = (row_box, rows_box) if op == "gather" else (rows_box, row_box)
@@ -228,12 +245,14 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
     column_boxes = -(-columns // width)
     boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
-        raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "fewer than 2**31", "process them in parts")
+        raise DescriptorError(
+            "rows", f"{outside} rows, {boxes} boxes", "fewer than 2**31", "divide the rows among several calls"
+        )
     config = RowsConfig(op, *usual_ring(limits.target))
     sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)
     return Arguments(TEMPLATE, config, (load, store, At("index"), *sizes), Sizes(min(limits.ctas, boxes)))
 
 
 def dump_configs(target: Target) -> list[RowsConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     return [RowsConfig(op, *usual_ring(target)) for op in OPS if target.has(f"{op}4")]

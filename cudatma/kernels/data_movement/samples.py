@@ -1,6 +1,6 @@
 """Data movement operations on random arrays, for `cudatma emulate NAME`.
 
-Values are small integers, so that results are exact.
+The values are small integers, so that results are exact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 def window_sample(
     target: Target, *, rows: int = 300, columns: int = 208, pad: int = 8, dtype: str = "float32", blocks: int = 2
 ) -> Sample:
-    """Return the copy of an array with ``pad`` zeros around it."""
+    """Return a copy of an array with a border of ``pad`` zeros."""
     source = _numbers((rows, columns), dtype)
     shape = (rows + 2 * pad, columns + 2 * pad)
     result, starts = np.ones(shape, source.dtype), (-pad, -pad)
@@ -52,7 +52,7 @@ def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32
 def transpose_sample(
     target: Target, *, rows: int = 304, columns: int = 208, dtype: str = "float32", blocks: int = 2
 ) -> Sample:
-    """Return the transpose of a matrix."""
+    """Return a transpose of a matrix."""
     source = _numbers((rows, columns), dtype)
     result = np.ones((columns, rows), source.dtype)
     planned = plan_transpose(describe(source), describe(result), _limits(target, blocks), via="tma")
@@ -60,7 +60,7 @@ def transpose_sample(
 
 
 def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str = "float32", blocks: int = 2) -> Sample:
-    """Return the computation of halo_tiles() for a matrix."""
+    """Return a call of halo_tiles() for a matrix."""
     source = _numbers((64, 64), dtype)
     side, counts = tile + 2 * halo, (-(-64 // tile),) * 2
     result = np.ones((*counts, side, side), source.dtype)
@@ -75,7 +75,7 @@ def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str =
 def im2col_sample(
     target: Target, *, size: int = 12, channels: int = 16, taps: int = 3, stride: int = 1, blocks: int = 2
 ) -> Sample:
-    """Return the columns of a convolution over two images."""
+    """Return a call of im2col() for two images."""
     source = _numbers((2, size, size, channels), "float32")
     conv = convolution((size, size), taps, stride, taps // 2, 1)
     shape = (2, *conv.out, *conv.taps, channels)
@@ -87,26 +87,26 @@ def im2col_sample(
 
 
 def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2, clusters: int = 2) -> Sample:
-    """Return 2, 4 or 8 copies of one array."""
+    """Return a broadcast of one array to 2, 4 or 8 copies."""
     source = _numbers((elements,), "float32")
     result = np.ones((copies, elements), source.dtype)
     plans = plan_broadcast(describe(source), describe(result), _limits(target, clusters * copies))
     if len(plans) != 1:
-        raise ArgumentError("copies", copies, "1, 2, 4 or 8, in one launch")
+        raise ArgumentError("copies", copies, "1, 2, 4 or 8")
     return _sample(f"broadcast, {copies} x {elements} float32", target, plans[0], source, result, source)
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
-    """Return small integers. Raises ArgumentError for an unknown dtype, or for extents below 1."""
+    """Return small integers. Raises ArgumentError for an unknown dtype, or for extents less than 1."""
     kind = sample_dtype(dtype)
     if min(shape) < 1:
-        raise ArgumentError("shape", shape, "1 or more each")
+        raise ArgumentError("shape", shape, "at least 1 each")
     return np.random.default_rng(0).integers(0, 100, shape).astype(kind)
 
 
 def _limits(target: Target, blocks: int) -> LaunchLimits:
     if blocks < 1:
-        raise ArgumentError("blocks", blocks, "1 or more")
+        raise ArgumentError("blocks", blocks, "at least 1")
     return LaunchLimits(target, blocks)
 
 

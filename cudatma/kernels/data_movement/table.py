@@ -1,4 +1,4 @@
-"""Small tables of integers that a kernel reads. Lists and host arrays are uploaded for one launch."""
+"""Small tables of integers for kernels. Lists and host arrays are uploaded for one launch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ _WORDS = "signed 32-bit integers"
 
 
 class Table(NamedTuple):
-    """A table of ints.
+    """A table of signed 32-bit integers.
 
-    values: rows of the table, or None if the rows are only on the device. given: array on the device, or None if the
-    table must be uploaded.
+    Attributes
+    ----------
+    values : NDArray[np.int32] or None
+        Rows of the table, or None if the rows are only on the device.
+    given : Any
+        Array on the device, or None if the table must be uploaded.
     """
 
     values: NDArray[np.int32] | None
@@ -31,7 +35,7 @@ class Table(NamedTuple):
     def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
         """Return the table as an int32 array of the source's library and device.
 
-        An upload is allocated and copied in the order of the call's stream. ``out``: argument of the call.
+        An upload is allocated and copied in the order of the call's stream. ``out`` is the argument of the call.
         """
         words = self.values
         if self.given is not None or words is None:
@@ -54,8 +58,8 @@ def _uploaded(cupy: Any, words: NDArray[np.int32], device: int, stream: int) -> 
 def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, field: str = "starts") -> Table:
     """Return a table of signed 32-bit integers of shape (rows, columns), or (rows,) if ``columns`` is None.
 
-    An array must be on the device of ``src``, the operation's source. ``check``: whether to read back a table on the
-    device. Raises ArgumentTypeError or ArgumentError.
+    An array must be on the device of ``src``, the operation's source. ``check`` determines whether a table
+    on the device is read back. Raises ArgumentTypeError or ArgumentError.
     """
     shape = "(rows,)" if columns is None else f"(rows, {columns})"
     on_device = None
@@ -68,7 +72,7 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
     if on_device is None:
         try:
             table = np.asarray(values)
-        except ValueError:  # rows of different lengths
+        except ValueError:  # The rows have different lengths.
             raise ArgumentError(field, "rows of different lengths", f"integers of shape {shape}") from None
         if table.size == 0:
             table = table.reshape(0) if columns is None else table.reshape(0, columns)
@@ -96,7 +100,7 @@ def _check_shape(got: tuple[int, ...], columns: int | None, shape: str, field: s
 
 
 def _read(info: ArrayInfo) -> NDArray[np.int32]:
-    """Read the values of a table on the device. The read is ordered on the current stream of the table's library."""
+    """Read a device table on the current stream of its library."""
     owner: Any = info.owner
     if info.kind == "torch":
         values = owner.cpu().numpy()

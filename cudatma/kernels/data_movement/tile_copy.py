@@ -35,9 +35,19 @@ TEMPLATE = "kernels/tile_copy.cu.j2"
 class TileCopyConfig(BoxRing):
     """A configuration of ``kernels/tile_copy.cu.j2``.
 
-    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns per box, at most
-    256 each; a row of the box must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2. Raises
-    ArgumentError for invalid fields.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    box_rows, box_columns : int
+        Number of rows and columns per box, at most 256 each. Rows must be multiples of 16 bytes.
+    stages : int
+        Number of boxes in flight, at least 2.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     element_bytes: int
@@ -57,30 +67,30 @@ class TileCopyConfig(BoxRing):
 
 
 def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backend: str | None = None) -> Any:
-    """Copy a 2D array into another one by TMA.
+    """Copy a 2D array to another array with TMA.
 
     Parameters
     ----------
     src, dst : array (rows, columns)
-        The source and the result, with the same shape and dtype and on the same device: CuPy, torch, DLPack or
-        ``__cuda_array_interface__``; NumPy on the emulator. Rows must be contiguous, their pitch and length must be
-        multiples of 16 bytes, and elements must have 1, 2, 4 or 8 bytes.
+        The source and the result, with the same shape and dtype and on the same device: CuPy arrays, torch tensors, or
+        objects that support DLPack or ``__cuda_array_interface__``. On the emulator, also NumPy arrays. Rows must be
+        contiguous, their pitch and length must be multiples of 16 bytes, and elements must have 1, 2, 4 or 8 bytes.
     stages : int, default 4
         Number of boxes in flight, at least 2.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
     array
-        ``dst``.
+        The result.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``.
+        If an argument is invalid or the kernel cannot run; see ``copy``.
     """
     return run(TILE_COPY, (src,), dst, as_key(stages), stream=stream, backend=backend)
 
@@ -92,20 +102,20 @@ class _Problem(NamedTuple):
 
 
 class TileCopy(Movement[_Problem]):
-    """tile_copy() as an operation, whose result is dst. Its option is the number of stages."""
+    """Operation of tile_copy(), whose result is dst. The option is the number of stages."""
 
     name: ClassVar[str] = "tile_copy"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, into = described(inputs[0], "src"), described(out, "dst")
         if len(info.shape) != 2:
-            raise ArgumentError("src.shape", info.shape, "two dimensions")
+            raise ArgumentError("src.shape", info.shape, "(rows, columns)")
         if (info.shape, info.dtype, info.device) != (into.shape, into.dtype, into.device):
             got, allowed = (f"{array.shape} of {array.dtype} on {place_name(array.device)}" for array in (into, info))
-            raise ArgumentError("dst", got, f"as src: {allowed}")
+            raise ArgumentError("dst", got, f"{allowed}, to match src")
         check_written(into, info, "dst")
         stages = checked_count(options[0], "stages", "an int, at least 2")
-        # The reference also raises an error for a ring that fits no target.
+        # The reference backend also rejects a ring that fits on no target.
         largest = max(TARGETS.values(), key=lambda target: target.smem_per_block_bytes)
         TileCopyConfig(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
         return checked(_Problem, (info,), into, into.shape, stages)
@@ -121,18 +131,18 @@ TILE_COPY = TileCopy()
 
 
 def plan_tiles(src: ArrayInfo, dst: ArrayInfo, limits: LaunchLimits, stages: int = 4) -> Arguments:
-    """Return the launch for two arrays of one shape and dtype. Raises ArgumentError or DescriptorError."""
+    """Return the launch for two arrays of the same shape and dtype. Raises ArgumentError or DescriptorError."""
     config = TileCopyConfig(src.dtype.itemsize, stages=stages)
     box = config.box_rows, config.box_columns
     load, store = tensor_map("src", src, box, limits), tensor_map("out", dst, box, limits)
-    check_store(store.spec)  # the store would write past a row that ends inside a 16-byte chunk
+    check_store(store.spec)  # A store would write past a row that ends inside a 16-byte chunk.
     tiles_y, tiles_x = -(-src.shape[0] // config.box_rows), -(-src.shape[1] // config.box_columns)
     sizes = Sizes(min(limits.ctas, tiles_x * tiles_y))
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y), sizes)
 
 
 def dump_configs(target: Target) -> list[TileCopyConfig]:
-    """Return the representative config, or no config if the target has no TMA."""
+    """Return the representative config, or an empty list if the target has no TMA."""
     return [TileCopyConfig(4)] if target.has("tma") else []
 
 
@@ -142,7 +152,7 @@ def sample(
     """Return a copy of a random array with at most ``blocks`` CTAs, for `cudatma emulate tile_copy`."""
     kind = sample_dtype(dtype)
     if min(rows, columns, blocks) < 1:
-        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 or more each")
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "at least 1 each")
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
     dst = np.zeros_like(src)
     arrays = {"src": describe(src), "out": describe(dst)}

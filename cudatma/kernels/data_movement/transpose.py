@@ -1,4 +1,4 @@
-"""Transpose each matrix of a batch through shared memory. TMA loads and stores the tiles.
+"""Transpose each matrix of a batch in shared memory. TMA loads and stores the tiles.
 
 [PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix]
 """
@@ -30,12 +30,12 @@ from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target
 
 TEMPLATE = "kernels/transpose.cu.j2"
-#: Bytes per row of a panel. This is the span of the 128-byte swizzle, which has 8 chunks of 16 bytes.
+#: Bytes per row of a panel, which is the span of the 128-byte swizzle (8 chunks of 16 bytes).
 LINE_BYTES = 128
 #: Alignment of a panel in bytes. With this alignment, the swizzle of a row depends only on the row's index.
 _PANEL_ALIGNMENT = 1024
 _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
-#: Maps the element size to the numbers of squares per tile, down and across. A tile has 16 KiB, and its rows in the
+#: Numbers of squares per tile, down and across, for each element size in bytes. A tile has 16 KiB, and its rows in the
 #: result have at least 256 bytes.
 SQUARES = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (4, 2)}
 _MAX_TILES = 1 << 31
@@ -45,10 +45,25 @@ _MAX_TILES = 1 << 31
 class TransposeConfig:
     """A configuration of ``kernels/transpose.cu.j2``.
 
-    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: number of squares per tile, down and across. The side of a square
-    is 128 bytes of elements. stages: number of slots that loads fill. transposed_tiles: number of tiles that stores
-    read. warps: number of warps that transpose. raster_group: number of rows of tiles that are processed column by
-    column. Raises ArgumentError for invalid fields.
+    Attributes
+    ----------
+    element_bytes : int
+        Bytes per element, 1, 2, 4 or 8.
+    squares_y, squares_x : int
+        Number of squares per tile, down and across. The side of a square is 128 bytes of elements.
+    stages : int
+        Number of slots for loaded tiles.
+    transposed_tiles : int
+        Number of slots for transposed tiles.
+    warps : int
+        Number of warps that transpose.
+    raster_group : int
+        Number of rows of tiles that are processed column by column.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     element_bytes: int
@@ -74,7 +89,7 @@ class TransposeConfig:
             ("raster_group", self.raster_group, 1, 1024),
         ):
             if not minimum <= value <= limit:
-                raise ArgumentError(field, value, f"{minimum}..{limit}")
+                raise ArgumentError(field, value, f"{minimum} to {limit}")
 
     @property
     def cuda_type(self) -> str:
@@ -120,7 +135,7 @@ class TransposeConfig:
         rows, columns = self.tile
         return (
             f"ring: {self.stages} tiles of {rows} x {columns} elements, {self.ring.stage_bytes} bytes, and "
-            f"{self.transposed_tiles} transposed ones; {self.smem_bytes} bytes of shared memory",
+            f"{self.transposed_tiles} transposed tiles; {self.smem_bytes} bytes of shared memory",
         )
 
     @property
@@ -152,40 +167,41 @@ class TransposeConfig:
 
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
-    """Return a config with three slots and two transposed tiles if two such CTAs fit on an SM, else two and one."""
+    """Return a config with three slots and two transposed tiles if two CTAs then fit on an SM, else two and one."""
     smem_bytes = target.smem_share_bytes(CTAS_PER_SM)
     larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
     return larger if larger.smem_bytes <= smem_bytes else replace(larger, stages=2, transposed_tiles=1)
 
 
 def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = None, backend: str | None = None) -> Any:
-    """Exchange the last two axes of an array in memory.
+    """Copy an array with its last two axes exchanged.
 
     Parameters
     ----------
     src : array (..., rows, columns)
-        The source, with any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the
-        emulator.
+        The source, with any dtype without Python objects: a CuPy array, a torch tensor, or an object that supports
+        DLPack or ``__cuda_array_interface__``. On the emulator, also a NumPy array.
     out : array (..., columns, rows), optional
-        The result, of the source's dtype. It must not share bytes with the source. Default: a new C-ordered array.
+        The result, with the source's dtype. ``out`` must not share bytes with the source. Default: a new C-ordered
+        array.
     via : {"auto", "tma", "plain"}, default "auto"
-        How to copy. ``"tma"`` raises DescriptorError if TMA cannot transpose: elements must have 1, 2, 4 or 8 bytes,
-        pitches and rows of both arrays must be multiples of 16 bytes, and the batch axes must merge into one.
-        ``"plain"`` uses plain loads and stores. ``"auto"`` uses ``copy`` if TMA cannot transpose.
+        How to copy. ``"tma"`` requires elements of 1, 2, 4 or 8 bytes, pitches and rows of both arrays that are
+        multiples of 16 bytes, and batch axes that can be merged into one. Otherwise it raises DescriptorError.
+        ``"plain"`` uses plain loads and stores. ``"auto"`` uses ``copy`` if TMA cannot transpose the array.
     stream : stream, optional
-        Default: the current stream of the source's library.
+        Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
     array
-        ``out``.
+        The transposed array.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``.
+        If an argument is invalid or the kernel cannot run; see ``copy``.
 
     Examples
     --------
@@ -202,7 +218,7 @@ class _Problem(NamedTuple):
 
 
 class Transpose(Movement[_Problem]):
-    """transpose() as an operation. Its option is ``via``."""
+    """Operation of transpose(). The option is ``via``."""
 
     name: ClassVar[str] = "transpose"
 
@@ -210,7 +226,7 @@ class Transpose(Movement[_Problem]):
         info, (via,) = described(inputs[0], "src"), options
         check_choice("via", via, VIAS)
         if len(info.shape) < 2:
-            raise ArgumentError("src.shape", info.shape, "two dimensions or more")
+            raise ArgumentError("src.shape", info.shape, "at least two dimensions")
         shape = exchanged(info).shape
         return checked(_Problem, (info,), check_out(out, info, shape), shape, via)
 
@@ -225,7 +241,7 @@ TRANSPOSE = Transpose()
 
 
 def exchanged(info: ArrayInfo) -> ArrayInfo:
-    """Return the same memory with its last two axes exchanged."""
+    """Return a view of the array with its last two axes exchanged."""
     (*shape, rows, columns), (*strides, pitch, step) = info.shape, info.strides_bytes
     return replace(info, shape=(*shape, columns, rows), strides_bytes=(*strides, step, pitch))
 
@@ -245,11 +261,11 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
     """Return the launch that transposes tiles by TMA. Raises DescriptorError if TMA cannot transpose."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
-        raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
+        raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes")
     config = config or choose_transpose(size, limits.target)
     source, destination = _as_batch(src, out)
     rows, columns = config.tile
-    # The next tile reads the other half of the 256-byte lines of which this tile reads the first half.
+    # This tile reads the first half of each 256-byte line, and the next tile reads the other half.
     load = _tile_map("src", src, source, (1, rows, config.side), limits, l2_promotion=L2Promotion.B256)
     store = _tile_map("out", out, destination, (1, columns, config.side), limits)
     check_store(store.spec)
@@ -257,14 +273,14 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
     tiles = tiles_x * tiles_y * source.shape[0]
     # place_of() in the template multiplies a row of tiles by a raster group.
     if max(tiles, tiles_x * config.raster_group) >= _MAX_TILES:
-        raise DescriptorError("src.shape", f"{tiles} tiles", "fewer than 2**31", "transpose it in parts")
+        raise DescriptorError("src.shape", f"{tiles} tiles", "fewer than 2**31", "divide the array among several calls")
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(limits.ctas, tiles)))
 
 
 def _tile_map(
     name: str, array: ArrayInfo, batch: ArrayInfo, box: tuple[int, int, int], limits: LaunchLimits, **options: Any
 ) -> Map:
-    """Return a map over a batch. Errors name the axes of the original array."""
+    """Return a tensor map over a batch. Errors name the axes of the original array."""
     first = len(array.shape) - len(batch.shape)
     names = {f"strides_bytes[{axis}]": f"{name}.strides_bytes[{axis + first}]" for axis in (1, 2)}
     try:
@@ -283,7 +299,9 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
     axes = tuple(Axis(0, n, n, s, d) for n, s, d in sizes)
     batch, *others = simplify(Window(0, 0, src.dtype.itemsize, axes)).axes
     if others:
-        raise DescriptorError("src.shape", src.shape, "batch axes without gaps between them", "transpose each matrix")
+        raise DescriptorError(
+            "src.shape", src.shape, "batch axes without gaps between them", "transpose each matrix separately"
+        )
 
     def batched(info: ArrayInfo, stride: int) -> ArrayInfo:
         rows, columns = info.strides_bytes[-2:]
@@ -294,6 +312,6 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
 
 
 def dump_configs(target: Target) -> list[TransposeConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or an empty list if the target cannot run them."""
     able = target.has("tma") and target.has("stmatrix")
     return [choose_transpose(size, target) for size in (1, 4)] if able else []

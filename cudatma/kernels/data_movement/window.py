@@ -1,9 +1,9 @@
-"""Windows of strided arrays: a part of a source and its destination, axis by axis, in NumPy order.
+"""Windows of strided arrays. A window is a part of a source, with its destination, described axis by axis.
 
-A window begins at ``start`` in each axis of the source and has ``extent`` elements; elements outside the source are
-filled. The kernels receive a simplified form: axes of one element are folded into the pointers, and axes that are dense
-in both arrays are merged. A copy of whole rows becomes a copy of one long row, and a window with more than five axes
-may become one with fewer.
+Axes are in NumPy order. A window begins at ``start`` in each axis of the source and has ``extent`` elements. Elements
+outside the source are filled. The kernels receive a simplified form, in which axes of one element are folded into the
+pointers, and axes that are dense in both arrays are merged. A copy of whole rows becomes a copy of one long row, and a
+window with more than five axes may become a window with fewer axes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ _MAX_BOX = 256
 class Axis:
     """An axis of a window.
 
-    start: index of the window's first element in the source, which may be negative. extent: number of elements of the
-    window, at least 1. size: number of elements of the source. source_stride, destination_stride: strides in bytes.
+    Attributes
+    ----------
+    start : int
+        Index of the window's first element in the source, which may be negative.
+    extent : int
+        Number of window elements, at least 1.
+    size : int
+        Number of source elements.
+    source_stride, destination_stride : int
+        Strides in bytes.
     """
 
     start: int
@@ -37,17 +45,17 @@ class Axis:
 
     @property
     def first(self) -> int:
-        """Index of the first element of the source that is in the window."""
+        """Index of the first source element in the window."""
         return max(0, self.start)
 
     @property
     def body(self) -> int:
-        """Number of elements of the window that are in the source."""
+        """Number of window elements in the source."""
         return max(0, min(self.size, self.start + self.extent) - self.first)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the window covers all of the source and nothing else."""
+        """Whether the window is exactly the whole source."""
         return self.start == 0 and self.extent == self.size
 
 
@@ -55,8 +63,14 @@ class Axis:
 class Window:
     """A window of a source array and its destination.
 
-    source, destination: addresses of element [0, ..] of the source array and of the window's result. itemsize: bytes
-    per element. axes: the axes, outermost first.
+    Attributes
+    ----------
+    source, destination : int
+        Addresses of element [0, ..] of the source array and of the window's result.
+    itemsize : int
+        Bytes per element.
+    axes : tuple[Axis, ...]
+        The axes, outermost first.
     """
 
     source: int
@@ -66,7 +80,7 @@ class Window:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the window is inside the source. If it is, no element is filled."""
+        """Whether the window is inside the source, so that no element is filled."""
         return all(axis.body == axis.extent for axis in self.axes)
 
     @property
@@ -76,7 +90,7 @@ class Window:
 
     @property
     def first_byte(self) -> int:
-        """Address of the first copied element. It is undefined unless has_body is True."""
+        """Address of the first copied element, which is undefined unless has_body is True."""
         return self.source + sum(axis.first * axis.source_stride for axis in self.axes)
 
     @property
@@ -92,7 +106,7 @@ class Window:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the window."""
+        """Size of the window in bytes."""
         total = self.itemsize
         for axis in self.axes:
             total *= axis.extent
@@ -100,7 +114,7 @@ class Window:
 
 
 def simplify(window: Window) -> Window:
-    """Return the same copy with the minimum number of axes (at least one), with the result's outermost axis first."""
+    """Return an equivalent window with the fewest axes (at least one), outermost axis of the result first."""
     source, kept = window.source, []
     for axis in window.axes:
         if axis.extent == 1 and axis.body == 1:
@@ -133,7 +147,7 @@ def _join(outer: Axis, inner: Axis) -> Axis | None:
 
 
 def carried(window: Window, widest: int = 4) -> Window:
-    """Return the same copy with the widest element (up to ``widest`` bytes) that divides the innermost axis.
+    """Return an equivalent window with the widest elements (up to ``widest`` bytes) that divide the innermost axis.
 
     The window must be dense and cropped. Wider elements allow wider boxes, because a box has at most 256 elements per
     axis.
@@ -180,9 +194,9 @@ def folded(window: Window) -> Window:
 def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tuple[int, ...]:
     """Return a box of about ``slot_bytes`` for tensors with these extents, in NumPy order.
 
-    It has at most 256 elements per axis.
+    The box has at most 256 elements per axis.
 
-    Rows of the box are whole 16-byte chunks. An axis with several boxes is divided evenly.
+    Rows of the box are multiples of 16 bytes. An axis with several boxes is divided evenly.
     """
     unit = max(1, TMA_ALIGNMENT_BYTES // itemsize)
     widest = min(_MAX_BOX, max(unit, slot_bytes // itemsize // unit * unit))
@@ -195,7 +209,7 @@ def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tupl
 
 
 def _even(extent: int, max_extent: int, unit: int) -> int:
-    """Return the extent of a box, in whole units, that divides an axis evenly into the minimum number of boxes."""
+    """Return the extent of a box, a multiple of ``unit``, that divides an axis evenly into the fewest boxes."""
     parts = -(-extent // max_extent)
     return min(max_extent, -(-extent // parts // unit) * unit)
 

@@ -26,7 +26,10 @@ _MAX_TILES = 4096
 
 
 def gemm_arguments(problem: Problem, config: GemmConfig, gpu: Gpu) -> Arguments:
-    """Return the launch. The problem must have the configuration's layout. Raises TargetError or ArgumentError."""
+    """Return the arguments of the launch. Raises TargetError or ArgumentError.
+
+    The problem must have the configuration's layout.
+    """
     config.check_target(get_target(gpu.target))
     if problem.operands == NO_OPERANDS:
         raise ArgumentError("problem.operands", None, "the layouts of the arrays")
@@ -39,7 +42,7 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
     """Return the argument for a parameter. M is a dimension of every tensor map except B's."""
     m, n, k, operands = problem.m, problem.n, problem.k, problem.operands
     if name == "output_map" and not _is_stored_by_tma(problem, config):
-        name = "b_map"  # the kernel does not use the map, but the map must be valid
+        name = "b_map"  # The kernel does not use the map, but the map must be valid.
     if name == "a_map":
         swizzle = config.swizzle(config.is_a_k_major)
         dims, axis = ((k, m), 1) if config.is_a_k_major else ((m, k), 0)
@@ -54,7 +57,7 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
         return Map("out", spec, (("dim", 1),))
     if name == "a_scale_map":
         if operands.scale_rows is None:
-            raise ArgumentError("scales_by_tma", True, "False for scales that TMA cannot read")
+            raise ArgumentError("scales_by_tma", True, "False, because TMA cannot read these scales")
         dims, box = (m, ceil_div(k, SCALE_BLOCK)), (1, 1, config.tile_m)
         return Map("a_scale", _matrices(dims, operands.scale_rows, problem, box, "float32"), (("dim", 0),))
     return Value(0) if name == "problem" else At("out" if name == "output" else name)
@@ -65,7 +68,7 @@ def _matrices(
 ) -> TiledSpec:
     """Return the tensor map of a batch of matrices.
 
-    ``dims`` begins with the innermost axis; ``box`` begins with the batch.
+    ``dims`` begins with the innermost axis, and ``box`` begins with the batch.
     """
     kind = tma_type("uint8" if dtype.startswith("float8") else dtype)
     strides = matrix.pitch_bytes, matrix.batch_bytes if problem.batch > 1 else matrix.pitch_bytes
@@ -74,7 +77,7 @@ def _matrices(
 
 
 def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[Problem], Sizes]:
-    """Return a function that returns the sizes of any problem with the same plan_key.
+    """Return a function that computes the sizes of any problem with the same plan_key.
 
     Values of M with the same number of tiles differ in one word of the struct and in the tensor maps.
     """
@@ -142,8 +145,8 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
 def is_bound_by_memory(problem: Problem) -> bool:
     """Return whether there are few rows or columns and the operands do not fit in L2.
 
-    Such a launch is not a programmatic dependent. While the previous kernel ends, its CTAs would be placed on SMs as
-    these become free, and would share memory bandwidth unevenly. [H200]
+    Such a launch does not use programmatic dependent launch, because its CTAs would be placed on SMs one by one while
+    the previous kernel ends, and would share memory bandwidth unevenly. [H200]
     """
     m, n = problem.m, problem.n
     nbytes = problem.batch * element_bytes(problem.dtype) * problem.k * (m + n)

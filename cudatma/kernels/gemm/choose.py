@@ -1,4 +1,4 @@
-"""Configurations of the dense GEMM that may serve a problem, and their predicted times."""
+"""Configurations of the dense GEMM that can run a problem, and their predicted times."""
 
 from __future__ import annotations
 
@@ -36,8 +36,13 @@ from cudatma.target import Target, get_target
 class Tile(NamedTuple):
     """Fields of a configuration that the choice ranks.
 
-    k: tile_k for 2-byte elements. for_last_wave: whether the tile is ranked only for products with few waves, because
-    it may leave fewer SMs idle in the last wave.
+    Attributes
+    ----------
+    k : int
+        Value of tile_k for 2-byte elements.
+    for_last_wave : bool
+        Whether the tile is ranked only for products with few waves, because it may leave fewer SMs idle in the last
+        wave.
     """
 
     m: int
@@ -94,21 +99,21 @@ _TILES_OF = {
         Tile(m=128, n=256, warpgroups=2),
     ),
 }
-#: Number of waves of 128 x 256 tiles from which idle SMs in the last wave cost little.
+#: Minimum number of waves of 128 x 256 tiles at which idle SMs in the last wave cost little.
 _MANY_WAVES = 8
-#: Versions from which "auto" chooses, on targets with wgmma and on other targets. No other version is 2 % faster for a
-#: measured product, with one exception: version v5 is 10 % faster at 256 x 8192 x 28672 on an H100, but the cost model
-#: would still choose version v6. [H100, H200]
+#: Versions from which "auto" chooses, on targets with wgmma and on other targets. No other version is 2 % faster for
+#: any measured product except one: version v5 is 10 % faster at 256 x 8192 x 28672 on an H100, but the cost model would
+#: still choose version v6. [H100, H200]
 _LADDER, _LADDER_OF_SCALES, _MMA_SYNC = ("v6", "v7", "v5", "v4", "v3"), ("v5", "v4"), ("mma_sync",)
-#: Tiles for clusters that share loads. If rows split L2 sectors, such clusters may use any tile, because they read a
-#: shared operand half as often. Otherwise they use the first of these tiles if TMA reads A's block scales (0.2 to 3 %
-#: faster than version v4 on an H100), and the second tile if not (1 to 3 % faster on an H200).
+#: Tiles for clusters that share loads. If rows split L2 sectors, these clusters may use any tile, because they read a
+#: shared operand half as often. Otherwise, they use the first of these tiles if TMA reads A's block scales (0.2 to 3 %
+#: faster than version v4 on an H100), and the second tile if it does not (1 to 3 % faster on an H200).
 _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = Tile(m=256, n=128, warpgroups=2), Tile(m=256, n=160, warpgroups=2)
 _EVERY_M = np.ones(1, np.bool_)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig]:
-    """Return ``Family.times``: each tile of each version, with the longest ring that fits in shared memory.
+    """Return the predicted time of each version's tiles, each with the longest ring that fits in shared memory.
 
     If the problem names a version, only this version is considered. Otherwise, the wgmma versions compete, or mma_sync
     is used if the target has no wgmma. Raises TargetError if the target lacks a feature of the version or of the
@@ -134,7 +139,7 @@ def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
     version = problem.version
     if problem.block_scales and version and version not in WITH_BLOCK_SCALES:
         allowed = f"{', '.join(WITH_BLOCK_SCALES)} for block scales"
-        raise ArgumentError("version", version, allowed, 'version="auto"')
+        raise ArgumentError("version", version, allowed, 'pass version="auto"')
     if (version and version not in _MMA_SYNC) or problem.block_scales:
         user = "gemm with block scales" if problem.block_scales else f"version {version} of gemm"
         target.require("wgmma", user)
@@ -184,7 +189,7 @@ def _candidates(
 ) -> list[tuple[Tile, GemmConfig, CostModel]]:
     """Return the configurations of each tile that run on a GPU, with their cost models.
 
-    ``kind``: the values of PROBLEM_FIELDS.
+    ``kind`` contains the values of PROBLEM_FIELDS.
     """
     target = get_target(gpu.target)
     configs = (
@@ -234,7 +239,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
     index=("n", "k", "batch"),
     problem_fields=PROBLEM_FIELDS,
     options=(
-        Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
+        Option("dtype", "float16", tuple(OPERAND_TYPES), "dtype of the operands"),
         Option("layout", "RC", LAYOUTS, "whether A and B are row-major (R) or column-major (C)"),
         Option(
             "out_dtype",
@@ -242,7 +247,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
             ("", *RESULT_TYPES),
             "dtype of the result; default: the dtype of the operands, or bfloat16 for fp8",
         ),
-        Option("epilogue", "none", EPILOGUES, "epilogue: alpha, beta, bias, scales and an activation"),
+        Option("epilogue", "none", EPILOGUES, "alpha, beta, bias and scales, and an activation"),
         Option("block_scales", False, (False, True), "fp8 with one scale per block of 128 elements of K"),
         Option("scales_by_tma", False, (False, True), "A's block scales are column-major, so that TMA can load them"),
         Option("batch", 1, (), "matrices"),
@@ -255,7 +260,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
 def dump_configs(version: str, target: Target) -> list[GemmConfig]:
     """Return the configurations of a version that dumps and compile checks cover.
 
-    They contain each tile, layout, dtype and epilogue, and fp8 with block scales if the version supports them.
+    The result contains each tile, layout, dtype and epilogue, and fp8 with block scales if the version supports them.
     """
 
     def configs(*kind: Any) -> list[GemmConfig]:
@@ -269,7 +274,7 @@ def dump_configs(version: str, target: Target) -> list[GemmConfig]:
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
         config = replace(variants[index % len(variants)], dtype=dtype)
-        if config.tile_m * config.tile_n <= MAX_SUMS * 128 * config.warpgroups:  # larger tiles have no epilogue
+        if config.tile_m * config.tile_n <= MAX_SUMS * 128 * config.warpgroups:  # Larger tiles have no epilogue.
             config = replace(config, out_dtype=out_dtype, epilogue=epilogue)
         layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
         dumped += islice(_with_longest_ring((replace(config, layout=layout) for layout in layouts), target), 1)

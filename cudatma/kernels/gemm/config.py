@@ -34,8 +34,12 @@ from cudatma.target import Target
 class GemmPreset(Preset):
     """A version of gemm's kernel.
 
-    cluster: number of CTAs per cluster that share the loads of the operand with the larger tile. has_block_scales:
-    whether the kernel has a mainloop for fp8 with block scales.
+    Attributes
+    ----------
+    cluster : int
+        Number of CTAs per cluster that share the loads of the operand with the larger tile.
+    has_block_scales : bool
+        Whether the kernel has a mainloop for fp8 with block scales.
     """
 
     cluster: int = 1
@@ -136,12 +140,33 @@ def _clusters(version: str, tile_m: int, tile_n: int) -> tuple[int, int]:
 class GemmConfig(KernelConfig):
     """A configuration of a version's template.
 
-    version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. tile_m,
-    tile_n: tile size of a CTA, or of a warpgroup if the schedule is "pingpong". tile_k: number of elements of K per
-    stage. stages: number of stages of the ring. warpgroups: number of consumer warpgroups per tile, which divide the
-    tile along M, or in both directions with mma.sync. cluster_m: number of CTAs per cluster along M, which share loads
-    of B. cluster_n: number of CTAs per cluster along N, which share loads of A. cluster_k: number of CTAs per cluster
-    that divide K. ctas_per_sm: number of CTAs per SM. Raises ArgumentError or ArgumentTypeError.
+    Attributes
+    ----------
+    version : str
+        A key of PRESETS.
+    dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma
+        See Problem.
+    tile_m, tile_n : int
+        Tile size of a CTA, or of a warpgroup if the schedule is "pingpong".
+    tile_k : int
+        Number of elements of K per stage.
+    stages : int
+        Number of stages of the ring.
+    warpgroups : int
+        Number of consumer warpgroups per tile, which divide the tile along M, or in both directions with mma.sync.
+    cluster_m : int
+        Number of CTAs per cluster along M, which share loads of B.
+    cluster_n : int
+        Number of CTAs per cluster along N, which share loads of A.
+    cluster_k : int
+        Number of CTAs per cluster that divide K.
+    ctas_per_sm : int
+        Number of CTAs per SM.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
     """
 
     version: str
@@ -170,7 +195,7 @@ class GemmConfig(KernelConfig):
 
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
-        """Return a configuration of a version, with its smallest clusters unless ``fields`` says otherwise."""
+        """Return a configuration of a version, with its smallest clusters unless ``fields`` specifies others."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
         clusters = {
             "cluster_m": cluster_m,
@@ -187,14 +212,14 @@ class GemmConfig(KernelConfig):
             tile = f"version {self.version} with a tile of {self.tile_m} x {self.tile_n}"
             raise ArgumentError("cluster_m, cluster_n", clusters, f"{fitting} for {tile}")
         if self.tile_m % (rows := WGMMA_M * self.warpgroups):
-            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}: {WGMMA_M} per warpgroup")
+            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}, {WGMMA_M} per warpgroup")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (min_warpgroups := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
-            allowed = f"{min_warpgroups} or more: a thread holds at most {max_sums} sums"
+            allowed = f"at least {min_warpgroups}, because a thread holds at most {max_sums} sums"
             remedy = "use a smaller tile" if min_warpgroups > max(self.preset.allowed["warpgroups"]) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.tile_n > _MAX_COLUMNS_OF_THREE:
-            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
+            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups, because a thread has 128 registers"
             raise ArgumentError("tile_n", self.tile_n, allowed)
         if self.tile_k * self.element_bytes % (row_bytes := _SPAN_BYTES if self.has_wgmma else _SPAN_BYTES // 2):
             raise ArgumentError("tile_k", self.tile_k, f"a multiple of {row_bytes // self.element_bytes}")
@@ -202,14 +227,14 @@ class GemmConfig(KernelConfig):
             if not self.preset.has_block_scales:
                 raise ArgumentError("version", self.version, f"{' or '.join(WITH_BLOCK_SCALES)} for block scales")
             if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
-                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK}, with tile_k of {SCALE_BLOCK}")
+                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK} with tile_k = {SCALE_BLOCK}")
             if self.warpgroups > 2:
-                allowed = "1 or 2, because three lack registers for a second set of sums"
+                allowed = "1 or 2, because three warpgroups lack registers for a second set of sums"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
-        if self.cluster_k > 1 and problem.batch_invariant:  # it would change the order of the additions
+        if self.cluster_k > 1 and problem.batch_invariant:  # Dividing K changes the order of the additions.
             allowed = f"False for version {self.version}"
             raise ArgumentError("batch_invariant", True, allowed, "choose another version")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
@@ -316,12 +341,12 @@ class GemmConfig(KernelConfig):
 
     @property
     def is_a_k_major(self) -> bool:
-        """Whether K is contiguous in A; otherwise M is."""
+        """Whether K is contiguous in A. Otherwise, M is contiguous."""
         return self.layout[0] == "R"
 
     @property
     def is_b_k_major(self) -> bool:
-        """Whether K is contiguous in B; otherwise N is."""
+        """Whether K is contiguous in B. Otherwise, N is contiguous."""
         return self.layout[1] == "C"
 
     # ---- Launch parameters
@@ -419,7 +444,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def loaded_rows(self) -> tuple[int, int]:
-        """Number of rows of A's tile, and of rows of B's transposed tile, that one CTA loads."""
+        """Numbers of rows of A's tile and of B's transposed tile that one CTA loads."""
         return self.tile_m // self.cluster_n, self.slot_n // self.cluster_m
 
     @property
@@ -451,7 +476,7 @@ class GemmConfig(KernelConfig):
     def boxes_bytes(self, a_box_rows: int) -> int:
         """Return the number of bytes that the boxes of a stage deliver to a CTA.
 
-        ``a_box_rows``: number of rows in a box of A.
+        ``a_box_rows`` is the number of rows in a box of A.
         """
         rows = a_box_rows * (self.tile_m // self.max_a_box_rows)
         scales = 4 * self.tile_m if self.ring_has_scales else 0
@@ -465,7 +490,7 @@ class GemmConfig(KernelConfig):
     def staged_n(self) -> int:
         """Number of columns of the result that are staged at a time.
 
-        It does not exceed the number of columns that a CTA stores.
+        This number does not exceed the number of columns that a CTA stores.
         """
         return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
@@ -520,7 +545,7 @@ class GemmConfig(KernelConfig):
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         if not self.has_wgmma:
-            return ()  # lanes exchange results by shuffles
+            return ()  # Lanes exchange results by shuffles.
         staging = ("staging", self.consumer_warps * self.staging_buffers * 16 * _SPAN_BYTES)
         if self.cluster_k == 1:
             return (staging,)
@@ -539,7 +564,7 @@ class GemmConfig(KernelConfig):
         ]
 
     def useful_stages(self, target: Target) -> int:
-        """Return the number of useful stages that fit in shared memory. It is less than 2 if the tile does not fit."""
+        """Return the number of useful stages that fit in shared memory, less than 2 if the tile does not fit."""
         share = target.smem_share_bytes(self.ctas_per_sm)
         if self.block_scales and not self.ring_has_scales:
             share = min(share, _MAX_BYTES_BESIDE_L1)
@@ -548,7 +573,7 @@ class GemmConfig(KernelConfig):
     # ---- Choice and tuning
 
     def divide_tiles(self, problem: Problem, sm_count: int) -> Schedule:
-        """Return how the tiles of all matrices of the batch are divided among CTAs."""
+        """Return the division of the tiles of all matrices of the batch among CTAs."""
         m = problem.batch * ceil_div(problem.m, self.cluster_tile_m) * self.cluster_tile_m
         resident_ctas = sm_count * self.ctas_per_sm if self.is_persistent else None
         return whole_tiles(self, m, problem.n, problem.k, resident_ctas)

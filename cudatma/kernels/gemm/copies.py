@@ -21,15 +21,15 @@ from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import Gpu
 from cudatma.pipeline import align_up
 
-#: Numbers of rows for layouts_up_to(), in addition to the bound: one row, a number of rows whose column is a multiple
-#: of 16 bytes, and one whose column is not. The address is aligned and far from 0.
+#: Numbers of rows for layouts_up_to(), in addition to the bound. The numbers include a single row, a number of rows for
+#: which columns are multiples of 16 bytes, and a number for which they are not. The address is aligned and far from 0.
 _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 
 
 def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> ArrayInfo:
     """Return an operand (batch, rows, columns), or a copy of it if the kernels cannot read it.
 
-    ``stream``: the launch's stream, on which the copy runs, or None on the host. Raises the errors of copy(), and
+    ``stream`` is the launch's stream, on which the copy runs, or None on the host. Raises the errors of copy(), and
     LaunchError if the stream is being captured, because the graph would keep the address of freed memory.
     """
     letter = letter_of(info, field)
@@ -39,9 +39,9 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
     if info.device is not None and stream is not None:
         with context.using(info.device) as driver:
             if context.is_capturing(driver, stream):
-                got = f"a stream that captures a graph, for {field} with {why}"
-                allowed = "operands that the kernels can read in place (docs/design/gemm.md)"
-                raise LaunchError("stream", got, allowed, "copy it before the capture")
+                allowed = f"a stream that is not being captured, because {field} has {why}"
+                remedy = f"copy {field} before the capture (docs/design/gemm.md)"
+                raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
     rows = as_rows(info, letter)
     operation, options, source, target = _copy(rows)
     pitch = target.strides_bytes[1] // target.dtype.itemsize
@@ -54,15 +54,15 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
 
 
 def copied(**operands: ArrayInfo) -> str:
-    """Describe the operands that readable() copies, with the reasons."""
+    """Return a description of the operands that readable() copies, with the reasons."""
     reasons = {field: why_copied(info, letter_of(info, field)) for field, info in operands.items()}
-    return "; ".join(f"{field} is copied first: it has {why}" for field, why in reasons.items() if why)
+    return "; ".join(f"{field} is copied first because it has {why}" for field, why in reasons.items() if why)
 
 
 def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, ArrayInfo]:
     """Return the operation that copies rows, its options, its source, and the layout of its result."""
     batch, count, columns = rows.shape
-    matrices = batch if rows.strides_bytes[0] else 1  # a matrix that the whole batch shares is copied only once
+    matrices = batch if rows.strides_bytes[0] else 1  # A matrix that the whole batch shares is copied only once.
     kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8 dtype
     source = replace(rows, shape=(matrices, count, columns), dtype=kind)
     pitch = align_up(columns * kind.itemsize, TMA_ALIGNMENT_BYTES)

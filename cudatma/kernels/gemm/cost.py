@@ -24,7 +24,7 @@ from cudatma.target import get_target
 #: share loads wait for each other (longer with block scales [H100]), and CTAs that divide K synchronize. [H200]
 _LAUNCH_US = {"one_tile": 0.3, "persistent": 0.5, "pingpong": 0.5}
 _CLUSTER_LAUNCH_US, _CLUSTER_LAUNCH_OF_SCALES_US, _CLUSTER_K_LAUNCH_US, _MMA_SYNC_LAUNCH_US = 0.9, 2.2, 0.5, 0.9
-#: Clocks between two stages in which a single warpgroup does not multiply, keyed by the loader; and the same quantity
+#: Clocks between two stages in which a single warpgroup does not multiply, keyed by the loader, and the same quantity
 #: for ping-pong warpgroups.
 _STAGE_GAPS, _PINGPONG_GAP = {"cp_async": 400, "consumers": 250, "producer_warp": 0}, 40
 #: Bytes of each operand that the tensor cores of an SM multiply per clock. [H100 white paper]
@@ -130,7 +130,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         mainloop = waves * -(-problem.k // cluster_stage_k) * stage
         firsts = 1 if config.is_persistent else waves
         stores = waves * stored
-        if is_pingpong:  # clocks of the last tile, and clocks that the other warpgroup's MMAs do not hide
+        if is_pingpong:  # Clocks of the last tile, and clocks that the other warpgroup's MMAs do not hide.
             stores = stored + waves * np.maximum(0.0, stored - mainloop / waves) / 2
         around = stores + firsts * _FIRST_STAGE_CLOCKS
         mainloop_us = mainloop / gpu.sm_clock_mhz
@@ -160,7 +160,7 @@ def _launch_us(config: Any) -> float:
 def _multiplying_clocks(config: Any) -> float:
     """Return the clocks of a stage whose operands are in shared memory.
 
-    They are bound by the tensor cores or by shared memory.
+    Tensor cores or shared memory bound these clocks.
     """
     k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
     products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)

@@ -1,4 +1,4 @@
-"""gemm: c = a b in fp16, bf16 or fp8."""
+"""The function gemm, which computes c = a b in fp16, bf16 or fp8."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def gemm(
 ) -> Any:
     """Compute c = activation(alpha a_scale b_scale a b + beta c + bias) with fp32 accumulation and a single rounding.
 
-    The function has no backward pass, so it raises an error for tensors that require grad while torch records
-    operations.
+    The function has no backward pass, so it raises an error for tensors that require grad while autograd is recording.
 
     Parameters
     ----------
     a : array (M, K) or (batch, M, K)
-        Left operand in fp16, bf16 or fp8 (float8_e4m3fn, float8_e5m2): CuPy, torch, DLPack or
-        ``__cuda_array_interface__``; NumPy on the emulator.
+        Left operand in fp16, bf16 or fp8 (float8_e4m3fn, float8_e5m2): a CuPy array, a torch tensor, or an object that
+        supports DLPack or ``__cuda_array_interface__``. On the emulator, also a NumPy array.
     b : array (K, N) or (batch, K, N)
-        Right operand, of a's dtype, library and device. A batch of a may share one matrix b.
+        Right operand, with a's dtype, library and device. All matrices in a batch of a may share one matrix b.
     out : array (M, N) or (batch, M, N), optional
-        The result c, with contiguous rows. It is required if ``beta`` is not 0. Default: a new array of a's library.
+        The result c, with contiguous rows. ``out`` is required if ``beta`` is not 0. Default: a new array of a's
+        library.
     bias : array (N,), optional
         Bias of the result's dtype, which is added to each row.
     alpha, beta : float
@@ -74,22 +74,22 @@ def gemm(
         bfloat16 for fp8.
     a_scale, b_scale : float or fp32 array, optional
         One number, or one scale per row (M,) and per column (N,). fp8 on SM90 also supports one scale per block, with
-        shapes (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), preceded by the batch if the scales of matrices
-        differ. TMA reads the block scales of a if the scales of neighboring rows are adjacent and those of each block
-        of K begin at a multiple of 16 bytes.
+        shapes (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), preceded by the batch if the matrices have
+        different scales. TMA reads the block scales of a if the scales of neighboring rows are adjacent and the scales
+        of each block of K begin at a multiple of 16 bytes.
     batch_invariant : bool, default False
-        Compute each row with the same bits at every M.
+        Whether each row has the same bits at every M.
     version : {"auto", "v1", ..., "v7", "mma_sync"}
         Version of the kernel (docs/design/gemm.md). The environment or a file can also set it (kernels/version.py).
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
     stream : stream, optional
-        Default: the current stream of a's library.
+        Stream of the launch. Default: the current stream of a's library.
 
     Returns
     -------
     array (M, N) or (batch, M, N)
-        ``out``.
+        The result c.
 
     Raises
     ------
@@ -98,14 +98,14 @@ def gemm(
     TargetError
         If no kernel supports the problem on the GPU.
     LaunchError
-        If a graph capture contains the first call, or a call that has to copy an operand.
+        If the first call, or a call that must copy an operand, is made during graph capture.
     CompileError, DriverError, HazardError
         If a kernel does not compile or load, or if the emulator finds a hazard.
 
     Notes
     -----
     Kernels read row-major and column-major operands whose rows or columns begin at multiples of 16 bytes. fp8 requires
-    a row-major a and a column-major b. Other operands are copied first, as gemm_explain() reports.
+    a row-major a and a column-major b. Other operands are copied first; gemm_explain() reports this.
 
     wgmma accumulates fp8 products with fewer bits than fp32 has. With block scales, this affects only the sums within
     each 128 elements of K.
@@ -123,7 +123,7 @@ def gemm(
 
 
 class Gemm(Operation[Problem, GemmConfig]):
-    """gemm as an operation."""
+    """Operation of gemm()."""
 
     name: ClassVar[str] = "gemm"
     inputs: ClassVar[tuple[str, ...]] = ("a", "b", "a_scale", "b_scale", "bias")
@@ -136,7 +136,7 @@ class Gemm(Operation[Problem, GemmConfig]):
     def resized(
         self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
-        """Return the problem with another M if it is a product of two matrices without block scales, otherwise None."""
+        """Return the problem with another M, or None for a batch or for block scales."""
         a, b, a_scale, _, _, out = shapes
         if problem.batch > 1 or len(b) > 2 or problem.block_scales:
             return None
@@ -144,7 +144,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         if m > MAX_EXTENT or (out is not None and out[:-1] != a[:-1]):
             return None
         if problem.layout[0] == "C" and m * element_bytes(problem.dtype) > problem.operands.a.pitch_bytes:
-            return None  # the columns of a overlap, or a has only one column
+            return None  # The columns of a overlap, or a has only one column.
         if a_scale and a_scale[0] not in (1, m):
             return None
         return problem.with_m(m), (*a[:-1], problem.n), None
@@ -165,19 +165,19 @@ class Gemm(Operation[Problem, GemmConfig]):
         return checked._replace(problem=replace(problem, operands=operands), arrays=(a, b, *checked.arrays[2:]))
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """Return every field except M, alpha and beta, which the struct contains."""
+        """Return all fields except M, alpha and beta, which are members of the struct."""
         return problem.fixed, problem.operands._replace(alpha=1.0, beta=0.0)
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmConfig:
-        """Return the kernel for a problem."""
+        """Return the configuration for a problem."""
         return choose(GEMM, problem, gpu, memo)
 
     def kernels(self, problem: Problem, config: GemmConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the kernel."""
+        """Return the template and the configuration of the kernel."""
         return ((config.template, config),)
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-        """Yield the kernels of each choice table that such calls use, and the kernels that copy operands."""
+        """Yield the kernels of each choice table that calls up to ``max_m`` use, and the kernels that copy operands."""
         problem, named = _with_elements(checked), self.named(checked)
         a, b = named["a"], named["b"]
         layouts = list(layouts_up_to(a, max_m))
@@ -197,7 +197,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         """Return problems for values of M up to ``max_m`` that resized() supports and that differ in more than M."""
         problem, operands = checked.problem, checked.problem.operands
         if not (operands.a.is_aligned and operands.b.is_aligned):
-            return ()  # the launch reads copies of the operands and therefore has another plan
+            return ()  # The launch reads copies of the operands and therefore has another plan.
         if problem.batch > 1 or problem.block_scales:
             return (problem,)
         return map(problem.with_m, choice_table(GEMM, problem, gpu, max_m).ms_up_to(max_m))
@@ -205,7 +205,7 @@ class Gemm(Operation[Problem, GemmConfig]):
     def arguments(
         self, problem: Problem, config: GemmConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
-        """Return the launch of a problem."""
+        """Return the launch arguments of a problem."""
         return (gemm_arguments(problem, config, gpu),)
 
     def sizes_for(
@@ -222,7 +222,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         unit = np.ones((1, 1), np.float32)
         scales = (host.get(name, unit) for name in ("a_scale", "b_scale"))
         a_scale, b_scale = (scale.reshape(1, 1) if scale.size == 1 else scale for scale in scales)
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             if problem.block_scales:
                 a = a * np.repeat(a_scale, SCALE_BLOCK, -1)[..., : problem.k]
                 b_scale = np.repeat(b_scale, SCALE_BLOCK, -1)[..., : problem.n]
@@ -257,17 +257,17 @@ def gemm_explain(
     stream: Any = None,
     target: str | Target | None = None,
 ) -> Explanation:
-    """Explain which kernel gemm() would run, why, and how long it should take. Nothing is compiled or launched.
+    """Explain which kernel gemm() would run and how long it should take, without compiling or launching it.
 
     Parameters
     ----------
     a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version : arguments
-        As for ``gemm``.
+        The arguments of ``gemm``.
     backend, stream : optional
-        Accepted as for ``gemm``, but ignored.
+        Ignored. Accepted so that the arguments of ``gemm`` can be passed unchanged.
     target : str or Target, optional
-        Target of an imagined GPU, such as ``"sm_120a"``. Default: the GPU of the arrays. For host arrays, the default
-        is a known GPU with the target ``$CUDATMA_TARGET``, or an H200.
+        Target to assume, such as ``"sm_120a"``. Default: the target of the GPU that holds the arrays. For host arrays,
+        the default is ``$CUDATMA_TARGET``, or an H200 if this variable is not set.
 
     Returns
     -------
@@ -277,7 +277,7 @@ def gemm_explain(
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError
-        As for ``gemm``, and if the result has no elements.
+        If the arguments are invalid, if no kernel supports the problem, or if the result has no elements.
 
     Examples
     --------
@@ -304,7 +304,7 @@ def gemm_explain(
 def _with_elements(checked: Checked[Problem]) -> Problem:
     """Return the problem of a call. Raises ArgumentError if the result has no elements."""
     if checked.problem is None:
-        raise ArgumentError("a.shape, b.shape", f"a result of {checked.shape}", "a result with elements")
+        raise ArgumentError("a.shape, b.shape", f"a result of {checked.shape}", "a nonempty result")
     return checked.problem
 
 
@@ -313,7 +313,7 @@ def _activated(x: Any, name: str) -> Any:
         return np.where(x < 0, np.float32(0), x)
     if name == "gelu":
         scaled = np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
-        return np.where(np.isneginf(x), np.float32(0), scaled)  # the kernels return the same limit
+        return np.where(np.isneginf(x), np.float32(0), scaled)  # The kernels return the same limit.
     if name == "gelu_tanh":
         return (
             np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))

@@ -14,8 +14,14 @@ from cudatma.pipeline import align_up
 class Matrix(NamedTuple):
     """Layout of a batch of matrices with contiguous rows or columns.
 
-    pitch_bytes: bytes from one row, or column, to the next. batch_bytes: bytes from one matrix to the next, or 0 for a
-    single matrix. is_aligned: whether every row begins at a multiple of 16 bytes.
+    Attributes
+    ----------
+    pitch_bytes : int
+        Bytes from one row (or column) to the next.
+    batch_bytes : int
+        Bytes from one matrix to the next, or 0 for a single matrix.
+    is_aligned : bool
+        Whether every row begins at a multiple of 16 bytes.
     """
 
     pitch_bytes: int = 0
@@ -24,7 +30,7 @@ class Matrix(NamedTuple):
 
 
 def matrix_of(info: ArrayInfo, letter: str, alignment: int = TMA_ALIGNMENT_BYTES) -> Matrix:
-    """Return the layout of an array (batch, rows, columns). ``letter``: R for row-major, C for column-major.
+    """Return the layout of an array (batch, rows, columns). ``letter`` is R for row-major or C for column-major.
 
     A single row has the pitch of a dense row, rounded up to the alignment.
     """
@@ -49,7 +55,7 @@ def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
 def letter_of(info: ArrayInfo, field: str) -> str:
     """Return C for a column-major operand (.., rows, columns), and R for any other operand.
 
-    For fp8, return the layout that the MMAs require: R for a, C for b. ``field``: name of the operand.
+    For fp8, return the layout that the MMAs require: R for a, C for b. ``field`` is the name of the operand.
     """
     (rows, columns), (down, across), element = info.shape[-2:], info.strides_bytes[-2:], info.dtype.itemsize
     if element == 1:
@@ -68,7 +74,7 @@ def as_rows(info: ArrayInfo, letter: str) -> ArrayInfo:
 
 
 def why_copied(info: ArrayInfo, letter: str) -> str:
-    """Return why the kernels cannot read an operand with this layout, in words, or "" if they can."""
+    """Return the reason why the kernels cannot read an operand with this layout, or "" if they can."""
     rows = as_rows(info, letter)
     (batch, count, columns), (step, pitch, across), element = rows.shape, rows.strides_bytes, rows.dtype.itemsize
     if columns > 1 and across != element:
@@ -90,15 +96,15 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     element = info.dtype.itemsize
     if not info.size_elems:
         return info
-    strides = info.strides_bytes[info.shape[0] == 1 :]  # the caller passed one matrix without the batch axis
+    strides = info.strides_bytes[info.shape[0] == 1 :]  # The caller passed one matrix without the batch axis.
     check_pointer(info, "out")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
-        raise ArgumentError("out.strides", strides, "contiguous rows", "copy it")
+        raise ArgumentError("out.strides", strides, "contiguous rows", "pass an array with contiguous rows")
     span = element * info.shape[2]
     outer = zip(info.strides_bytes[:2], info.shape[:2], strict=True)
     for stride, extent in sorted((stride, extent) for stride, extent in outer if extent > 1):
         if stride < span or stride % element:
-            raise ArgumentError("out.strides", strides, "rows that do not overlap", "copy it")
+            raise ArgumentError("out.strides", strides, "rows that do not overlap", "pass an array without overlaps")
         span = stride * extent
     (batch, rows, columns), (step, pitch, _) = info.shape, info.strides_bytes
     pitch = pitch if rows > 1 else element * columns
@@ -106,7 +112,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
 
 
 def folded(info: ArrayInfo) -> ArrayInfo:
-    """Return the batch as one matrix with all rows. There must be no gaps between the matrices."""
+    """Return the batch as one matrix with all rows. The matrices must be contiguous."""
     batch, rows, columns = info.shape
     return replace(info, shape=(1, batch * rows, columns), strides_bytes=(0, *info.strides_bytes[1:]))
 
@@ -120,4 +126,4 @@ def check_pointer(info: ArrayInfo, field: str) -> None:
     """Raise ArgumentError unless an array is aligned to its element size."""
     if info.pointer % info.dtype.itemsize:
         allowed = f"a multiple of {info.dtype.itemsize} bytes"
-        raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "copy it")
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "pass an aligned copy")

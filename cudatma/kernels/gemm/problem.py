@@ -40,7 +40,7 @@ LAYOUTS = ("RC", "RR", "CR", "CC")
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 RESULT_TYPES = (*ACTIVATION_TYPES, "float32")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-#: Epilogues: "" for none, "linear" for alpha, beta, bias and scales, or "linear" followed by an activation.
+#: Epilogues: "none", "linear" for alpha, beta, bias and scales, or "linear" followed by an activation.
 EPILOGUES = ("none", "linear", *ACTIVATIONS)
 #: Number of elements of K, and of N, that share a block scale.
 SCALE_BLOCK = 128
@@ -56,12 +56,12 @@ MEMBERS = WORK_MEMBERS | {
     for member in (
         Member("output_by_tma", "u32", "1: TMA can write the result"),
         Member("alternates", "u32", "1: every other tile of a CTA traverses K backwards"),
-        Member("matrix_tiles_m", "u32", "tiles along M of one matrix of the batch"),
+        Member("matrix_tiles_m", "u32", "number of tiles along M per matrix of the batch"),
         Member("alpha", "float", "alpha, which multiplies the product"),
         Member("beta", "float", "beta, which multiplies the previous values of the result"),
         Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
         Member("output_batch", "u64", "elements from one matrix of the result to the next"),
-        Member("a_box_rows", "u32", "rows per box of A"),
+        Member("a_box_rows", "u32", "number of rows per box of A"),
         Member("stage_bytes", "u32", "bytes that the boxes of a stage deliver"),
         Member("a_pitch", "u64", "elements from one row (or column) of A to the next"),
         Member("b_pitch", "u64", "elements from one row (or column) of B to the next"),
@@ -73,10 +73,10 @@ MEMBERS = WORK_MEMBERS | {
             "u64",
             "elements from the scale of one column (or block of columns) to the next; 0: one scale for all",
         ),
-        Member("a_scale_k", "u64", "elements from the scale of one block of K to the next"),
-        Member("b_scale_k", "u64", "the same for B"),
-        Member("a_scale_batch", "u64", "elements from the scales of one matrix to the next"),
-        Member("b_scale_batch", "u64", "the same for B"),
+        Member("a_scale_k", "u64", "elements from the scale of one block of K of A to the next"),
+        Member("b_scale_k", "u64", "elements from the scale of one block of K of B to the next"),
+        Member("a_scale_batch", "u64", "elements from the scales of one matrix of A to the next"),
+        Member("b_scale_batch", "u64", "elements from the scales of one matrix of B to the next"),
     )
 }
 
@@ -111,9 +111,9 @@ def check_kind(fields: Any) -> None:
     if fields.epilogue not in EPILOGUES:
         raise ArgumentError("epilogue", fields.epilogue, ", ".join(EPILOGUES))
     if is_fp8(fields.dtype) and fields.layout != "RC":
-        raise ArgumentError("layout", fields.layout, "RC for fp8, which wgmma reads K-major only")
+        raise ArgumentError("layout", fields.layout, "RC for fp8, because wgmma reads fp8 only K-major")
     if fields.block_scales and not is_fp8(fields.dtype):
-        raise ArgumentError("block_scales", True, f"False for {fields.dtype}", "fp8 has block scales")
+        raise ArgumentError("block_scales", True, f"False for {fields.dtype}", "pass fp8 operands")
     if fields.scales_by_tma and not fields.block_scales:
         raise ArgumentError("scales_by_tma", True, "False without block_scales")
 
@@ -121,8 +121,16 @@ def check_kind(fields: Any) -> None:
 class Operands(NamedTuple):
     """Properties of a call's arrays on which a launch depends, except for sizes and addresses.
 
-    a, b, out: layouts. scale_strides: number of elements from one scale to the next, by the names of the struct's
-    members. scale_rows: layout of A's block scales if TMA reads them. alpha, beta: scalars of the epilogue.
+    Attributes
+    ----------
+    a, b, out : Matrix
+        Layouts of the operands and of the result.
+    scale_strides : tuple[tuple[str, int], ...]
+        Number of elements from one scale to the next, keyed by the names of the struct's members.
+    scale_rows : Matrix or None
+        Layout of A's block scales if TMA reads them.
+    alpha, beta : float
+        Scalars of the epilogue.
     """
 
     a: Matrix = Matrix()
@@ -138,15 +146,35 @@ class Operands(NamedTuple):
 NO_OPERANDS = Operands()
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
+@dataclass(frozen=True, kw_only=True)  # Without slots, for resized_copy()
 class Problem:
-    """``batch`` matrix products c (m, n) = a (m, k) b (k, n).
+    """A batch of matrix products c (m, n) = a (m, k) b (k, n).
 
-    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: version of the kernel, or "" for any. out_dtype: one
-    of RESULT_TYPES, or "" for default_result(). epilogue: one of EPILOGUES. block_scales: whether each 1 x 128 block of
-    a and each 128 x 128 block of b has a scale. scales_by_tma: whether TMA can read the scales of a. batch_invariant:
-    whether the bits of a row must be independent of m. operands: further properties on which a launch depends, but not
-    the choice of a configuration. Raises ArgumentError or ArgumentTypeError.
+    Attributes
+    ----------
+    dtype : str
+        One of OPERAND_TYPES.
+    layout : str
+        One of LAYOUTS.
+    version : str
+        Version of the kernel, or "" for any.
+    out_dtype : str
+        One of RESULT_TYPES, or "" for default_result().
+    epilogue : str
+        One of EPILOGUES.
+    block_scales : bool
+        Whether each 1 x 128 block of a and each 128 x 128 block of b has a scale.
+    scales_by_tma : bool
+        Whether TMA can read the scales of a.
+    batch_invariant : bool
+        Whether the bits of a row must be independent of m.
+    operands : Operands
+        Other properties on which a launch depends, but not the choice of a configuration.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
     """
 
     m: int
@@ -198,7 +226,7 @@ class Problem:
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may be used, in words, or "" if all may be used."""
+        """Reason why only some configurations are allowed, or "" if all are allowed."""
         return f"version {self.version} is selected" if self.version else ""
 
     @property
@@ -220,7 +248,7 @@ class Problem:
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
         """Return the problem of a tuning entry.
 
-        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid one.
+        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid entry.
         """
         known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         return cls(**{name: raw[name] for name in ("m", "n", "k", "dtype", "layout")} | known)
@@ -235,8 +263,12 @@ _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", 
 class GemmOptions(NamedTuple):
     """Options of gemm(), which are part of a call's key.
 
-    a_scale, b_scale: scales that are numbers. kinds: types of the numbers and of the flag. They distinguish 1, which
-    may be valid, from True, which compares equal.
+    Attributes
+    ----------
+    a_scale, b_scale : Any
+        Numeric scales.
+    kinds : tuple[type, ...]
+        Types of the numbers and of the flag. The key needs the types because 1 and True compare equal.
     """
 
     alpha: Any
@@ -263,7 +295,7 @@ def call_of(
     batch_invariant: Any = False,
     version: str = "",
 ) -> tuple[tuple[Any, ...], GemmOptions]:
-    """Return the inputs and the options that run() takes for a call of gemm(). Scales that are numbers are options."""
+    """Return the inputs and options of run() for a call of gemm(). Numeric scales are options."""
     a_factor = b_factor = None
     if a_scale is not None and isinstance(a_scale, numbers.Real):
         a_factor, a_scale = a_scale, None
@@ -285,7 +317,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
     activation, factors = options.activation, (options.a_scale, options.b_scale)
     left, right = _operand(a, "a"), _operand(b, "b")
     if right.dtype != left.dtype:
-        raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype}, as a")
+        raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype}, the dtype of a")
     batches = product_batch(left.shape, right.shape)
     batch = batches[0] if batches else 1
     m, n, k = left.shape[-2], right.shape[-1], left.shape[-1]
@@ -300,14 +332,16 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
     has_block_scales = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
     if has_block_scales and not is_fp8(left.dtype.name):
         raise ArgumentError(
-            "a_scale.shape", "block scales", f"one scale, or one per row or column, for {left.dtype.name}"
+            "a_scale.shape", "block scales", f"a single scale, or one per row or column, for {left.dtype.name}"
         )
     scale_strides = _scale_strides(a_scale, b_scale)
     if has_block_scales and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
-        raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
+        raise ArgumentError(
+            "a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "pass a contiguous copy"
+        )
     dtype = _result_type(options.out_dtype, result, left)
     bias = None if bias is None else describe(bias, "bias")
-    # Adding 0.0 converts -0.0 to 0.0. This is necessary because equal options must have the same meaning.
+    # Adding 0.0 converts -0.0 to 0.0. Otherwise, equal options would have different meanings.
     alpha = real_number(options.alpha, "alpha") * factor + 0.0
     beta = real_number(options.beta, "beta") + 0.0
     if bias is not None:
@@ -321,7 +355,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         check_out(result, NUMPY[dtype], dtype, shape, given, "gemm")
         result = result_rows(result if batches else batched(result, 1))
     elif beta:
-        raise ArgumentError("out", None, "an array, because beta multiplies it", "pass out, or use beta=0")
+        raise ArgumentError("out", None, "an array, because beta multiplies it", "pass out, or pass beta=0")
 
     a_scale_is_one = a_scale is None or a_scale.size_elems == 1
     b_scale_is_shared = b_scale is None or b_scale.size_elems == 1 or len(b_scale.shape) < 3
@@ -372,12 +406,12 @@ def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     Raises ArgumentError unless the shapes match each other.
     """
     if b[-2] != a[-1]:
-        remedy = "its transposed view would match: b.T, or b.mT for a batch" if b[-1] == a[-1] else ""
+        remedy = "pass the transposed view, b.T, or b.mT for a batch" if b[-1] == a[-1] else ""
         raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N), for a of {tuple(a)}", remedy)
     batches = [shape[0] for shape in (a, b) if len(shape) == 3]
     several = [batch for batch in batches if batch != 1]
     if len(several) == 2 and several[0] != several[1]:
-        raise ArgumentError("b.shape", tuple(b), f"a batch of {a[0]} like a, or a single matrix")
+        raise ArgumentError("b.shape", tuple(b), f"a batch of {a[0]}, the batch of a, or a single matrix")
     return tuple(several[:1] or batches[:1])
 
 
@@ -387,9 +421,11 @@ def _operand(array: Any, field: str) -> ArrayInfo:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
     if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
         shape = "M, K" if field == "a" else "K, N"
-        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 or more")
+        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), where K is at least 1")
     if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements", "copy it")
+        raise ArgumentError(
+            f"{field}.strides", info.strides_bytes, "multiples of the element size", "pass a contiguous copy"
+        )
     check_pointer(info, field)
     return info
 
@@ -416,7 +452,7 @@ def _check_bias(info: ArrayInfo, dtype: str, n: int) -> None:
     if info.shape != (n,):
         raise ArgumentError("bias.shape", info.shape, f"({n},)")
     if not info.is_contiguous:
-        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous elements", "copy it")
+        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous elements", "pass a contiguous copy")
     check_pointer(info, "bias")
 
 
@@ -427,7 +463,9 @@ def _scale(value: Any, field: str) -> ArrayInfo | None:
     if info.dtype != np.float32:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32")
     if any(stride < 0 or stride % 4 for stride in info.strides_bytes):
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 or more", "copy it")
+        raise ArgumentError(
+            f"{field}.strides", info.strides_bytes, "nonnegative multiples of 4 bytes", "pass a contiguous copy"
+        )
     check_pointer(info, field)
     return info
 
@@ -450,7 +488,7 @@ def _are_of_blocks(
     plain = [info is None or info.size_elems == 1 or info.shape in vectors for _, info, _, vectors, _ in cases]
     if all(plain):
         return False
-    # Report a scale whose shape is never allowed before one that does not match the other scale.
+    # Report a scale whose shape is never allowed before a scale that does not match the other one.
     for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
         if info is None:
             raise ArgumentError(
@@ -464,7 +502,7 @@ def _are_of_blocks(
 
 
 def _scale_strides(a_scale: ArrayInfo | None, b_scale: ArrayInfo | None) -> dict[str, int]:
-    """Return the number of elements from one scale to the next, by the names of the struct's members.
+    """Return the number of elements from one scale to the next, keyed by the names of the struct's members.
 
     The stride of an axis with one element is 0.
     """

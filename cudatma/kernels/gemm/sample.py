@@ -47,13 +47,13 @@ def sample(
     TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if dtype not in LIMITS:
-        raise ArgumentError("dtype", dtype, ", ".join(LIMITS), 'for fp8 call gemm(.., backend="emulator")')
+        raise ArgumentError("dtype", dtype, ", ".join(LIMITS), 'call gemm(.., backend="emulator") for fp8')
     Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size % 8:
             raise ArgumentError(name, size, "a multiple of 8")
     if sm_count < 1:
-        raise ArgumentError("sm_count", sm_count, "1 or more")
+        raise ArgumentError("sm_count", sm_count, "at least 1")
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     a, b = (
         random.standard_normal(shape if letter == "R" else shape[::-1], np.float32).astype(kind)
@@ -76,7 +76,7 @@ def sample(
 def gemm_call(
     config: GemmConfig, target: Target, sm_count: int, a: Any, b: Any, out: Any, **options: Any
 ) -> tuple[Arguments, dict[str, ArrayInfo]]:
-    """Return the launch of gemm() with these arguments and this configuration, and its arrays by name."""
+    """Return the launch of gemm() with these arguments and this configuration, and the arrays by name."""
     checked = checked_call(a, b, out, **options)
     return gemm_arguments(checked.problem, config, imagined_gpu(target, sm_count)), GEMM_CALL.named(checked)
 
@@ -88,7 +88,7 @@ def checked_call(a: Any, b: Any, out: Any = None, **options: Any) -> Checked[Pro
 
 
 class GemmTrial:
-    """Trial of gemm (kernels/sample.py). Raises DriverError if there is no CuPy or no GPU."""
+    """The ``Trial`` of gemm for the tuner. Raises DriverError if there is no CuPy or no GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device

@@ -25,7 +25,7 @@ from cudatma.layout import Swizzle
 from cudatma.quantization.layout_v1 import group_count, part_shapes
 from cudatma.target import Target
 
-#: Maps each parameter to the name of its array.
+#: Name of the array of each parameter.
 _ARRAYS = {
     "weight": "qweight",
     "scales": "scales",
@@ -42,7 +42,7 @@ _SPAN = 64
 
 
 def gemm_arguments(problem: Problem, config: MarlinConfig, work: Schedule, target: Target) -> Arguments:
-    """Return the launch of the GEMM, which reads either x or the copied rows.
+    """Return the launch arguments of the GEMM, which reads either x or the copied rows.
 
     Parameters
     ----------
@@ -72,13 +72,13 @@ def gemm_arguments(problem: Problem, config: MarlinConfig, work: Schedule, targe
 def sizes_for(
     problem: Problem, config: MarlinConfig, work_of: Callable[[int], Schedule], target: Target
 ) -> Callable[[Problem], Sizes]:
-    """Return a function that returns the sizes of any problem with the same plan_key.
+    """Return a function that computes the sizes of any problem with the same plan_key.
 
     ``work_of`` returns the schedule for M rows. The schedule depends only on the number of tiles. Sizes for values of M
     with the same number of tiles differ only in one word of the struct and in the tensor map.
     """
     if config.scale_form not in ("none", problem.scale_form):
-        why = "the range of the scales determines the form (quantization/scale_range.py)"
+        why = "pass a form that the range of the scales allows (quantization/scale_range.py)"
         raise ArgumentError("scale_form", config.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
     programmatic = problem.programmatic or problem.copies_x
@@ -140,10 +140,10 @@ def _source_pitch_bytes(problem: Problem) -> int:
 def dependent_smem_bytes(config: MarlinConfig, target: Target) -> int:
     """Return the number of bytes of dynamic shared memory per CTA in a dependent launch.
 
-    The size is increased if more than ``ctas_per_sm`` CTAs, including those of the previous launch, would fit on an SM.
-    The GPU places the CTAs of a dependent launch on any SM with enough room. While CTAs of the previous launch still
-    occupy some SMs, the other SMs would get too many CTAs. Such a launch took 43 us instead of 30 us
-    (docs/lab/marlin.md).
+    The size is larger than the kernel needs if more than ``ctas_per_sm`` CTAs, including those of the previous launch,
+    would fit on an SM. The GPU places the CTAs of a dependent launch on any SM with enough room. While CTAs of the
+    previous launch still occupy some SMs, the other SMs would get too many CTAs. Such a launch took 43 us instead of 30
+    us (docs/lab/marlin.md).
     """
     too_much = target.smem_share_bytes(config.ctas_per_sm + 1) + 1
     return max(config.smem_bytes, min(target.smem_share_bytes(config.ctas_per_sm), too_much))
@@ -171,8 +171,9 @@ def _table(layer: LinearShape, config: MarlinConfig, name: str) -> Map:
 
 
 def _activations(problem: Problem, config: MarlinConfig) -> Map:
-    """Return the tensor map of the activations. Each CTA of a cluster loads some of the rows for the whole cluster.
+    """Return the tensor map of the activations.
 
+    Each CTA of a cluster loads some of the rows for the whole cluster.
     If a box has several blocks, the map divides K into blocks of 64. Raises DescriptorError if K is then not a multiple
     of 64.
     """
@@ -180,7 +181,7 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
     if (blocks := config.activation_box_blocks) > 1:
         if k % _SPAN:
-            why = "TMA would not zero-fill the end of the last block; use a config without deep_box"
+            why = "use a config without deep_box, because TMA would not zero-fill the end of the last block"
             raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", why)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]
@@ -196,6 +197,6 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
 
 
 def copy_sizes(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Sizes:
-    """Return the sizes of the copy kernel's launch."""
+    """Return the sizes of the launch of the copy kernel."""
     m, k = problem.m, problem.layer.k
     return permute_sizes(config, m, k, _source_pitch_bytes(problem), resident_ctas, programmatic=problem.programmatic)

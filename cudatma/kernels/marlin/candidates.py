@@ -38,7 +38,7 @@ MAX_STAGES = 12
 
 # ---- Skinny: one configuration for each division of N and K among CTAs -----------------------------------------------
 
-#: The largest M for each number of rows per box. For larger M, the time is bound by mma.sync and not by the loads of
+#: The largest M for each number of rows per box. For larger M, mma.sync bounds the time, not the loads of
 #: the weight.
 _SIZES = (1, 2, 4, 8, 16, 32)
 _MAX_N_TILES = 8
@@ -52,7 +52,7 @@ _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_K = 28 * KIB, 32 * KIB, 256
 _SHORT_PART_K = 512
 #: Maximum number of consumer warps per CTA, and the maximum with slice_k = 8.
 _MAX_WARPS, _MAX_SLICED_WARPS = 12, 8
-#: From this tile_m and group_size upwards, two CTAs per SM with slice_k > 1 have too few registers, because they keep
+#: For at least this tile_m and group_size, two CTAs per SM with slice_k > 1 have too few registers, because they keep
 #: the sums of a group and the sums of all K. ptxas spills 250 to 440 bytes per thread, and (3584, 37888) took 76 us
 #: instead of 28 us. [H200]
 _UNSLICED_M, _UNSLICED_GROUP = 32, 64
@@ -80,7 +80,7 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Mar
 def ring_stages(k: int, n_tiles: int, tile_k: int) -> int:
     """Return the number of stages that a ring can use for a K of ``k``. Shared memory may have room for fewer."""
     stages = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k // 2))
-    # Loading all of K at once would delay the first stage, too.
+    # Loading all of K at once would also delay the first stage.
     iterations = ceil_div(k, tile_k)
     return min(stages, MAX_STAGES, max(iterations - 1, min(iterations, MIN_STAGES), 2))
 
@@ -110,7 +110,7 @@ class _Division(NamedTuple):
 
 
 def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
-    """For each number of CTAs that may divide K, yield the division with the fewest N tiles that adds no wave."""
+    """Yield, for each number of CTAs that may divide K, the division with the fewest N tiles that adds no wave."""
     n_tiles = ceil_div(n, N_TILE)
     waves = ceil_div(n_tiles, sm_count * _MAX_N_TILES)
     # A second CTA on the SM, if its ring fits in shared memory, works while one wave follows another.
@@ -124,9 +124,9 @@ def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
 
 
 def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]]:
-    """Yield (tile_k, slice_k), best first. The best have enough warps to hide latencies, and the longest stages.
+    """Yield (tile_k, slice_k), best first. The best pairs have enough warps to hide latencies, and the longest stages.
 
-    A CTA of a cluster has fewer warps, because the CTAs also add up their sums.
+    A CTA of a cluster has fewer warps, because the CTAs also exchange and add their sums.
     """
     n_tiles, cluster_k = division.n_tiles, division.cluster_k
     own_k = ceil_div(layer.k, cluster_k)
@@ -137,7 +137,7 @@ def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]
         if n_tiles * slice_k > (_MAX_SLICED_WARPS if slice_k == 8 else _MAX_WARPS):
             continue
         for tile_k in _TILE_KS:
-            has_stage = tile_k <= max_k and tile_k * (cluster_k - 1) < layer.k  # each CTA of a cluster has a stage
+            has_stage = tile_k <= max_k and tile_k * (cluster_k - 1) < layer.k  # Each CTA of a cluster has a stage.
             fits = N_TILE * n_tiles * tile_k // 2 <= _STAGE_WEIGHT_BYTES or tile_k <= _SHORT_K
             if has_stage and fits and tile_k >= max(64 * slice_k, layer.group_size):
                 yield tile_k, slice_k
@@ -183,14 +183,14 @@ def _layer_config(layer: LinearShape, **fields: Any) -> MarlinConfig:
 _MIN_M = 9
 #: Values of tile_m. The steps are small for small M, so that few rows of the last tile are empty.
 _WGMMA_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
-#: Tiles with fewer rows serve only problems that a single tile covers.
+#: Tiles with fewer rows are used only for problems that a single tile covers.
 _MIN_OF_SEVERAL = 48
 #: Largest tile_m with the pipeline for small M.
 _SMALL_M = 64
-#: Value of tile_m in dumps, in addition to the largest one. It covers the case that the last 8 rows are stored alone.
+#: Value of tile_m in dumps, in addition to the largest one. With this value, the last 8 rows are stored separately.
 _DUMPED_M = 40
-#: Numbers of accumulators per thread from which ptxas spills registers unless setmaxnreg provides more. The first is
-#: for 64 columns per warpgroup, the second for 128 columns, whose weights need more registers.
+#: Minimum numbers of accumulators per thread at which ptxas spills registers unless setmaxnreg provides more. The first
+#: is for 64 columns per warpgroup, the second for 128 columns, whose weights need more registers.
 _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 
 
@@ -198,10 +198,17 @@ _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 class WgmmaTile:
     """Fields of a config for any tile_m from ``min_m`` to ``max_m``.
 
-    n, k: tile_n and tile_k. stages: maximum number of stages; fewer are used if they do not fit in shared memory.
-    small_m, large_m: (mmas_per_commit, commits_in_flight) for up to _SMALL_M rows and for more rows. If small_m is
-    None, large_m is used for both. shared, shared_divided: values of tile_m that menus prefer (``Family.is_shared``),
-    with cluster_k 1 and 2.
+    Attributes
+    ----------
+    n, k : int
+        Values of tile_n and tile_k.
+    stages : int
+        Maximum number of stages. Fewer stages are used if they do not fit in shared memory.
+    small_m, large_m
+        Pairs (mmas_per_commit, commits_in_flight) for up to _SMALL_M rows and for more rows. If small_m is None,
+        large_m is used for both.
+    shared, shared_divided : tuple[int, ...]
+        Values of tile_m that menus prefer (``Family.is_shared``), with cluster_k 1 and 2.
     """
 
     n: int
@@ -233,7 +240,7 @@ class WgmmaTile:
         """Return the tile's config with its maximum number of stages."""
         pipeline = self.small_m if self.small_m and tile_m <= _SMALL_M else self.large_m
         is_wide = self.n == 128 * self.warpgroups
-        several = self.warpgroups > 1 or self.pingpong  # a single warpgroup has enough registers without setmaxnreg
+        several = self.warpgroups > 1 or self.pingpong  # A single warpgroup has enough registers without setmaxnreg.
         spills = (tile_m if is_wide else tile_m // 2) > (_STACKED_ACCUMULATORS if is_wide else _PLAIN_ACCUMULATORS)
         return _layer_config(
             layer,
@@ -257,7 +264,7 @@ _DIVIDED_64 = (16, 24, 32, 40, 48, 56, 64)
 #: Tiles of the wgmma kernel. The warpgroups of the first tile divide K. A single warpgroup with 64 columns pays off
 #: with a large tile_m, because each weight is dequantized only once. 192 columns are for layers that 128 or 256 columns
 #: divide into slightly more than one wave; with 192 columns and a tile_m above 128, ptxas spills. For small M, MMAs are
-#: short, and fewer commit groups are 1 to 4 % faster. The last tile is for an M of several tiles: one warpgroup stores
+#: short, and fewer commit groups are 1 to 4 % faster. The last tile is for values of M that need several tiles: one
 #: while the other multiplies. [H200]
 WGMMA_TILES = (
     WgmmaTile(
@@ -325,7 +332,7 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Marl
     tiles = rows_of(tiles, able)
     serves = (tiles.first_m <= ms) & (ms <= last[able])
     us = np.full(serves.shape, np.inf)
-    for group in (tiles.cluster_k == 1, tiles.cluster_k > 1):  # the second group serves few values of M
+    for group in (tiles.cluster_k == 1, tiles.cluster_k > 1):  # The second group applies to few values of M.
         part = np.ix_(group[:, 0], (serves & group).any(axis=0))
         cost = wgmma_cost(rows_of(tiles, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
         us[part] = np.where(serves[part], cost.us, np.inf)
@@ -372,7 +379,7 @@ _SCALED_SUMS_M = 32
 
 
 class MmaSyncTile(NamedTuple):
-    """Fields of a config: tile_m, tile_n and tile_k; warps_n and slice_k; consumer_registers."""
+    """Fields of a config for the mma.sync kernel."""
 
     m: int
     n: int
@@ -397,7 +404,10 @@ MMA_SYNC_TILES = (
 
 
 def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of this kernel. Tiles are omitted if a smaller tile_m gives the same number of tiles."""
+    """Return this kernel's configurations with their predicted times.
+
+    Tiles are omitted if a smaller tile_m gives the same number of tiles.
+    """
     target = get_target(gpu.target)
     if not target.has("mma_sync") or not target.has("tma"):
         return []
@@ -411,9 +421,9 @@ def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[M
 
 
 def choose_mma_sync(problem: Problem, gpu: Gpu, **changes: str) -> MarlinConfig:
-    """Return the cheapest configuration of this kernel on any target, with different load paths if they are given.
+    """Return this kernel's cheapest configuration on any target, with other load paths if ``changes`` contains them.
 
-    The comparison of load paths uses it.
+    The comparison of load paths uses this function.
     """
     ranked = cheapest_first(mma_sync_times, problem, gpu)
     if not ranked:
@@ -456,7 +466,7 @@ _SMALL = replace(_LARGE, k=4096, n=4096)
 def dump_configs(version: str, target: Target) -> list[MarlinConfig]:
     """Return the configurations for dumps and compile checks.
 
-    They cover each tile of a kernel, and each feature once.
+    The configurations cover each tile of a kernel, and each feature once.
     """
     if not target.has("tma") or not target.has("wgmma" if version == "wgmma" else "mma_sync"):
         return []

@@ -32,7 +32,7 @@ _INVARIANT_TILE_MS, _MMA_SYNC_TILE_MS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 6
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` for all kernels, or for only one configuration per M if results must not depend on M."""
+    """Return configurations of all kernels with their predicted times, or one per M if results must not depend on M."""
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
     # The mma.sync kernel is slower than the wgmma kernel at every M.
@@ -65,8 +65,8 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
     problem_fields=PROBLEM_FIELDS,
     table=SHIPPED,
     options=(
-        Option("dtype", "float16", tuple(ACTIVATION_TYPES), "of activations and scales"),
-        Option("group_size", 128, GROUP_SIZES, "elements of K that share a scale; -1: all of K"),
+        Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),
+        Option("group_size", 128, GROUP_SIZES, "number of elements of K that share a scale, or -1 for all of K"),
         Option("has_zeros", False, (False, True), "weights with zero points"),
     ),
     launched=launched,
@@ -79,12 +79,12 @@ decide, choose_by_cost = partial(choice.decide, MARLIN), partial(choice.choose_b
 
 
 def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return configs whose results have the same bits in each row at every M, if the schedule divides no tile.
+    """Return configs that compute each row with the same bits at every M, if the schedule divides no tile.
 
     A floating-point sum depends on the order of the additions. Every instance of these kernels adds over K in the same
     order: one warp or warpgroup computes its columns of W alone, from the first to the last element of K, 16 at a time,
     with weights that are already scaled. Tiles are not divided among CTAs (``divide`` of schedule()), K is not divided
-    among warps, and only the target determines the kernel. These configs are slower if there are few tiles.
+    among warps, and only the target determines the kernel. These configs are slower than others if there are few tiles.
     """
     target, layer = get_target(gpu.target), problem.layer
     uses_wgmma = target.has_wgmma and target.has_setmaxnreg
@@ -134,32 +134,31 @@ def marlin_explain(
     device: int | None = None,
     batch_invariant: bool = False,
 ) -> Explanation:
-    """Explain which kernel marlin_gemm would run, why, and how long it should take. Nothing is compiled or launched.
+    """Explain which kernel marlin_gemm() would run and how long it should take, without compiling or launching it.
 
     Parameters
     ----------
     w : PackedWeight, MarlinLinear or LinearShape
         The weight, or its shape. The scales of a weight determine whether a single multiply-add applies scale and
-        offset (``_fused`` or ``_shifted`` in the kernel's name). For a shape, the explanation assumes scales that allow
-        this, as most scales do.
+        offset (``_fused`` or ``_shifted`` in the kernel's name). A shape is assumed to have such scales, as most
+        weights do.
     m : int
         Number of rows of x.
     target : str or Target, optional
-        Target of an imagined GPU. Default: the GPU of the weight's device if it has one, otherwise the first GPU of
-        this machine. On a machine without a GPU, the default is a known GPU with the target $CUDATMA_TARGET, or an
-        H200.
+        Target to assume. Default: the target of the GPU that holds the weight, otherwise of the first GPU of this
+        machine. On a machine without a GPU, the default is $CUDATMA_TARGET, or an H200 if this variable is not set.
     sm_count : int, optional
-        Number of SMs of the imagined GPU. Default: that of the first known GPU of the target, 132 for sm_90a and 170
+        Number of SMs to assume. Default: that of the first known GPU of the target, 132 for sm_90a and 170
         for sm_120a.
     device : int, optional
-        Ordinal of an installed GPU, instead of ``target`` and ``sm_count``.
+        Ordinal of an installed GPU, which replaces ``target`` and ``sm_count``.
     batch_invariant : bool, default False
-        Explain a call with ``batch_invariant=True``.
+        Whether to explain a call with ``batch_invariant=True``.
 
     Returns
     -------
     Explanation
-        Use ``str()`` to read it, and ``as_dict()`` to process it.
+        The explanation. ``str()`` returns readable text, and ``as_dict()`` returns a dict.
 
     Raises
     ------
@@ -188,18 +187,18 @@ def marlin_explain(
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
     if explanation.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
         return explanation
-    why = f"{explanation.decision.why}; the prediction assumes the division used for a single row of tiles"
+    why = f"{explanation.decision.why}; the prediction assumes the work division of a single row of tiles"
     return replace(explanation, decision=replace(explanation.decision, why=why))
 
 
 def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
     if isinstance(w, LinearShape):
         return w, None
-    packed = getattr(w, "weight", w)  # of a MarlinLinear
+    packed = getattr(w, "weight", w)  # A MarlinLinear has a weight.
     if not isinstance(packed, PackedWeight):
         got = f"{type(w).__module__}.{type(w).__qualname__}"
         allowed = "PackedWeight, cudatma.MarlinLinear or LinearShape"
-        raise ArgumentTypeError("w", got, allowed, "describe a torch module with a LinearShape")
+        raise ArgumentTypeError("w", got, allowed, "pass a LinearShape to describe a torch module")
     return LinearShape.of(packed), packed
 
 
@@ -207,11 +206,11 @@ def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device:
     named = target is not None or sm_count is not None
     if named and device is not None:
         raise ArgumentError(
-            "device", device, "None with a target or sm_count", "give either a device, or a target and sm_count"
+            "device", device, "None with a target or sm_count", "pass either device, or target and sm_count"
         )
     if named:
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
-            raise ArgumentError("sm_count", sm_count, "1 or more")
+            raise ArgumentError("sm_count", sm_count, "at least 1")
         return imagined_gpu(default_target() if target is None else target, sm_count)
     if device is None and packed is not None:
         device = packed.device

@@ -1,7 +1,7 @@
 """Configurations of marlin_gemm's kernels. PRESETS describes the kernels.
 
-Every kernel computes the transposed product, C^T = W^T X^T. Therefore N is the M dimension of the MMA, and M is its N
-dimension.
+Every kernel computes the transposed product, C^T = W^T X^T. Therefore, the columns of W are the M dimension of the MMA,
+and the rows of x are its N dimension.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ PRESETS: Mapping[str, Preset] = {
 }
 #: Number of columns of W per N tile of the skinny kernel. A warp holds two fragments of 16 columns.
 N_TILE = 32
-#: Number of columns of an mma. These columns are rows of x.
+#: Number of columns of an mma, which are rows of x.
 MMA_COLUMNS = 8
 _MAX_WARPS = 16
 _WARPGROUP_THREADS = 128
@@ -147,29 +147,56 @@ def min_tile_m(tile_k: int) -> int:
 class MarlinConfig(KernelConfig):
     """A configuration of a kernel's template.
 
-    version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. tile_m, tile_n, tile_k: tile size of a
-    CTA, and elements of K per stage; if tile_m is below 8, rows of x are repeated in the columns of the mma. stages:
-    number of stages of the ring. slice_k: number of warps, or of warpgroups with wgmma, that compute the same columns
-    and divide the K of each stage; their sums are added in shared memory. cluster_n: number of CTAs per cluster along
-    N, which share loads of activations. cluster_k: number of CTAs per cluster that divide the K of a tile into whole
-    stages and exchange sums. ctas_per_sm: number of CTAs per SM. consumer_registers: number of registers that
-    setmaxnreg moves from the producer's warpgroup to each consumer thread, or 0 without setmaxnreg.
+    Attributes
+    ----------
+    version : str
+        A key of PRESETS.
+    dtype, group_size, has_zeros
+        See LinearShape.
+    tile_m, tile_n, tile_k : int
+        Tile size of a CTA, and number of elements of K per stage. If tile_m is less than 8, rows of x are repeated in
+        the columns of the mma.
+    stages : int
+        Number of stages of the ring.
+    slice_k : int
+        Number of warps, or of warpgroups with wgmma, that compute the same columns and divide the K of each stage.
+        Their sums are added in shared memory.
+    cluster_n : int
+        Number of CTAs per cluster along N, which share loads of activations.
+    cluster_k : int
+        Number of CTAs per cluster that divide the K of a tile into whole stages and exchange sums.
+    ctas_per_sm : int
+        Number of CTAs per SM.
+    consumer_registers : int
+        Number of registers that setmaxnreg moves from the producer's warpgroup to each consumer thread, or 0 without
+        setmaxnreg.
+    deep_box : bool
+        Whether one three-dimensional box loads a stage's activations, which requires a K that is a multiple of 64.
+        Only the skinny kernel uses this field.
+    warpgroups : int
+        Number of warpgroups that divide N. Only the wgmma kernel uses this field and the next four.
+    mmas_per_commit : int
+        Number of wgmmas per accumulator in a commit group.
+    commits_in_flight : int
+        Number of commit groups that the tensor cores execute while the next weights are dequantized.
+    scale_form : str
+        Form in which one multiply-add applies scale and offset to a weight (quantization/scale_range.py), or "none".
+        All forms give the same bits.
+    pingpong : bool
+        Whether two warpgroups compute tiles in turn, so that one stores its tile while the other multiplies.
+    warps_n : int
+        Number of warps that divide N. Only the mma.sync kernel uses this field and the next four.
+    scale_on : str
+        Factor that the scales multiply: the fp32 sums of a group ("accumulator"), the dequantized weights ("weight"),
+        or the result ("epilogue", only with one scale per column).
+    weight_load_path, scale_load_path, activation_load_path : str
+        Elements of LOAD_PATHS. Zero points use scale_load_path.
 
-    Only the skinny kernel uses deep_box: whether one three-dimensional box loads a stage's activations. This requires a
-    K that is a multiple of 64.
-
-    Only the wgmma kernel uses these fields. warpgroups: number of warpgroups that divide N. mmas_per_commit: number of
-    wgmmas per accumulator in a commit group. commits_in_flight: number of commit groups that the tensor cores execute
-    while the next weights are dequantized. scale_form: form in which one multiply-add applies scale and offset to a
-    weight, as quantization/scale_range.py returns it for the scales, or "none"; all forms give the same bits. pingpong:
-    whether two warpgroups compute tiles in turn, so that one stores its tile while the other multiplies.
-
-    Only the mma.sync kernel uses these fields. warps_n: number of warps that divide N. scale_on: what the scales
-    multiply, the fp32 sums of a group ("accumulator"), dequantized weights ("weight"), or the result ("epilogue", only
-    with one scale per column). weight_load_path, scale_load_path, activation_load_path: one of LOAD_PATHS; zero points
-    use scale_load_path.
-
-    Raises ArgumentError or ArgumentTypeError."""
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
+    """
 
     version: str
     dtype: str
@@ -206,7 +233,7 @@ class MarlinConfig(KernelConfig):
         self.check_values()
         activation_type(self.dtype)
         if self.tile_k // 64 % self.slice_k:
-            why = "each warp computes a multiple of 64 elements of K"
+            why = "pass a divisor, because each warp computes a multiple of 64 elements of K"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
         if self.has_wgmma:
             self._check_wgmma()
@@ -215,19 +242,23 @@ class MarlinConfig(KernelConfig):
         else:
             self._check_warps()
         if self.consumer_warps > _MAX_WARPS:
-            raise ArgumentError("slice_k", self.slice_k, f"at most {_MAX_WARPS} warps, not {self.consumer_warps}")
+            raise ArgumentError(
+                "slice_k",
+                self.slice_k,
+                f"a value that gives at most {_MAX_WARPS} warps, not {self.consumer_warps}",
+            )
         if self.partial_bytes > PARTIALS_PER_SM_BYTES:
             rows = PARTIALS_PER_SM_BYTES // (4 * self.tile_n) // 8 * 8
             raise ArgumentError(
-                "tile_m", self.tile_m, f"at most {rows}, because a workspace has room for the sums of 128 x 256"
+                "tile_m", self.tile_m, f"at most {rows}, because a workspace holds the sums of 128 x 256 elements"
             )
 
     def _check_boxes(self) -> None:
         if self.tile_m < MMA_COLUMNS and not self.deep_box:
-            why = "only a three-dimensional box may have fewer rows than the mma has columns"
+            why = "set deep_box, because other boxes must have a row for each column of the mma"
             raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", why)
         if self.tile_m < (rows := min_tile_m(self.tile_k)):
-            why = "each stage must begin with a period of the 128-byte swizzle, eight rows of 64 elements"
+            why = "increase tile_m, because a stage must hold whole periods of the 128-byte swizzle"
             raise ArgumentError("tile_m", self.tile_m, f"at least {rows} for tile_k = {self.tile_k}", why)
 
     def _check_warps(self) -> None:
@@ -239,23 +270,27 @@ class MarlinConfig(KernelConfig):
                 "warps_n", self.warps_n, "a divisor of tile_n that gives each warp 16, 32 or 64 columns"
             )
         if self.consumer_registers and self.consumer_warps != 8:
-            why = "setmaxnreg moves registers between whole warpgroups"
-            raise ArgumentError("consumer_registers", self.consumer_registers, "0 unless 8 warps consume", why)
+            why = "use 8 consumer warps, because setmaxnreg applies to whole warpgroups"
+            raise ArgumentError(
+                "consumer_registers", self.consumer_registers, "0 unless there are 8 consumer warps", why
+            )
 
     def _check_wgmma(self) -> None:
         if self.tile_m % (8 * self.cluster_n):
-            why = "the 128-byte swizzle repeats after 8 rows, and each CTA loads an equal part of the rows"
-            allowed = f"a multiple of {8 * self.cluster_n} with cluster_n {self.cluster_n}"
+            why = "round tile_m up, because each CTA loads whole periods of 8 rows of the 128-byte swizzle"
+            allowed = f"a multiple of {8 * self.cluster_n} with cluster_n = {self.cluster_n}"
             raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if self.cluster_k > 1 and self.cluster_n > 1:
-            why = "the CTAs of a cluster either share activations or divide K"
-            raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n {self.cluster_n}", why)
+            why = "set either cluster_n or cluster_k to 1, because CTAs either share activations or divide K"
+            raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n = {self.cluster_n}", why)
         if self.pingpong:
             for field in ("warpgroups", "slice_k", "cluster_k"):
                 if getattr(self, field) > 1:
-                    raise ArgumentError(field, getattr(self, field), "1 with pingpong: one warpgroup has a tile")
+                    raise ArgumentError(
+                        field, getattr(self, field), "1 with pingpong, because each warpgroup has its own tile"
+                    )
         if self.warpgroups * self.slice_k > _MAX_WARPGROUPS:
-            allowed = f"at most {_MAX_WARPGROUPS} together"
+            allowed = f"at most {_MAX_WARPGROUPS}"
             raise ArgumentError("warpgroups * slice_k", self.warpgroups * self.slice_k, allowed)
         if self.tile_n not in (columns := (64 * self.warpgroups, 128 * self.warpgroups)):
             allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups}, with 64 or 128 columns each"
@@ -264,10 +299,10 @@ class MarlinConfig(KernelConfig):
         self._check_registers()
         if not self.allows(self.scale_form):
             why = (
-                "the fused form treats nibbles as subnormals with zero point 8; "
+                "pass an allowed form, because the fused form treats nibbles as subnormals with zero point 8, and "
                 "shifted nibbles exceed bf16's subnormal range"
             )
-            allowed = '"none"; symmetric group-wise weights also allow "as_stored", and "shifted" in fp16'
+            allowed = '"none", "as_stored" for symmetric group-wise weights, or "shifted" if they are fp16'
             raise ArgumentError("scale_form", self.scale_form, allowed, why)
 
     def _check_groups(self) -> None:
@@ -278,25 +313,30 @@ class MarlinConfig(KernelConfig):
         """
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
-            remedy = "increase tile_k, or use fewer wgmmas per group or fewer groups in flight"
-            allowed = f"at most {groups - 1}: a stage has {counted(groups, 'commit group')}"
+            remedy = "increase tile_k, or reduce mmas_per_commit or commits_in_flight"
+            allowed = f"at most {groups - 1}, because a stage has {counted(groups, 'commit group')}"
             raise ArgumentError("commits_in_flight", self.commits_in_flight, allowed, remedy)
 
     def _check_registers(self) -> None:
         if self.accumulators > _MAX_ACCUMULATORS:
             allowed = f"at most {256 // self.stack} for {64 * self.stack} columns of a warpgroup"
-            why = f"a thread holds at most {_MAX_ACCUMULATORS} accumulators"
+            why = f"reduce tile_m, because a thread holds at most {_MAX_ACCUMULATORS} accumulators"
             raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if not self.consumer_registers:
             if self.accumulators > _MAX_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
-                allowed = f"not 0 with {self.accumulators} accumulators per thread"
-                raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg provides registers for them")
+                allowed = f"above 0 with {self.accumulators} accumulators per thread"
+                raise ArgumentError(
+                    "consumer_registers",
+                    0,
+                    allowed,
+                    "set consumer_registers, so that setmaxnreg provides enough registers",
+                )
             return
         min_registers, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
         pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
         max_registers = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
         if not min_registers <= self.consumer_registers <= max_registers:
-            remedy = "fewer registers spill; setmaxnreg.inc waits forever for registers that the CTA does not have"
+            remedy = "pass an allowed number, because setmaxnreg.inc waits forever for registers that the CTA lacks"
             groups = f"{warpgroups} warpgroups of {self.accumulators} accumulators"
             allowed = f"0, or {min_registers} to {max_registers} with {groups}"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
@@ -304,7 +344,7 @@ class MarlinConfig(KernelConfig):
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.deep_box and problem.k % 64:
-            raise ArgumentError("deep_box", True, f"False: k = {problem.k} is not a multiple of 64")
+            raise ArgumentError("deep_box", True, f"False, because k = {problem.k} is not a multiple of 64")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
             raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along k = {problem.k}")
 
@@ -475,7 +515,7 @@ class MarlinConfig(KernelConfig):
         return (*(work if self.version != "skinny" else ("k_iterations", "tiles_n")), *names, *RESULT)
 
     def prefetch_stages(self, weight_bytes: int) -> int:
-        """Return the number of stages whose weights a dependent launch loads before it waits for the previous launch.
+        """Return the number of stages of weights that a dependent launch loads before it waits for the previous launch.
 
         More stages would delay the first activations. [docs/lab/marlin.md, "Chains of dependent launches"] With wgmma,
         two stages are 0 to 4 % faster than one for long layers up to M = 16. [H200]
@@ -553,7 +593,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def fix_up_unroll(self) -> int:
-        """Number of partial tiles that a fix-up loads at a time. They take about 64 registers."""
+        """Number of partial tiles that a fix-up loads at a time. The tiles take about 64 registers."""
         return max(1, 64 // self.accumulators)
 
     @property
@@ -743,8 +783,8 @@ class MarlinConfig(KernelConfig):
         """Return a CTA's one-time cost for dividing tiles and the time of a divided stage.
 
         Both are in units of the time of a stage of a whole tile. ``others`` is the number of CTAs that share a tile
-        with the CTA that stores it; ``tiles_m`` is the number of rows of tiles. By default, storing and loading partial
-        sums is assumed to take as long as stages with the same number of bytes.
+        with the CTA that stores it, and ``tiles_m`` is the number of rows of tiles. By default, storing and loading
+        partial sums is assumed to take as long as stages with the same number of bytes.
         """
         if self.has_wgmma:
             return wgmma_division(self, others, tiles_m)
@@ -766,7 +806,7 @@ class MarlinConfig(KernelConfig):
         return replace(self, **{name: getattr(problem.layer, name) for name in PROBLEM_FIELDS})
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Yield sets of fields to change, other than the tile, that are worth measuring."""
+        """Yield changes of fields, other than the tile, that are worth measuring."""
         if self.version == "skinny":
             yield from self._skinny_variants(problem.k)
             return

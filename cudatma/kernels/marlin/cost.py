@@ -1,13 +1,13 @@
 """Predict the time of a Marlin GEMM on a GPU, in order to rank every configuration of every kernel.
 
 The predicted time is the sum of four terms: the launch, the clocks of the busiest SM, the memory traffic, and the
-operations of all tensor cores. The work of the SMs hides a part of the memory time and of the tensor-core time; only
+operations of all tensor cores. The work of the SMs hides a part of the memory time and of the tensor-core time. Only
 the part that is not hidden is added. The constants were fitted on an H200 to the 8,800 readings in
 ``benchmarks/results/marlin_readings.json``. docs/lab/marlin.md compares them with the predictions, and
 tests/marlin/test_marlin_cost.py bounds the loss of the choice. The model uses neither a device nor a file.
 
 A choice table evaluates all configurations of a kernel at all M at once. ``m`` is therefore an int or an int64 array,
-and ``config`` is a config or the ``columns_of()`` several configs.
+and ``config`` is a config or the result of ``columns_of()`` for several configs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 
 _LAUNCH_US = 2.68
-#: Number of rows of x from which kernels run long enough for the power limit to lower the clock. [docs/lab/method.md]
+#: Minimum number of rows of x at which kernels run long enough for the power limit to lower the clock.
+#: [docs/lab/method.md]
 _SUSTAINED_FROM = 256
 #: Bytes per int4 weight, including one 16-bit scale per 128 weights.
 _WEIGHT_BYTES = 0.516
@@ -72,7 +73,7 @@ SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k")
 
 
 def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
-    """Predict one launch of the skinny GEMM."""
+    """Return the predicted time of one launch of the skinny GEMM."""
     n_tiles, columns, tiles_m = config.tile_n // 32, np.maximum(_MMA_N, config.tile_m), ceil_div(m, config.tile_m)
     clock = gpu.sm_clock_mhz
     ctas = ceil_div(n, 32 * n_tiles) * tiles_m * config.cluster_k
@@ -96,12 +97,12 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 
 #: Multiply-adds per clock and SM on tensor cores. [H100 white paper]
 _WGMMA_MACS = 2048
-#: Clocks that one warpgroup takes to dequantize 64 x 64 weights. Fraction of these clocks that each further warpgroup
-#: adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and dequantization, which
-#: overlap imperfectly.
+#: Clocks that one warpgroup takes to dequantize 64 x 64 weights. Fraction of these clocks that each additional
+#: warpgroup adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and dequantization,
+#: which overlap imperfectly.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
-#: Further clocks per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of warpgroups
-#: because they take turns; and clocks per byte.
+#: Additional clocks per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
+#: warpgroups because they take turns; and clocks per byte.
 _STAGE, _DRAIN, _BYTE = 30, 50, 0.0032
 #: Factors by which a stage of a divided tile takes longer, with one row of tiles and with several rows. With several
 #: rows, CTAs are at different positions in K and share less data in L2. The other constants were fitted to readings
@@ -112,8 +113,8 @@ _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
 _DIVISION, _PARTIAL_BYTES = 4850, 50
 #: Clocks for the result of a tile: a constant, and clocks per 128 x 128 elements.
 _TILE, _RESULT = 700, 700
-#: Ping-pong warpgroups: clocks that a stage takes in addition to its MMAs; clocks of the first stage and of the last
-#: result, which nothing hides.
+#: Ping-pong warpgroups: clocks that a stage takes in addition to its MMAs, and clocks of the first stage and of the
+#: last result, which do not overlap with MMAs.
 _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
 #: Clocks that the CTAs of a cluster with shared activations wait for each other before the first stage.
 _MULTICAST = 2000
@@ -129,10 +130,10 @@ WGMMA_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_n", "cluster_k", "pingpong
 def wgmma_stage_clocks(config: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
     products: float = config.tile_m * config.tile_n * config.tile_k / _WGMMA_MACS
-    squares = config.tile_n / 64 * config.tile_k / 64  # number of 64 x 64 blocks of weights per warpgroup
+    squares = config.tile_n / 64 * config.tile_k / 64  # Number of 64 x 64 blocks of weights per warpgroup.
     warpgroups = config.warpgroups * config.slice_k
     dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
-    if config.pingpong:  # one warpgroup at a time dequantizes while its wgmmas run
+    if config.pingpong:  # One warpgroup at a time dequantizes while its wgmmas run.
         return max(products, dequantize) + _PINGPONG_STAGE
     loaded: float = config.tile_k * (2 * config.tile_m / config.cluster_n + config.tile_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
@@ -141,13 +142,13 @@ def wgmma_stage_clocks(config: Any) -> float:
 
 
 def wgmma_division(config: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
-    """Return ``MarlinConfig.division()``; ``others`` is an int or an array."""
+    """Return the result of ``MarlinConfig.division()``. ``others`` is an int or an array."""
     clocks = _DIVISION + others * (4 * config.tile_m * config.tile_n) / _PARTIAL_BYTES
     return clocks / config.stage_clocks, _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
 
 
 def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
-    """Predict one launch of the wgmma kernel.
+    """Return the predicted time of one launch of the wgmma kernel.
 
     Tiles are whole or divided, depending on which is cheaper. With ``cluster_k`` above 1, a cluster computes each tile,
     and all clusters run at the same time.
@@ -211,7 +212,7 @@ MMA_SYNC_TERMS = ("tile_m", "tile_n", "tile_k", "warps_n", "scale_on")
 
 
 def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
-    """Predict one launch of the mma.sync kernel, with one CTA on an SM."""
+    """Return the predicted time of one launch of the mma.sync kernel, with one CTA per SM."""
     k_iterations = ceil_div(k, config.tile_k)
     tiles = ceil_div(m, config.tile_m) * ceil_div(n, config.tile_n)
     weights, scales_weight = config.tile_n * config.tile_k, config.scale_on == "weight"

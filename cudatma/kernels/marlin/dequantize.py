@@ -49,9 +49,21 @@ _ROW_BYTES, _GAP_BYTES = 128, 16
 class DequantizeConfig:
     """A configuration of ``kernels/dequantize.cu.j2``.
 
-    dtype, group_size, has_zeros: fields of the weight. has_permutation: whether rows are stored one by one, in the
-    order of the permutation, instead of in whole tiles. warps: number of 64 x 64 blocks in a tile, along N. stages:
-    number of tiles in flight. Raises ArgumentError for an invalid field.
+    Attributes
+    ----------
+    dtype, group_size, has_zeros
+        Fields of the weight.
+    has_permutation : bool
+        Whether rows are stored one by one, in the order of the permutation, instead of in whole tiles.
+    warps : int
+        Number of 64 x 64 blocks in a tile, along N.
+    stages : int
+        Number of tiles in flight.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     dtype: str
@@ -68,7 +80,9 @@ class DequantizeConfig:
         if self.group_size not in GROUP_SIZES:
             raise ArgumentError("group_size", self.group_size, ", ".join(map(str, GROUP_SIZES)))
         if not 1 <= self.warps <= 4:
-            raise ArgumentError("warps", self.warps, "1 to 4", "a box of scales has at most 256 columns")
+            raise ArgumentError(
+                "warps", self.warps, "1 to 4", "use fewer warps, because a box of scales has at most 256 columns"
+            )
         if not 1 <= self.stages <= 8:
             raise ArgumentError("stages", self.stages, "1 to 8")
 
@@ -111,9 +125,9 @@ class DequantizeConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Description of shared memory for the opening comment of the generated source."""
-        buffers = f"buffers: {2 * self.warps} x 64 rows x 64 columns, {self.row_bytes} bytes a row"
-        return (buffers, f"after them, at +{self.staging_bytes}:", *self.ring.notes())
+        """Description of shared memory in the opening comment of the generated source."""
+        buffers = f"buffers: {2 * self.warps} x 64 rows x 64 columns, {self.row_bytes} bytes per row"
+        return (buffers, f"after the buffers, at +{self.staging_bytes}:", *self.ring.notes())
 
     @property
     def smem_bytes(self) -> int:
@@ -140,40 +154,41 @@ class DequantizeConfig:
 
 
 def dense_pitch_bytes(n: int) -> int:
-    """Return the row pitch of a dense weight, a multiple of 16 bytes because TMA stores whole chunks."""
+    """Return the row pitch of a dense weight, a multiple of 16 bytes because TMA stores whole 16-byte chunks."""
     return align_up(n * _ELEMENT_BYTES, TMA_ALIGNMENT_BYTES)
 
 
 def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
     """Dequantize a weight to a dense matrix of the weight's dtype.
 
-    ``x @ dequantize(w)`` equals ``marlin_gemm(x, w)`` except for rounding. The result has the same bits as
+    ``x @ dequantize(w)`` equals ``marlin_gemm(x, w)`` except for rounding. The result is bitwise identical to
     ``w.dequantize(w.dtype)``.
 
     Parameters
     ----------
     w : PackedWeight
-        The weight (K, N). It must be on a device, or on the host with backend "emulator" or "reference".
+        The weight (K, N). The weight must be on a device, or on the host for backend "emulator" or "reference".
     out : array (K, N), optional
-        The result, of w's dtype, on w's device: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the host.
-        N must be a multiple of 8, rows must be contiguous, and base and pitch must be multiples of 16 bytes. Default:
-        a new CuPy or NumPy array for any N, whose pitch is padded to a multiple of 16 bytes.
+        The result, with w's dtype and on w's device: a CuPy array, a torch tensor, or an object that supports DLPack or
+        ``__cuda_array_interface__``. For weights on the host, also a NumPy array. N must be a multiple of 8, rows must
+        be contiguous, and address and pitch must be multiples of 16 bytes. By default, any N is supported, and the
+        result is a new CuPy or NumPy array whose pitch is padded to a multiple of 16 bytes.
     stream : stream, optional
-        Default: the current stream of out's library.
+        Stream of the launch. Default: the current stream of out's library.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
     Returns
     -------
     array (K, N)
-        ``out``.
+        The dense weight.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If the device, shape, dtype or layout of an array is wrong.
+        If the device, shape, dtype or layout of an array is invalid.
     LaunchError
-        If a graph capture contains the first call, or if the process was forked.
+        If the first call is made during graph capture, or if the process was forked.
     TargetError, CompileError, DriverError
         If no kernel exists for the GPU, or if the kernel does not compile or load.
     HazardError
@@ -188,9 +203,9 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     weight = weight_of(w)
     chosen = selected_backend(backend)
     if (w.device is None) == (chosen == "cuda"):
-        allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} with {chosen!r}"
+        allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} for backend {chosen!r}"
         raise ArgumentError(
-            "w.device", place_name(w.device), allowed, device_remedy("use w.to_device() to move it", w.device)
+            "w.device", place_name(w.device), allowed, device_remedy("move the weight with w.to_device()", w.device)
         )
     if out is None:
         out = _new_result(w, None if w.device is None else stream_handle(stream, "cupy", w.device))
@@ -211,7 +226,7 @@ class DenseProblem(NamedTuple):
 
 
 class Dequantize(Operation[DenseProblem, DequantizeConfig]):
-    """dequantize() as an operation. All of its inputs belong to the weight."""
+    """Operation of dequantize(). All inputs belong to the weight."""
 
     name: ClassVar[str] = "dequantize"
     inputs: ClassVar[tuple[str, ...]] = ()
@@ -220,22 +235,22 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
     def check(
         self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
     ) -> Checked[DenseProblem]:
-        """Validate a call; ``resource`` is the weight."""
+        """Validate a call. ``resource`` is the weight."""
         info = check_dense(out, resource)
         return Checked(DenseProblem.of(resource, info), (), info, info.shape, info.dtype)
 
     def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeConfig:
-        """Return the kernel with as many stages as fit in 99 KiB, so that two CTAs fit on an SM of SM90."""
+        """Return a configuration with the most stages that fit in 99 KiB, so that two CTAs fit on an SM of SM90."""
         return _config(problem.layer, problem.has_permutation)
 
     def kernels(self, problem: DenseProblem, config: DequantizeConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the kernel."""
+        """Return the template and the configuration of the kernel."""
         return ((TEMPLATE, config),)
 
     def arguments(
         self, problem: DenseProblem, config: DequantizeConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
-        """Return the launch."""
+        """Return the arguments of the launch."""
         return (dequantize_arguments(problem, config, resident[0]),)
 
     def reference(self, problem: DenseProblem, arrays: Mapping[str, ArrayInfo]) -> None:
@@ -254,7 +269,7 @@ def _config(layer: LinearShape, has_permutation: bool) -> DequantizeConfig:
 
 
 def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, resident: int) -> Arguments:
-    """Return the launch. ``resident``: number of CTAs that run at the same time."""
+    """Return the arguments of the launch. ``resident`` is the number of CTAs that run at the same time."""
     layer = problem.layer
     k, n, columns = layer.k, layer.n, config.warps * _BLOCK
     k64, n64 = -(-k // _BLOCK), -(-n // _BLOCK)
@@ -282,7 +297,7 @@ def on_host(
 ) -> tuple[Arguments, dict[str, ArrayInfo]]:
     """Return the launch for a weight in host memory, and the launch's arrays by name.
 
-    ``config`` is the usual kernel by default.
+    By default, ``config`` is the config that a call would use.
     """
     info = check_dense(out, w)
     problem = DenseProblem.of(w, info)
@@ -299,18 +314,18 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
         raise ArgumentTypeError("out.dtype", str(info.dtype), w.dtype)
     if info.device != w.device:
-        raise ArgumentError("out.device", place_name(info.device), f"{place_name(w.device)}, where w is")
+        raise ArgumentError("out.device", place_name(info.device), f"{place_name(w.device)}, the device of w")
     if info.shape != w.shape:
         raise ArgumentError("out.shape", info.shape, str(w.shape))
     if info.readonly:
         raise ArgumentError("out", "a read-only array", "a writable array")
     pitch, step = info.strides_bytes
     if step != _ELEMENT_BYTES and w.shape[1] > 1:
-        raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension")
+        raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} for the last dimension")
     min_pitch = dense_pitch_bytes(w.shape[1])
     if w.shape[0] > 1 and (pitch < min_pitch or pitch % TMA_ALIGNMENT_BYTES):
         allowed = f"a row pitch that is a multiple of {TMA_ALIGNMENT_BYTES} bytes, at least {min_pitch}"
-        raise ArgumentError("out.strides", info.strides_bytes, allowed, "omit out=, or pass an array with wider rows")
+        raise ArgumentError("out.strides", info.strides_bytes, allowed, "omit out, or pass an array with wider rows")
     if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
     strides = pitch if w.shape[0] > 1 else min_pitch, _ELEMENT_BYTES
@@ -318,9 +333,9 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
 
 
 def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
-    """Return a new (K, N) array with each row padded to whole 16-byte chunks.
+    """Return a new (K, N) array whose rows are padded to multiples of 16 bytes.
 
-    ``stream``: as in empty_like_library().
+    empty_like_library() describes ``stream``.
     """
     k, n = w.shape
     shape, dtype = (k, dense_pitch_bytes(n) // _ELEMENT_BYTES), activation_type(w.dtype).numpy
@@ -330,7 +345,7 @@ def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
 
 
 def dump_configs(target: Target) -> list[DequantizeConfig]:
-    """Return the representative configs, or none if the target cannot run them."""
+    """Return the representative configs, or an empty list if the target cannot run them."""
     if not target.has("tma") or not target.has("stmatrix"):
         return []
     return [
@@ -352,13 +367,13 @@ def sample(
     permute: bool = False,
     blocks: int = 2,
 ) -> Sample:
-    """Return the dequantization of a random weight, for `cudatma emulate dequantize`.
+    """Return a dequantization of a random weight, for `cudatma emulate dequantize`.
 
-    ``zeros``: whether the weight has zero points. ``permute``: whether its rows are packed in a different order.
-    ``blocks``: maximum number of CTAs. Raises ArgumentError for an invalid argument.
+    ``zeros`` adds zero points to the weight, and ``permute`` packs its rows in a different order. ``blocks`` is the
+    maximum number of CTAs. Raises ArgumentError for an invalid argument.
     """
     if min(k, n, blocks) < 1:
-        raise ArgumentError("k, n, blocks", (k, n, blocks), "1 or more each")
+        raise ArgumentError("k, n, blocks", (k, n, blocks), "at least 1 each")
     random = np.random.default_rng(0)
     values = random.standard_normal((k, n), np.float32)
     w = quantize(values, group_size=group_size, symmetric=not zeros, dtype=dtype)
@@ -372,6 +387,6 @@ def sample(
     def error() -> float:
         return float((out.view(np.uint16) != w.dequantize(dtype=dtype).view(np.uint16)).mean())
 
-    grid = f"at most {counted(blocks, 'block')} of {config.threads}"
+    grid = f"at most {counted(blocks, 'CTA')} of {config.threads}"
     title = f"dequantized weight, {k} x {n}, {dtype}, groups of {group_size}, {grid}"
     return Sample(title, planned.kernel(target), partial(planned.emulate, target, arrays), error, 0.0)

@@ -1,4 +1,4 @@
-"""marlin_gemm: y = x W + bias with W in int4."""
+"""The function marlin_gemm, which computes y = x W + bias with W in int4."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.target import get_target
 
-#: Name of the attachment of a weight that stores its arrays for launches.
+#: Name of the attachment in which a weight stores its arrays for launches.
 _WEIGHT = "launch"
 
 
@@ -52,59 +52,59 @@ def marlin_gemm(
     """Compute y = x W + bias with an int4 weight and fp32 accumulation.
 
     Results are bitwise reproducible. The function has no backward pass, so it raises an error for tensors that require
-    grad while torch records operations.
+    grad while autograd is recording.
 
     Parameters
     ----------
     x : array (..., K)
-        Activations of the weight's dtype, fp16 or bf16, on the weight's device: CuPy, torch, DLPack or
-        ``__cuda_array_interface__``. A copy kernel runs before the GEMM if their base or pitch is not a multiple of
-        16 bytes, or if the weight was quantized in activation order. The launch waits for the stream that
-        ``__cuda_array_interface__`` names.
+        Activations with the weight's dtype, fp16 or bf16, and on its device: a CuPy array, a torch tensor, or an object
+        that supports DLPack or ``__cuda_array_interface__``. The launch waits for the stream that
+        ``__cuda_array_interface__`` names. A copy kernel runs before the GEMM if the address or the pitch is not a
+        multiple of 16 bytes, or if the weight was quantized in activation order.
     w : PackedWeight
         The weight (K, N). Use ``w.to_device()`` to move it to a device.
     out : array (..., N), optional
-        The result, of x's dtype. Default: a new array of x's library, allocated on the stream of the launch.
+        The result, with x's dtype. Default: a new array of x's library, allocated on the stream of the launch.
     bias : array (N,), optional
-        Bias of x's dtype, which is added to each row.
+        Bias with x's dtype, which is added to each row.
     stream : stream, optional
-        Default: the current stream of x's library.
+        Stream of the launch. Default: the current stream of x's library.
     backend : str, optional
-        ``"cuda"`` runs on the GPU. For host arrays, ``"emulator"`` runs the generated kernel on the CPU, slowly, and
-        raises an error if it finds a hazard; ``"reference"`` computes with NumPy. ``"auto"`` selects the GPU, or the
-        emulator with a BackendWarning if there is no GPU. Default: ``$CUDATMA_BACKEND`` if it is set, otherwise
-        ``"auto"``.
+        Where to run. ``"cuda"`` runs on the GPU. For host arrays, ``"emulator"`` runs the generated kernel slowly on
+        the CPU and raises an error if it finds a hazard, and ``"reference"`` computes with NumPy. ``"auto"`` selects
+        the GPU, or the emulator with a BackendWarning if there is no GPU. Default: ``$CUDATMA_BACKEND`` if it is set,
+        otherwise ``"auto"``.
     workspace : Workspace, optional
-        Memory for partial sums and copied activations. It must outlive every captured graph that uses it.
-        Default: the stream's workspace; during capture, one per graph branch, freed with the graph.
+        Memory for partial sums and copied activations. The workspace must outlive every captured graph that uses it.
+        Default: the stream's workspace; during capture, one workspace per graph branch, which is freed with the graph.
     programmatic : bool, default False
-        Launch as a programmatic dependent of the previous kernel. The GEMM may read the weight and the bias before that
+        Whether to use programmatic dependent launch. The GEMM may then read the weight and the bias before the previous
         kernel has ended, so the previous kernel must not write them. The GEMM accesses activations, workspace and out
         only after the previous kernel has ended.
     batch_invariant : bool, default False
-        Compute each row with the same bits at every M, at some cost in speed.
+        Whether each row has the same bits at every M. Such kernels are slower.
     debug : bool, optional
-        Run kernels whose waits time out and report what they waited for (docs/howto/debug_a_hang.md). The call waits
-        until these kernels end. Default: the setting of ``cudatma.debugging()``, or ``$CUDATMA_DEBUG`` at the first
-        call of a kind.
+        Whether to run kernels whose waits time out and report the barrier (docs/howto/debug_a_hang.md). The call then
+        waits until the kernels have ended. Default: the setting of ``cudatma.debugging()``, or of ``$CUDATMA_DEBUG`` at
+        the first call of a kind.
 
     Returns
     -------
     array (..., N)
-        ``out``.
+        The result y.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If a shape, dtype, device or layout is wrong, or if arrays overlap.
+        If a shape, dtype, device or layout is invalid, or if arrays overlap.
     LaunchError
-        If a graph capture contains the first call, or if the process was forked.
+        If the first call is made during graph capture, or if the process was forked.
     TargetError, CompileError, DriverError
         If no kernel exists for the GPU, or if a kernel does not compile or load.
     HazardError
         If the emulator finds a hazard.
     PipelineHang
-        If a wait times out with ``debug``.
+        If a wait times out in a debug kernel.
 
     Examples
     --------
@@ -139,7 +139,7 @@ class MarlinOptions(NamedTuple):
     batch_invariant: bool
 
 
-#: Options of most calls. They are created once, because creating a tuple takes as long as finding the call.
+#: Options of most calls, created once because creating a tuple takes as long as finding the call.
 _NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 
 
@@ -147,7 +147,12 @@ _NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 class Config:
     """Kernels of a call.
 
-    gemm: the GEMM, in the form that the weight's scales allow. copy: the copy kernel for activations, or None.
+    Attributes
+    ----------
+    gemm : MarlinConfig
+        The GEMM, in the form that the weight's scales allow.
+    copy : PermuteColumnsConfig or None
+        The copy kernel for activations, or None.
     """
 
     gemm: MarlinConfig
@@ -155,7 +160,7 @@ class Config:
 
 
 class MarlinGemm(Operation[Problem, Config]):
-    """marlin_gemm as an operation."""
+    """Operation of marlin_gemm()."""
 
     name: ClassVar[str] = "marlin_gemm"
     inputs: ClassVar[tuple[str, ...]] = ("x", "bias")
@@ -163,7 +168,7 @@ class MarlinGemm(Operation[Problem, Config]):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
-        """Validate a call. ``options``: MarlinOptions. ``resource``: the weight."""
+        """Validate a call. ``options`` is a MarlinOptions object, and ``resource`` the weight."""
         w, (x, bias) = resource, inputs
         rows = check_input(x, w)
         shape = *rows.info.shape[:-1], w.shape[1]
@@ -184,11 +189,11 @@ class MarlinGemm(Operation[Problem, Config]):
     def resized(
         self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
-        """Return the same problem with another M."""
+        """Return the problem with another M."""
         x, _, out = shapes
         rows = x[:-1]
         m = rows[0] if len(rows) == 1 else prod(rows)
-        # The only axis is K, not M.
+        # The call has no M axis, only K.
         if not rows or m > MAX_ROWS or (out is not None and out[:-1] != rows):
             return None
         return problem.with_m(m), (*rows, problem.layer.n), None
@@ -201,11 +206,11 @@ class MarlinGemm(Operation[Problem, Config]):
         return 15, 1, 15
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """Return every field except M and the scale exponent, which the struct contains."""
+        """Return all fields except M and the scale exponent, which are members of the struct."""
         return problem.plan_key
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
-        """Return the kernels for a problem."""
+        """Return the configurations for a problem."""
         chosen = choose(MARLIN, problem, gpu, memo)
         copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.copies_x else None
         key = id(chosen), copy
@@ -214,7 +219,7 @@ class MarlinGemm(Operation[Problem, Config]):
             _, config = memo[key] = (
                 chosen,
                 Config(chosen.in_form(problem.scale_form), copy),
-            )  # keeps the chosen config alive, so that its id stays in use
+            )  # This reference keeps the chosen config alive, so that its id is not reused.
         return config
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
@@ -227,7 +232,7 @@ class MarlinGemm(Operation[Problem, Config]):
         problem, target = checked.problem, get_target(gpu.target)
         for config in choice_table(MARLIN, problem, gpu, max_m).configs_up_to(max_m):
             yield config.template, config.in_form(problem.scale_form)
-        for m in (1, max_m):  # the copy depends on whether there are few rows
+        for m in (1, max_m):  # The copy kernel depends on whether there are few rows.
             for is_aligned in (False, True):
                 copied = replace(problem, m=m, has_aligned_x=is_aligned)
                 if copied.copies_x:
@@ -239,7 +244,7 @@ class MarlinGemm(Operation[Problem, Config]):
         return map(checked.problem.with_m, table.ms_up_to(max_m))
 
     def arguments(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
-        """Return the launches of a problem."""
+        """Return the launch arguments of a problem."""
         work = _schedules(problem, config, resident)(problem.m)
         gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
         if config.copy is None:
@@ -260,7 +265,7 @@ class MarlinGemm(Operation[Problem, Config]):
         """Multiply by the dequantized weight in fp32, and round once."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         w = host_weight(problem.layer, arrays)
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
             if "bias" in named:
                 values += named["bias"].astype(np.float32)
@@ -309,7 +314,10 @@ def weight_of(w: object) -> Weight:
     for name, info in infos.items():
         if weight.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
             raise ArgumentError(
-                f"w.{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes", "copy it"
+                f"w.{name}.pointer",
+                hex(info.pointer),
+                f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
+                "pack the weight again",
             )
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None

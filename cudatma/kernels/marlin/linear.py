@@ -1,4 +1,4 @@
-"""MarlinLinear: an int4 weight and a bias as a layer."""
+"""The class MarlinLinear, a linear layer with an int4 weight."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from cudatma.target import detect
 
 
 class MarlinLinear:
-    """Linear layer y = x W + b with an int4 weight, which is called like a function.
+    """A callable linear layer y = x W + b with an int4 weight.
 
     Parameters
     ----------
     weight : PackedWeight
-        The weight (K, N): ``in_features`` is K, ``out_features`` is N.
+        The weight (K, N). ``in_features`` is K, and ``out_features`` is N.
     bias : array (N,), optional
-        The bias, with the weight's dtype, on the weight's device.
+        The bias, with the weight's dtype and on its device.
     batch_invariant : bool, default False
-        As in marlin_gemm.
+        Whether each row has the same bits at every M; see ``marlin_gemm``.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class MarlinLinear:
         if bias is not None:
             info = describe(bias, "bias")
             if info.dtype.name != weight.dtype:
-                raise ArgumentTypeError("bias.dtype", info.dtype.name, weight.dtype, "convert it")
+                raise ArgumentTypeError("bias.dtype", info.dtype.name, weight.dtype, "convert the bias")
             if info.shape != (self.out_features,) or info.device != weight.device:
                 got = f"{info.shape} on device {info.device}"
                 raise ArgumentError("bias", got, f"({self.out_features},) on device {weight.device}")
@@ -74,21 +74,21 @@ class MarlinLinear:
         dtype: str = "float16",
         clip_search: bool = False,
     ) -> MarlinLinear:
-        """Quantize a dense layer from torch or Hugging Face.
+        """Quantize the weight (N, K) of a dense layer, as in torch and Hugging Face.
 
         Parameters
         ----------
         weight : array (N, K)
-            The weight. The new layer is on the same device.
+            The dense weight. The new layer is on the same device.
         bias : array (N,), optional
-            The bias.
+            The bias. Default: no bias.
         group_size, symmetric, dtype, clip_search : int, bool, str, bool
-            As in quantize().
+            Options of ``quantize``.
 
         Returns
         -------
         MarlinLinear
-            The layer.
+            The quantized layer.
         """
         packed = quantize_linear(
             weight, group_size=group_size, symmetric=symmetric, dtype=dtype, clip_search=clip_search
@@ -99,7 +99,7 @@ class MarlinLinear:
         return cls(packed, values if packed.device is None else _upload(values, packed.device))
 
     def to_device(self, device: int | None = None) -> MarlinLinear:
-        """Return this layer with weight and bias on a device.
+        """Return this layer with its weight and bias on a device.
 
         Parameters
         ----------
@@ -118,56 +118,56 @@ class MarlinLinear:
         return MarlinLinear(weight, bias, batch_invariant=self.batch_invariant)
 
     def __call__(self, x: Any, *, out: Any = None, stream: Any = None, **options: Any) -> Any:
-        """Compute the layer's result.
+        """Compute y = x W + b.
 
         Parameters
         ----------
         x : array (..., K)
-            Activations, as in marlin_gemm.
+            Activations; see ``marlin_gemm``.
         out : array (..., N), optional
             The result. Default: a new array.
         stream : stream, optional
-            Default: the current stream of x's library.
+            Stream of the launch. Default: the current stream of x's library.
         **options
-            Further options of marlin_gemm, including ``backend``.
+            Other options of ``marlin_gemm``, including ``backend``.
 
         Returns
         -------
         array (..., N)
-            ``out``.
+            The result y.
         """
         return marlin_gemm(
             x, self.weight, out=out, bias=self.bias, stream=stream, batch_invariant=self.batch_invariant, **options
         )
 
     def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
-        """Compile and load the kernels that calls need, and reserve memory for the calls.
+        """Compile and load the kernels that later calls need, and reserve memory for these calls.
 
-        Call this method at startup, so that no request waits for the compiler, or before a graph capture, which cannot
-        load kernels. A capture takes memory from the device's reserve, not from the stream's workspace
-        (docs/howto/streams_and_graphs.md).
+        Call this method at startup, so that no request waits for the compiler, or before a graph capture, because
+        kernels cannot be loaded during capture. A capture takes memory from the device's reserve, not from the stream's
+        workspace (docs/howto/streams_and_graphs.md).
 
         Parameters
         ----------
         m_values : int or iterable of int
-            An int n prepares calls with 1 to n rows of x in any layout. Missing kernels are compiled in parallel, with
-            a progress bar on a terminal. An iterable prepares only calls with these numbers of rows, with dense rows
-            that begin at multiples of 16 bytes.
+            An int n prepares calls with 1 to n rows of x in any layout. Missing kernels are compiled in parallel, and a
+            terminal shows a progress bar. An iterable prepares only calls with these numbers of rows whose rows are
+            dense and begin at multiples of 16 bytes.
         stream : stream, optional
-            The stream whose workspace is reserved. Default: the current stream.
+            Stream whose workspace is reserved. Default: the current stream.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            If a number is out of range, or the weight is in host memory.
+            If a number is out of range, or if the weight is in host memory.
         """
         batches = checked_m_values(m_values)
         if self.weight.device is None:
             if selected_backend() != "cuda":
                 return
-            raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
+            raise ArgumentError("weight.device", "the host", "a CUDA device", "move the layer with to_device()")
         device = self.weight.device
-        detect(device)  # called first, so that a missing driver is reported
+        detect(device)  # Called first, so that a missing driver is reported.
         if isinstance(m_values, int) and m_values:
             warm_up([self.weight], m_values, batch_invariant=self.batch_invariant)
         handle = stream_handle(stream, "cupy", device)
@@ -185,9 +185,9 @@ class MarlinLinear:
 
 
 def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
-    """Return a dense layer's bias on the host, rounded to the weight's dtype.
+    """Return a dense layer's bias in host memory, rounded to the weight's dtype.
 
-    The values must be in the range of this dtype.
+    Raises ArgumentError if a value exceeds the range of this dtype.
     """
     values, kind = host_array(bias, "bias"), activation_type(dtype)
     if not is_float(values.dtype):
@@ -196,7 +196,9 @@ def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
         rounded = values.astype(kind.numpy)
     if not bool(np.isfinite(rounded).all()):
         got = f"{float(values[~np.isfinite(rounded)][0]):g}"
-        raise ArgumentError("bias", got, f"values that are finite in {kind.name}", "use dtype='bfloat16' or repair it")
+        raise ArgumentError(
+            "bias", got, f"values that are finite in {kind.name}", "pass dtype='bfloat16', or correct the bias"
+        )
     return rounded
 
 
@@ -208,11 +210,11 @@ def _upload(values: Any, device: int) -> Any:
 
 
 def checked_m_values(m_values: Any) -> list[int]:
-    """Return the values of M, or only the bound, as a list. Raises ArgumentError or ArgumentTypeError."""
+    """Return the values of M, or a list with only the bound. Raises ArgumentError or ArgumentTypeError."""
     if type(m_values) is int:
         m_values = [m_values]
     if not isinstance(m_values, Iterable) or isinstance(m_values, str | bytes):
-        raise ArgumentTypeError("m_values", type(m_values).__name__, "an int, or a sequence of ints, one for each M")
+        raise ArgumentTypeError("m_values", type(m_values).__name__, "an int or a sequence of ints")
     batches = list(m_values)
     for m in batches:
         if type(m) is not int or not 0 <= m < 2**31:

@@ -1,4 +1,4 @@
-"""Checks of marlin_gemm's arguments. They convert x and out to rows with a pitch."""
+"""Validate the arguments of marlin_gemm, and convert x and out to rows with a pitch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rows:
 
     @property
     def is_vectorised(self) -> bool:
-        """Whether the pitch is a multiple of 16 bytes, as TMA and 16-byte accesses require."""
+        """Whether the pitch is a multiple of 16 bytes, which TMA and 16-byte accesses require."""
         return self.pitch_bytes % TMA_ALIGNMENT_BYTES == 0
 
     @property
@@ -37,9 +37,9 @@ class Rows:
 
 
 def check_weight(w: object) -> PackedWeight:
-    """Return ``w``. Raises ArgumentTypeError unless it is a PackedWeight."""
+    """Return ``w``, or raise ArgumentTypeError if ``w`` is not a PackedWeight."""
     if not isinstance(w, PackedWeight):
-        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight", "create one with quantize() or an importer")
+        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight", "create a weight with quantize() or an importer")
     return w
 
 
@@ -47,14 +47,14 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
     """Merge the leading dimensions of an array into rows. Raises ArgumentError if the rows have no common pitch."""
     if not info.shape or info.shape[-1] != columns:
         raise ArgumentError(
-            f"{field}.shape", info.shape, f"(..., {columns})", "the last dimension must match the weight"
+            f"{field}.shape", info.shape, f"(..., {columns})", "pass an array whose last dimension matches the weight"
         )
     if columns > 1 and info.size_elems and info.strides_bytes[-1] != _ELEMENT_BYTES:
         raise ArgumentError(
-            f"{field}.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension", "make it contiguous"
+            f"{field}.strides", info.strides_bytes, f"{_ELEMENT_BYTES} for the last dimension", "pass a contiguous copy"
         )
     rows, pitch = 1, 0
-    # Going outwards from the innermost leading dimension, each dimension must continue where the inner one ends.
+    # From the innermost leading dimension outwards, each dimension must continue where the inner dimension ends.
     for extent, stride in zip(reversed(info.shape[:-1]), reversed(info.strides_bytes[:-1]), strict=True):
         if extent == 1:
             continue
@@ -63,7 +63,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
                 f"{field}.strides",
                 info.strides_bytes,
                 "leading dimensions that can be merged into rows of one pitch",
-                "reshape or copy it first",
+                "reshape or copy the array",
             )
         pitch = stride if rows == 1 else pitch
         rows *= extent
@@ -71,9 +71,14 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
         raise ArgumentError(f"{field}.shape", info.shape, f"at most {MAX_ROWS} rows", "split the batch")
     pitch = columns * _ELEMENT_BYTES if rows <= 1 else pitch
     if pitch < 0 and info.size_elems:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 or more", "copy it first")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "nonnegative strides", "pass a contiguous copy")
     if pitch % _ELEMENT_BYTES and info.size_elems:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "a row pitch of whole elements", "copy it first")
+        raise ArgumentError(
+            f"{field}.strides",
+            info.strides_bytes,
+            "a row pitch that is a multiple of the element size",
+            "pass a contiguous copy",
+        )
     return Rows(info, rows, pitch)
 
 
@@ -82,7 +87,7 @@ def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
         remedy = f"convert {field} to {w.dtype}, or quantize the weight with another dtype (float16 or bfloat16)"
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), f"{w.dtype}, the weight's dtype", remedy)
     if info.device != w.device:
-        got, required = place_name(info.device), f"{place_name(w.device)}, where w is"
+        got, required = place_name(info.device), f"{place_name(w.device)}, the device of w"
         remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"
         raise ArgumentError(f"{field}.device", got, required, remedy)
     check_gradient(info.owner, field, "marlin_gemm")
@@ -93,15 +98,15 @@ def _check_aligned(rows: Rows, field: str, alignment: int) -> None:
         raise ArgumentError(
             f"{field}.pointer",
             hex(rows.info.pointer),
-            f"a multiple of {alignment} bytes, not null",
-            "start the view at an aligned element, or copy it",
+            f"a nonzero multiple of {alignment} bytes",
+            "begin the view at an aligned element, or pass a copy",
         )
 
 
 def check_input(x: object, w: PackedWeight) -> Rows:
     """Return x as rows of K.
 
-    Raises ArgumentError or ArgumentTypeError for a wrong shape, dtype, device, layout or alignment.
+    Raises ArgumentError or ArgumentTypeError for an invalid shape, dtype, device, layout or alignment.
     """
     info = describe(x, "x")
     _check_common(info, w, "x")
@@ -113,7 +118,7 @@ def check_input(x: object, w: PackedWeight) -> Rows:
 def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
     """Return out as rows of N.
 
-    It must have the leading shape of x. Its rows must not overlap each other or x.
+    out must have the leading shape of x. The rows of out must not overlap each other or x.
     """
     info = describe(out, "out")
     _check_common(info, w, "out")
@@ -128,23 +133,21 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
     if info.device is not None:
         _check_aligned(rows, "out", TMA_ALIGNMENT_BYTES)
     if overlaps(x.info, info):
-        raise ArgumentError(
-            "out", "memory that overlaps x", "memory of its own", "CTAs still read x while others write out"
-        )
+        raise ArgumentError("out", "memory that overlaps x", "an array with its own memory")
     return rows
 
 
 def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInfo:
-    """Check the bias.
+    """Return the bias as a described array. Raises ArgumentError or ArgumentTypeError.
 
-    It must have shape (N,), be dense, have the weight's dtype, be on the weight's device, and not overlap ``out``.
+    The bias must be dense, have shape (N,) and the weight's dtype, be on the weight's device, and not overlap ``out``.
     """
     info = describe(bias, "bias")
     _check_common(info, w, "bias")
     if info.shape != (w.shape[1],):
         raise ArgumentError("bias.shape", info.shape, f"({w.shape[1]},)")
     if not info.is_contiguous or info.pointer % np.dtype(np.uint16).itemsize:
-        raise ArgumentError("bias.strides", info.strides_bytes, "dense elements", "make it contiguous")
+        raise ArgumentError("bias.strides", info.strides_bytes, "dense elements", "pass a contiguous copy")
     if out is not None and overlaps(info, out):
-        raise ArgumentError("out", "memory that overlaps bias", "memory of its own")
+        raise ArgumentError("out", "memory that overlaps bias", "an array with its own memory")
     return info

@@ -1,9 +1,9 @@
-"""Copy rows of 16-bit elements to aligned rows, with permuted columns: out[t, k] = x[t, perm[k]].
+"""Copy rows of 16-bit elements to aligned rows with permuted columns, so that out[t, k] = x[t, perm[k]].
 
-This precedes a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read because their
-rows are not aligned to 16 bytes. The GEMM is a programmatic dependent of the copy, and loads its weights while the copy
-runs. Aligned and misaligned activations are multiplied by the same GEMM, so the results are bitwise equal. The copy is
-memory-bound (docs/design/marlin.md).
+The kernel runs before a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read
+because their rows are not aligned to 16 bytes. The GEMM uses programmatic dependent launch, and loads its weights while
+the copy runs. The same GEMM multiplies aligned and misaligned activations, so the results are bitwise equal. The copy
+kernel is memory-bound (docs/design/marlin.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cudatma.target import KIB, Target
 
 TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
-#: Number of elements in a 16-byte chunk, which one thread writes at a time.
+#: Number of elements in a 16-byte chunk. A thread writes one chunk at a time.
 CHUNK_ELEMS = 8
 #: The pitch of the result is a multiple of this number of bytes, so that no row splits a cache line.
 PITCH_ALIGNMENT_BYTES = 128
@@ -42,10 +42,24 @@ _ROWS = 4
 class PermuteColumnsConfig:
     """A configuration of ``kernels/permute_columns.cu.j2``.
 
-    has_permutation: whether columns are permuted. staged_columns: number of columns per row that bulk copies load into
-    shared memory, a multiple of 64, or 0 if elements of any alignment are read from global memory one by one. rows:
-    number of rows that are copied at a time. stages: number of groups of rows in flight. consumers: number of threads
-    that write, in whole warps. Raises ArgumentError for an invalid field.
+    Attributes
+    ----------
+    has_permutation : bool
+        Whether columns are permuted.
+    staged_columns : int
+        Number of columns per row that bulk copies load into shared memory, a multiple of 64, or 0 if elements of any
+        alignment are read from global memory one by one.
+    rows : int
+        Number of rows that are copied at a time.
+    stages : int
+        Number of groups of rows in flight.
+    consumers : int
+        Number of threads that write, in whole warps.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is invalid.
     """
 
     has_permutation: bool
@@ -58,26 +72,26 @@ class PermuteColumnsConfig:
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.staged_columns % 64 or not 0 <= self.staged_columns <= MAX_STAGED_COLUMNS:
-            raise ArgumentError("staged_columns", self.staged_columns, f"a multiple of 64, 0 to {MAX_STAGED_COLUMNS}")
-        if self.staged_columns and not self.has_permutation:
             raise ArgumentError(
-                "staged_columns", self.staged_columns, "0", "a copy without a permutation reads whole lines anyway"
+                "staged_columns", self.staged_columns, f"a multiple of 64 from 0 to {MAX_STAGED_COLUMNS}"
             )
+        if self.staged_columns and not self.has_permutation:
+            raise ArgumentError("staged_columns", self.staged_columns, "0, because the copy has no permutation")
         if not 1 <= self.rows <= 16:
-            raise ArgumentError("rows", self.rows, "1 to 16", "they are unrolled")
+            raise ArgumentError("rows", self.rows, "1 to 16")
         if not 1 <= self.stages <= 8:
             raise ArgumentError("stages", self.stages, "1 to 8")
         if self.consumers % 32 or not 32 <= self.consumers <= 960:
-            raise ArgumentError("consumers", self.consumers, "a multiple of 32, 32 to 960")
+            raise ArgumentError("consumers", self.consumers, "a multiple of 32 from 32 to 960")
 
     @property
     def is_staged(self) -> bool:
-        """Whether rows go through shared memory."""
+        """Whether rows are copied through shared memory."""
         return self.staged_columns > 0
 
     @property
     def row_bytes(self) -> int:
-        """Row pitch in a slot."""
+        """Row pitch in a slot, in bytes."""
         return self.staged_columns * ELEMENT_BYTES
 
     @property
@@ -100,8 +114,8 @@ class PermuteColumnsConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Description of the ring for the opening comment of the generated source."""
-        return self.ring.notes() if self.is_staged else ("no ring: elements are read from global memory",)
+        """Description of the ring in the opening comment of the generated source."""
+        return self.ring.notes() if self.is_staged else ("no ring; elements are read from global memory",)
 
     @property
     def smem_bytes(self) -> int:
@@ -133,9 +147,11 @@ class PermuteColumnsConfig:
 def choose_permute(
     rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, sm_count: int
 ) -> PermuteColumnsConfig:
-    """Return the configuration for (rows, columns). ``is_aligned``: every row begins at a multiple of 16 bytes.
+    """Return the configuration for (rows, columns).
 
-    Aligned rows that fit in shared memory are staged before they are permuted, because shared memory serves several
+    ``is_aligned`` is True if every row begins at a multiple of 16 bytes.
+
+    Aligned rows that fit in shared memory are staged before they are permuted, because shared memory can access several
     scattered elements at a time and global memory only one (docs/design/marlin.md).
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
@@ -155,7 +171,7 @@ def choose_permute(
 def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
     """Return the number of CTAs along the columns, and the number of CTAs along the rows.
 
-    All CTAs run at the same time. They divide the columns only if there are fewer rows than CTAs.
+    All CTAs run at the same time. CTAs divide the columns only if there are fewer rows than CTAs.
     """
     down = min(-(-rows // config.rows), resident_ctas)
     chunks = -(-columns // CHUNK_ELEMS)
@@ -163,12 +179,15 @@ def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident
 
 
 def result_pitch_bytes(columns: int) -> int:
-    """Return the row pitch of the result."""
+    """Return the row pitch of the result in bytes."""
     return align_up(columns * ELEMENT_BYTES, PITCH_ALIGNMENT_BYTES)
 
 
 def permute_arguments(config: PermuteColumnsConfig, sizes: Sizes) -> Arguments:
-    """Return the launch that copies "x" to the workspace, in the order of "perm" if the config has a permutation."""
+    """Return the arguments of the launch that copies "x" to the workspace.
+
+    The columns are in the order of "perm" if the config has a permutation.
+    """
     order = (At("perm"),) if config.has_permutation else ()
     parameters = *order, At("x"), At(ROWS), *(Value(index) for index in range(4))
     return Arguments(TEMPLATE, config, parameters, sizes, early=("perm",))
@@ -191,7 +210,7 @@ def permute_sizes(
 
 
 def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
-    """Return configs of each path for 8192 and 28672 columns, or no configs if the target has no TMA."""
+    """Return configs of each path for 8192 and 28672 columns, or an empty list if the target has no TMA."""
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
@@ -206,13 +225,13 @@ def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
 def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
     """Return a copy of random rows with at most ``blocks`` CTAs, for `cudatma emulate permute_columns`.
 
-    ``path``: "staged" permutes through shared memory if the number of columns is a multiple of 8, otherwise from global
+    The path "staged" permutes through shared memory if the number of columns is a multiple of 8, otherwise from global
     memory; "direct" permutes from global memory; "copy" does not permute. Raises ArgumentError for an invalid argument.
     """
     if path not in ("staged", "direct", "copy"):
         raise ArgumentError("path", path, "staged, direct, copy")
     if min(rows, columns, blocks) < 1:
-        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 or more each")
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "at least 1 each")
     permute = path != "copy"
     through = align_up(columns, 64) if path == "staged" and columns % CHUNK_ELEMS == 0 else 0
     config = PermuteColumnsConfig(permute, through, rows=2, consumers=64)
@@ -235,7 +254,7 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
 
 
 def choose_copy(problem: Problem, target: Target, sm_count: int) -> PermuteColumnsConfig:
-    """Return the kernel that copies a problem's activations."""
+    """Return the configuration of the kernel that copies a problem's activations."""
     return choose_permute(
         problem.m,
         problem.layer.k,

@@ -25,14 +25,14 @@ PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype")
 MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
-        Member("weight_rows", "u32", "64 x 64 blocks of packed weights"),
-        Member("weight_row_blocks", "u32", "blocks of weights along K"),
-        Member("scale_rows", "u32", "groups of scales along K"),
-        Member("scale_pitch", "u32", "columns of a row of scales, padded"),
-        Member("prefetch_stages", "u32", "stages whose weights a dependent launch loads before it waits"),
-        Member("scale_offset", "u32", "-8 2^-p in both halves: scales are multiplied by it"),
-        Member("scale_back", "float", "2^p: sums are multiplied by it"),
-        Member("activation_pitch", "u64", "elements from one row to the next"),
+        Member("weight_rows", "u32", "number of 64 x 64 blocks of packed weights"),
+        Member("weight_row_blocks", "u32", "number of blocks of weights along K"),
+        Member("scale_rows", "u32", "number of groups of scales along K"),
+        Member("scale_pitch", "u32", "number of columns per row of scales, with padding"),
+        Member("prefetch_stages", "u32", "number of stages of weights that a dependent launch loads before it waits"),
+        Member("scale_offset", "u32", "-8 2^-p in both halves, by which scales are multiplied"),
+        Member("scale_back", "float", "2^p, by which sums are multiplied"),
+        Member("activation_pitch", "u64", "elements from one row of activations to the next"),
     )
 }
 
@@ -95,12 +95,12 @@ class LinearShape:
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
 
 
-@dataclass(frozen=True)  # without slots, for resized_copy()
+@dataclass(frozen=True)  # Without slots, for resized_copy()
 class Problem:
-    """One GEMM that multiplies M rows of x by a layer's weight.
+    """Multiplication of M rows of x by a layer's weight.
 
-    layer, m and batch_invariant determine the configuration. A launch also depends on the other fields and on
-    addresses.
+    ``layer``, ``m`` and ``batch_invariant`` determine the configuration. A launch also depends on the other fields and
+    on addresses.
 
     Parameters
     ----------
@@ -117,9 +117,9 @@ class Problem:
     has_perm : bool
         Whether the weight was quantized in activation order.
     scale_form, scale_exponent : str, int
-        ``scale_fit`` of the weight.
+        The weight's ``scale_fit``.
     programmatic : bool
-        Whether the launch is a programmatic dependent of the previous kernel.
+        Whether to use programmatic dependent launch.
 
     Raises
     ------
@@ -141,13 +141,13 @@ class Problem:
 
     def __post_init__(self) -> None:
         if type(self.m) is not int:
-            raise ArgumentTypeError("m", type(self.m).__name__, "int, rows of x")
+            raise ArgumentTypeError("m", type(self.m).__name__, "int")
         if not 1 <= self.m <= MAX_EXTENT:
             raise ArgumentError("m", self.m, f"1 to {MAX_EXTENT} rows")
 
     @classmethod
     def of(cls, w: PackedWeight, m: int, **others: Any) -> Problem:
-        """Return the problem for M dense rows of x and a weight. ``others``: values of other fields."""
+        """Return the problem for M dense rows of x and a weight. ``others`` are values of other fields."""
         fit = w.scale_fit
         facts: dict[str, Any] = {"has_perm": w.perm is not None, "scale_form": fit.form, "scale_exponent": fit.exponent}
         return cls(LinearShape.of(w), m, **(facts | others))
@@ -158,7 +158,7 @@ class Problem:
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """Fields that a launch depends on, except M and the scale exponent, which are in the struct."""
+        """Fields on which a launch depends, except M and the scale exponent, which are members of the struct."""
         return (
             self.layer,
             *(self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x),
@@ -167,7 +167,7 @@ class Problem:
 
     @property
     def copies_x(self) -> bool:
-        """Whether a second kernel copies x to aligned rows first."""
+        """Whether another kernel first copies x to aligned rows."""
         return self.has_perm or not self.has_aligned_x
 
     @property
@@ -185,8 +185,8 @@ class Problem:
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may be used, in words, or "" if all may be used."""
-        return "batch invariance: sums are added in the same order for every M" if self.batch_invariant else ""
+        """Reason why only some configurations are allowed, or "" if all are allowed."""
+        return "batch invariance requires the same order of additions for every M" if self.batch_invariant else ""
 
     @property
     def description(self) -> str:
@@ -204,14 +204,14 @@ class Problem:
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
         """Return the problem of a tuning entry.
 
-        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid one.
+        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid entry.
         """
         layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
         return cls(layer, raw["m"])
 
 
 class WeightReader(Protocol):
-    """Fields of a config from which the weight-dependent members of the struct are computed."""
+    """Members of a config that weight_values() reads."""
 
     @property
     def dtype(self) -> str: ...
@@ -228,10 +228,11 @@ def weight_values(
     programmatic: bool = False,
     scale_exponent: int = 0,
 ) -> dict[str, Any]:
-    """Return the values, by name, of the struct's members that do not depend on M.
+    """Return, by name, the values of the struct's members that do not depend on M.
 
-    ``activation_pitch``: row pitch of the activations in elements. ``programmatic``: whether the launch is a
-    programmatic dependent. ``scale_exponent``: p if the kernel multiplies scales by 2^-p (``PackedWeight.scale_fit``).
+    ``activation_pitch`` is the row pitch of the activations in elements. ``programmatic`` is True if the launch uses
+    programmatic dependent launch. ``scale_exponent`` is p if the kernel multiplies scales by 2^-p
+    (``PackedWeight.scale_fit``).
     """
     weight_row_blocks = ceil_div(k, 64)
     offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(config.dtype).numpy).view(np.uint16)

@@ -38,19 +38,19 @@ def sample(
     sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """Return a launch of one of the kernels, which computes y = x W for x (m, k) and an int4 W (k, n).
+    """Return a launch of a kernel that computes y = x W for x (m, k) and an int4 W (k, n).
 
-    k must be a multiple of 8. The imagined GPU has ``sm_count`` SMs. If there are few SMs, each computes many stages,
+    k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. If there are few SMs, each SM computes many stages,
     so that the ring wraps. Raises ArgumentError, QuantizationError, TargetError, CompileError, or DriverError if NVRTC
     is missing.
     """
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies misaligned rows before the GEMM
-        raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
+        raise ArgumentError("k", k, "a multiple of 8", "round k up, because TMA loads whole 16-byte chunks")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
-            raise ArgumentError(field, value, "1 or more")
+            raise ArgumentError(field, value, "at least 1")
     random = np.random.default_rng(seed)
     weight = quantize(random.standard_normal((k, n), np.float32) * 0.05, group_size=group_size, dtype=dtype)
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
@@ -59,7 +59,7 @@ def sample(
     ranked = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
     if not ranked:
         raise ArgumentError(
-            "m", m, "a number of rows that this kernel supports", "use another kernel for this M: see --help"
+            "m", m, "a number of rows that this kernel supports", "choose another kernel for this M; see --help"
         )
     config = ranked[0][0].in_form(weight.scale_fit.form)
     work = schedule(config, m, n, k, sm_count)
@@ -78,7 +78,7 @@ mma_sync_sample, wgmma_sample, skinny_sample = sample, partial(sample, m=64), pa
 
 
 class MarlinTrial:
-    """Trial of marlin_gemm (kernels/sample.py). Raises DriverError if there is no CuPy or no GPU."""
+    """The ``Trial`` of marlin_gemm for the tuner. Raises DriverError if there is no CuPy or no GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device

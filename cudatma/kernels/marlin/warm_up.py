@@ -22,7 +22,7 @@ _ALIGNED_ELEMS = 16 // ELEMENT_BYTES
 
 
 class _WarmedUp(set[tuple[Any, ...]]):
-    """Completed warm-ups of a Runtime. They are recorded because a model has many layers but few shapes."""
+    """Completed warm-ups of a Runtime, which are recorded because a model has many layers but few shapes."""
 
     #: choice.forget() drops this cache.
     holds_choices = True
@@ -35,9 +35,9 @@ def warm_up(
     batch_invariant: bool = False,
     progress: bool | None = None,
 ) -> None:
-    """Compile and load every kernel that ``marlin_gemm`` may need for these weights and up to ``max_m`` rows of x.
+    """Compile and load every kernel that ``marlin_gemm`` may need for these weights and up to ``max_m`` rows.
 
-    Afterwards, no call with at most ``max_m`` rows compiles anything, whether or not x is aligned and a bias is given.
+    Later calls with at most ``max_m`` rows do not compile anything, whether or not x is aligned and a bias is passed.
     Kernels that are not in the cache are compiled in parallel. Results have the same bits with and without warm-up.
 
     Parameters
@@ -45,11 +45,11 @@ def warm_up(
     weights : iterable of PackedWeight
         Weights on CUDA devices. Weights with the same shape and format need the same kernels.
     max_m : int
-        Maximum number of rows of x, 1 to 131072.
+        Maximum number of rows of x, from 1 to 131072.
     batch_invariant : bool, default False
-        Warm up the kernels of calls with ``batch_invariant=True``.
+        Whether to prepare calls with ``batch_invariant=True``.
     progress : bool, optional
-        Show a progress bar on stderr while kernels compile. Default: only if stderr is a terminal.
+        Whether to show a progress bar on stderr while kernels compile. Default: whether stderr is a terminal.
 
     Raises
     ------
@@ -63,7 +63,9 @@ def warm_up(
     missing: dict[tuple[Any, ...], tuple[int, Problem, PackedWeight]] = {}
     for w in weights:
         if w.device is None:
-            raise ArgumentError("weights", "a weight in host memory", "weights on a CUDA device", "call to_device()")
+            raise ArgumentError(
+                "weights", "a weight in host memory", "weights on a CUDA device", "move the weight with to_device()"
+            )
         problem = dense_problem(w, 1, batch_invariant=batch_invariant)
         key = w.device, problem.plan_key, max_m, wants_debug(None), os.environ.get(FILE_VARIABLE)
         if key not in loaded:

@@ -31,8 +31,8 @@ from cudatma.quantization.safetensors_file import as_path
 
 SHARD_BYTES = 1_000_000_000
 
-#: Function that is called with the current step, the number of source bytes that are done, and the number of source
-#: bytes in total.
+#: Function that receives the current step, the number of source bytes that have been processed, and the total number of
+#: source bytes.
 Progress = Callable[[str, int, int], None]
 
 
@@ -67,23 +67,23 @@ def convert_checkpoint(
     """Convert the folder of a Hugging Face checkpoint into another folder with packed linear layers.
 
     The source is a GPTQ, AWQ (gemm), AutoRound, Marlin or compressed-tensors (pack-quantized W4A16) checkpoint, or a
-    float checkpoint with ``quantize``. A quantized checkpoint keeps its integers and must agree with its configuration
-    (docs/howto/convert_a_checkpoint.md). All other tensors are copied unchanged.
+    float checkpoint with ``quantize``. The integers of a quantized checkpoint are kept, and its tensors must match its
+    configuration (docs/howto/convert_a_checkpoint.md). All other tensors are copied unchanged.
 
     Parameters
     ----------
     source : str or os.PathLike
         The checkpoint's folder.
     out : str or os.PathLike
-        The new folder. It must not exist, be empty, or come from an interrupted conversion.
+        The new folder. It must be nonexistent, empty, or the result of an interrupted conversion.
     quantize : bool, default False
         Whether to quantize the matrices in the numbered blocks of a float model.
     group_size : int, default 128
-        See ``quantize``, for float checkpoints.
+        Number of rows per scale in a float checkpoint; see ``cudatma.quantize``.
     symmetric : bool, default True
-        See ``quantize``, for float checkpoints.
+        Whether to quantize a float checkpoint without zero points; see ``cudatma.quantize``.
     clip_search : bool, default False
-        See ``quantize``, for float checkpoints.
+        Whether to search for clipped ranges in a float checkpoint; see ``cudatma.quantize``.
     dtype : str, optional
         Type of the scales and activations, "float16" or "bfloat16". Default: the model's type if it is one of these,
         otherwise the type of the first layer.
@@ -94,8 +94,8 @@ def convert_checkpoint(
     shard_bytes : int, default 1,000,000,000
         Maximum size of a file in bytes. A layer or tensor that is larger has its own file.
     progress : callable, optional
-        Function that is called regularly with the current step, the number of source bytes that are done, and the
-        number of source bytes in total.
+        Function that is called regularly with the current step, the number of source bytes that have been processed,
+        and the total number of source bytes.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def convert_checkpoint(
     Raises
     ------
     ArgumentError
-        If the options do not match the checkpoint, or if one folder contains the other.
+        If the options do not match the checkpoint, or if one of the folders contains the other.
     WeightFileError
         If the checkpoint cannot be converted, if the model class cannot load it, or if there is too little disk space.
     QuantizationError
@@ -113,33 +113,35 @@ def convert_checkpoint(
 
     Notes
     -----
-    If transformers is installed, the layers are compared with the model class that config.json names. If this class
-    cannot load a layer that the checkpoint quantized, the call raises WeightFileError. If it cannot load a layer that
-    this call would quantize, the layer stays float. The call also raises WeightFileError if the checkpoint lacks a
-    parameter of the class or stores it in a different shape.
+    If transformers is installed, the layers are compared with the model class that config.json names. WeightFileError
+    is raised if this class cannot load a layer that the checkpoint quantized, or if the checkpoint lacks a parameter of
+    the class or stores it in a different shape. A layer of a float checkpoint stays float if the class cannot load it
+    quantized.
 
-    The call checks the folders, the configuration, the model class, the scales and the free disk space before it writes
-    anything. An interrupted call can be repeated. It then checks the finished files and keeps them. At most one layer
-    is in memory at a time.
+    The folders, the configuration, the model class, the scales and the free disk space are checked before anything is
+    written. An interrupted call can be repeated. The repeated call checks the finished files and keeps them. At most
+    one layer is in memory at a time.
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
     check_group_size(group_size)
     if isinstance(exclude, str):
-        raise ArgumentTypeError("exclude", "str", "a list of patterns")
+        raise ArgumentTypeError("exclude", "str", "a list of patterns", "pass a list")
     for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
         if value and not quantize:
-            raise ArgumentError(name, value, "with quantize=True", "a quantized checkpoint keeps its layers")
+            raise ArgumentError(
+                name, value, "the default without quantize=True", "pass quantize=True, or omit this option"
+            )
     if type(shard_bytes) is not int or shard_bytes < 1:
-        raise ArgumentError("shard_bytes", shard_bytes, "bytes, at least 1")
+        raise ArgumentError("shard_bytes", shard_bytes, "a number of bytes, at least 1")
     origin = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
     match = match_class(origin)
     left: dict[str, str] = {}
     if quantize:
         unfit = [layer for layer in origin.layers if layer in match.refused]
         replace(match, refused={name: match.refused[name] for name in match.refused if name not in unfit}).require()
-        left = dict.fromkeys(unfit, f"{match.class_name} cannot load it quantized")
-        left |= dict.fromkeys(match.ignored, f"{match.class_name} leaves it out")
+        left = dict.fromkeys(unfit, f"{match.class_name} cannot load the layer quantized")
+        left |= dict.fromkeys(match.ignored, f"{match.class_name} does not load the layer")
         origin = origin.leave(left)
     else:
         match.require()
@@ -198,7 +200,7 @@ def _unloaded(match: Match) -> Iterator[str]:
     if match.unloaded:
         first, others = ", ".join(match.unloaded[:3]), len(match.unloaded) - 3
         more = f" and {counted(others, 'other')}" if others > 0 else ""
-        yield f"copied, but {match.class_name} does not load: {first}{more}"
+        yield f"copied, but not loaded by {match.class_name}: {first}{more}"
 
 
 def _dtype(source: Source, dtype: str | None) -> str:
@@ -223,7 +225,7 @@ def _identity(source: Source, options: _Options, shard_bytes: int) -> dict[str, 
 
 
 def _verify(journal: Journal, source: Source, shards: Sequence[ShardPlan], report: Progress, total: int) -> int:
-    """Check the finished files and return the number of source bytes that they cover."""
+    """Check the finished files, and return the number of source bytes that they contain."""
     size = {shard.name: _shard_source_bytes(shard, source) for shard in shards}
     done = 0
     for name in journal.keep_intact():

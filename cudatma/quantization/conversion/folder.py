@@ -1,6 +1,6 @@
-"""Check the folders of a conversion, write the files without weights, and keep a journal of finished files.
+"""Check the folders of a conversion, write the files without weights, and record finished files in a journal.
 
-The journal lets an interrupted conversion continue.
+The journal makes it possible to continue an interrupted conversion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 
 FILE = "cudatma_conversion.json"
 _FORMAT, _VERSION = "cudatma-conversion", 1
-_ELSEWHERE = "choose another folder, or remove this one"
+_ELSEWHERE = "choose another folder, or remove this folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Journal:
     out : pathlib.Path
         The folder of the converted model.
     identity : dict
-        Digests of the source, and the options. A journal with a different identity raises WeightFileError.
+        Digests of the source files, and the options. A journal with a different identity raises WeightFileError.
     source_name : str
         Name of the source's folder, for error messages.
     """
@@ -64,7 +64,8 @@ class Journal:
     def begin(self) -> Iterator[None]:
         """Create the folder, lock it against other processes, and remove unfinished files.
 
-        If an error occurs before a file is finished, remove the journal, and also the folder if this call created it.
+        If an error occurs before any file is finished, the journal is removed, and also the folder if this call created
+        it.
         """
         out = self.path.parent
         existed = out.exists()
@@ -72,7 +73,9 @@ class Journal:
             out.mkdir(parents=True, exist_ok=True)
             folder = os.open(out, os.O_RDONLY)
         except OSError as error:
-            raise WeightFileError(str(out), f"{error}", "a folder that can be written", "name another") from error
+            raise WeightFileError(
+                str(out), f"{error}", "a folder that can be written", "choose another folder"
+            ) from error
         try:
             _lock(folder, out)
             for left in out.glob(f".*{PARTIAL}"):
@@ -90,7 +93,7 @@ class Journal:
             os.close(folder)
 
     def keep_intact(self) -> Iterator[str]:
-        """Check the finished files, drop the files that changed, and yield the name of each file."""
+        """Check the finished files, drop the files that have changed, and yield the name of each file."""
         for name, shard in list(self.shards.items()):
             path = self.path.parent / name
             if not path.is_file() or path.stat().st_size != shard.bytes or file_digest(path) != shard.digest:
@@ -143,11 +146,13 @@ def _lock(folder: int, out: Path) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise WeightFileError(str(out), "another conversion writes to it", "one at a time", "wait for it") from error
+        raise WeightFileError(
+            str(out), "a folder that another conversion is writing", "one conversion at a time", "wait for it to end"
+        ) from error
 
 
 def _without(options: dict[str, Any], others: dict[str, Any]) -> str:
-    """Return, as JSON, the options that ``others`` lacks or sets differently."""
+    """Return, as JSON, the options that are missing or different in ``others``."""
     return json.dumps({name: value for name, value in options.items() if name not in others or others[name] != value})
 
 
@@ -169,11 +174,11 @@ def check_folders(source: Path, out: Path) -> None:
     """Raise ArgumentError if one folder contains the other."""
     inner, outer = out.resolve(), source.resolve()
     if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise ArgumentError("out", str(out), f"a folder outside {source}", "a conversion never changes its source")
+        raise ArgumentError("out", str(out), f"a folder outside {source}", "choose a folder outside the source")
 
 
 def check_disk(out: Path, required_bytes: int) -> None:
-    """Raise WeightFileError unless the folder's disk has ``required_bytes`` free. The folder need not exist yet."""
+    """Raise WeightFileError unless the folder's disk has ``required_bytes`` free. The folder need not exist."""
     existing = out.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -181,15 +186,15 @@ def check_disk(out: Path, required_bytes: int) -> None:
     partial = (path.stat().st_size for path in out.glob(f".*{PARTIAL}")) if out.is_dir() else ()
     free = shutil.disk_usage(existing).free + sum(partial)
     if required_bytes and free < needed:
-        got = f"{free / 1e9:.2f} GB free on its disk"
-        raise WeightFileError(str(out), got, f"{needed / 1e9:.2f} GB or more", "choose a folder on another disk")
+        got = f"{free / 1e9:.2f} GB of free disk space"
+        raise WeightFileError(str(out), got, f"at least {needed / 1e9:.2f} GB", "choose a folder on another disk")
 
 
 def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, str]:
     """Copy the tokenizer, generation configuration and other files without weights.
 
-    ``converted`` names the source files that were converted. Return the folder entries that were not copied, each with
-    the reason.
+    ``converted`` contains the names of the converted source files. Returns the folder entries that were not copied,
+    each with the reason.
     """
     known = {"config.json", FILE, _INDEX, *converted}
     skipped: dict[str, str] = {}
@@ -197,11 +202,11 @@ def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, s
         if entry.name in known or entry.name.startswith("."):
             continue
         if not entry.is_file():
-            skipped[entry.name] = "not a file"
+            skipped[entry.name] = "is not a file"
         elif entry.name in _STALE:
-            skipped[entry.name] = "describes the former quantization"
+            skipped[entry.name] = "describes the original quantization"
         elif entry.name.endswith(_WEIGHT_ENDINGS):
-            skipped[entry.name] = "other weights"
+            skipped[entry.name] = "contains other weights"
         else:
             _copy_file(entry, out / entry.name)
     return skipped
@@ -219,7 +224,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:
-    """Write the index of several files. ``shards`` holds the size in bytes of each tensor in each file."""
+    """Write the index of several files. ``shards`` contains the size in bytes of each tensor in each file."""
     if len(shards) == 1:
         return
     files = {tensor: name for name, tensors in shards.items() for tensor in tensors}
@@ -231,7 +236,7 @@ def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:
 def write_config(out: Path, config: Mapping[str, Any], layers: Sequence[LayerReport], dtype: str) -> None:
     """Write the source's config.json with cudatma's quantization_config.
 
-    This must be the last file that is written, because a folder with config.json is a complete model.
+    This file must be written last, because a folder with config.json is a complete model.
     """
     config = _without_sections(config)
     if isinstance(config.get("text_config"), dict):
@@ -242,7 +247,7 @@ def write_config(out: Path, config: Mapping[str, Any], layers: Sequence[LayerRep
 
 
 def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without the sections that describe the former quantization."""
+    """Return a configuration without the sections that describe the original quantization."""
     return {name: value for name, value in config.items() if name not in ("quantization_config", "compression_config")}
 
 

@@ -1,4 +1,4 @@
-"""Pack a layer's tensors with the importer of their format."""
+"""Pack a layer's tensors with the importer for their format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IMPORTERS: dict[str, Callable[..., PackedWeight]] = {
 
 
 def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, dtype: Any = None) -> PackedWeight:
-    """Pack a layer's tensors with the importer of their format.
+    """Pack a layer's tensors with the importer for their format.
 
     Parameters
     ----------
@@ -36,14 +36,14 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
     tensors : mapping of str to array
         NumPy arrays or torch tensors. The names do not include the layer's prefix.
     facts : LayerFacts
-        The result of ``layer_facts``.
+        Result of ``layer_facts``.
     dtype : str or dtype, optional
         Type of the scales. Default: the type in ``tensors``.
 
     Returns
     -------
     PackedWeight
-        The weight.
+        The packed weight.
     """
     values = [tensors.get(name) for name in (*kind.required, *kind.optional)]
     options = {"zero_point_format": facts.zero_point_format} if kind is GPTQ else {}
@@ -51,12 +51,12 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
 
 
 def check_scales(name: str, scales: NDArray[Any], dtype: str) -> None:
-    """Raise QuantizationError if a scale becomes infinite, NaN or 0 in ``dtype``. The error names the first one."""
+    """Raise QuantizationError for the first scale that becomes infinite, NaN or 0 in ``dtype``."""
     with np.errstate(over="ignore"):
         rounded = scales.astype(ACTIVATION_TYPES[dtype].numpy)
     invalid = ~np.isfinite(rounded) | ((rounded == 0) & (scales != 0))
     if invalid.any():
         first = np.argwhere(invalid)[0].tolist()
         value = float(scales[tuple(first)])
-        remedy = "use dtype='bfloat16'" if np.isfinite(value) else "copy or download the checkpoint again"
-        raise QuantizationError(f"{name}{first}", f"{value:g}", f"finite values that {dtype} can hold", remedy)
+        remedy = "pass dtype='bfloat16'" if np.isfinite(value) else "copy or download the checkpoint again"
+        raise QuantizationError(f"{name}{first}", f"{value:g}", f"finite values in the range of {dtype}", remedy)

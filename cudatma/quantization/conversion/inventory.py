@@ -1,4 +1,4 @@
-"""Decide for each tensor of a checkpoint whether to pack it, copy it or leave it out."""
+"""Decide whether each tensor of a checkpoint is packed, copied or left out."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from cudatma.quantization.statement import Statement
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """How each tensor of a checkpoint is used. Tensors that the inventory does not list are copied.
+    """The use of each tensor of a checkpoint. Tensors that the inventory does not list are copied.
 
     Attributes
     ----------
     layers : dict of str to dict of str to str
-        Packed layers in the model's order. Each maps the names of its tensors without the layer's prefix to their names
-        in the checkpoint.
+        Packed layers in the model's order. Each value maps the names of the layer's tensors, without the layer's
+        prefix, to their names in the checkpoint.
     facts : dict of str to LayerFacts
-        How to decode each layer.
+        Facts that determine how each layer is decoded.
     left_out : dict of str to str
         Tensors that are neither packed nor copied, with the reason.
     notes : tuple of str
@@ -40,9 +40,9 @@ class Inventory:
 
 
 def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> Inventory:
-    """Find the quantized layers, compare each layer with the configuration, and check all other tensors.
+    """Find the quantized layers, compare the layers with the configuration, and check all other tensors.
 
-    ``where`` names the checkpoint in error messages. Raise WeightFileError or QuantizationError if a check fails.
+    ``where`` names the checkpoint in error messages. Raises WeightFileError or QuantizationError if a check fails.
     """
     kind = statement.format
     ending = f".{kind.required[0]}"
@@ -51,13 +51,13 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
         ends = {name.rpartition(".")[2] for name in checkpoint.files}
         others = [other for other in FORMATS if other.required[0] in ends]
         got = f"layers of {others[0].title}" if others else "no quantized layer"
-        allowed = f"tensors that end in {ending}: {statement.where} says {kind.title}"
+        allowed = f"tensors that end in {ending}, because {statement.where} specifies {kind.title}"
         raise WeightFileError(where, got, allowed, "correct the configuration" if others else "")
     layers: dict[str, dict[str, str]] = {}
     facts: dict[str, LayerFacts] = {}
     for layer in names:
         if is_expert(layer):
-            remedy = "mixtures of experts cannot be converted"
+            remedy = "convert a dense model, because mixtures of experts are not supported"
             raise WeightFileError(layer, "a quantized expert", "linear layers of dense models", remedy)
         tensors = {part: f"{layer}.{part}" for part in (*kind.required, *kind.optional)}
         layers[layer] = {part: name for part, name in tensors.items() if name in checkpoint.files}
@@ -69,7 +69,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
     left_out = {}
     if kind is MARLIN:
         buffers = (f"{layer}.workspace" for layer in layers)
-        left_out = {name: "it is scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
+        left_out = {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
     check_others(checkpoint, layers, left_out)
     counts = Counter(fact.note for fact in facts.values() if fact.note)
     notes = [f"{note} ({count} of {len(layers)} layers)" for note, count in counts.items()]
@@ -77,32 +77,32 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sorting key that puts layer 2 before layer 10."""
+    """Return a sort key that orders layer 2 before layer 10."""
     parts = name.split(".")
     return tuple((0, int(part), "") if part.isascii() and part.isdecimal() else (1, 0, part) for part in parts)
 
 
 def is_expert(layer: str) -> bool:
-    """Return whether a layer's name says that it is an expert."""
+    """Return whether a layer's name is that of an expert."""
     return re.search(r"\.experts\.", layer) is not None
 
 
-#: Integer buffers that models have even without quantization.
+#: Integer buffers that also occur in models without quantization.
 _BUFFERS = re.compile(
     r"(^|.*\.)(position_ids|num_batches_tracked|relative_position_index|token_type_ids|cache_position|tid2eid"
     r"|att(entio)?n\.(bias|masked_bias)|\w*_(index|indices|mask))"
 )
-#: Tensors that only quantized modules have.
+#: Tensors that occur only in quantized modules.
 _PARTS = re.compile(
     r"(^|.*[._])(qweight|qzeros|g_idx|zero_point|packed|weight_scale_\w+|weight_global_scale|pre_quant_scale)"
     r"|.*\.(scales|weight\.(absmax|quant_map|nested_\w+|quant_state\..*|_data|_scale|_shift))"
 )
 _SCALE = re.compile(r"(.*\.)?([^.]*)_scales?")
-#: A tensor `X_scale` with one of these X belongs to a quantized module even if the file has no tensor X.
+#: A tensor `X_scale` with one of these names X belongs to a quantized module, even if the file has no tensor X.
 _SCALED = frozenset(
     ["weight", "input", "output", "act", "q", "k", "v", "kv", "kv_cache", "prob", "w1", "w2", "w3", "w13"]
 )
-#: Modules that may share another module's weight and have their own bias.
+#: Modules that may share another module's weight but have their own bias.
 _TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
 
 
@@ -115,7 +115,7 @@ class _Names:
 
 
 def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
-    """Raise WeightFileError if a tensor that is not in ``layers`` does not look like a float parameter."""
+    """Raise WeightFileError for a tensor outside of ``layers`` that does not look like a float parameter."""
     names = _names(checkpoint.files)
     known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
     for name, file in checkpoint.files.items():
@@ -131,7 +131,7 @@ def _check_inside(name: str, layers: Mapping[str, object]) -> None:
     if inside is not None and parts[inside:] != ["bias"]:
         layer = ".".join(parts[:inside])
         got = f"a tensor of the packed layer {layer}"
-        raise WeightFileError(name, got, "the tensors of its format, and a bias", FROM_FLOAT)
+        raise WeightFileError(name, got, "the tensors of the layer's format, and a bias", FROM_FLOAT)
 
 
 def _names(tensors: Iterable[str]) -> _Names:
@@ -148,35 +148,35 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
     module, _, part = name.rpartition(".")
     is_float = entry.dtype in FLOAT_DTYPES
     if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
-        remedy = f"cudatma does not apply activation scales; {FROM_FLOAT}"
+        remedy = f"{FROM_FLOAT}, because activation scales are not supported"
         raise WeightFileError(name, "activation scales (AWQ's ScaledActivation)", "none", remedy)
     if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):
-        _refuse(name, entry, checkpoint)
+        _raise_unknown(name, entry, checkpoint)
     if scale := _SCALE.fullmatch(name):
         prefix, scaled = scale[1] or "", scale[2]
         if scaled in _SCALED or f"{prefix}{scaled}" in names.stems or len(entry.shape) > 1:
-            _refuse(name, entry, checkpoint)
+            _raise_unknown(name, entry, checkpoint)
     if part == "bias" and is_float and names.modules[module] == 1 and not _TIED.fullmatch(module):
         remedy = "copy or download the checkpoint again"
         raise WeightFileError(
-            name, f"the bias of {module}, a module without a weight", "a weight in the module", remedy
+            name, f"the bias of {module}, a module without a weight", "a weight in the same module", remedy
         )
 
 
-def _refuse(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoReturn:
+def _raise_unknown(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoReturn:
     """Raise WeightFileError for a tensor that belongs to no packed layer.
 
-    The error names the format that it resembles.
+    The error names the format that the tensor resembles.
     """
     siblings = checkpoint.shapes(name.rpartition(".")[0])
-    remedy = f"cudatma does not read this part of the model; {FROM_FLOAT}"
+    remedy = f"{FROM_FLOAT}, because this part of the model is not supported"
     got = f"{entry.dtype} {entry.shape}, which belongs to no packed layer"
     if re.search(r"(^|\.)experts\b", name):
-        got += ": experts in one tensor"
+        got += " and contains several experts"
     elif {"scales", "biases"} <= siblings.keys():
-        got += ": MLX's format"
+        got += " and has MLX's format"
     elif kind := recognized(siblings):
-        got += f": it looks like {kind.title}"
+        got += f" and looks like {kind.title}"
         remedy = "describe the format in config.json: quantization_config with quant_method, bits, group_size and so on"
     allowed = f"layers of {', '.join(kind.title for kind in FORMATS)}, and float tensors"
     raise WeightFileError(name, got, allowed, remedy)

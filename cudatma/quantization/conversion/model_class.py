@@ -1,8 +1,8 @@
 """Match a checkpoint's quantized layers with the modules of a transformers model.
 
-While a model is loaded, the layers are matched with that model. Before a conversion writes any file, the layers are
-matched with the class that config.json names, built on the meta device. Only the functions that use torch and
-transformers import them.
+During loading, the layers are matched with the loaded model. Before a conversion writes any file, the layers are
+matched with the class that config.json names, built on the meta device. torch and transformers are imported only in the
+functions that use them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Match:
 
 
 def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint) -> Match:
-    """Match a checkpoint's quantized layers, by name, with the modules of a model whose layers are float."""
+    """Match a checkpoint's quantized layers, by name, with the modules of a model with float layers."""
     rename, match = renaming(model), Match(type(model).__name__)
     known = dict(model.named_modules())
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
@@ -67,7 +67,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
     for layer, sizes in layers.items():
         name = rename(layer)
         module = known.get(name)
-        is_other_head = is_base and "." not in name  # a base model can load the folder of a model with a head
+        is_other_head = is_base and "." not in name  # A base model can load the folder of a model with a head.
         if module is None and (is_other_head or any(pattern.search(f"{name}.weight") for pattern in ignored)):
             match.ignored.append(layer)
             continue
@@ -104,7 +104,9 @@ def match_class(source: Source) -> Match:
     layers = {layer: _sizes(source, layer) for layer in source.layers}
     match = match_layers(model, layers, source.checkpoint)
     if match.refused and "auto_map" in source.config:
-        cause = f"the model uses custom code, and its layers differ from those of transformers' {match.class_name}"
+        cause = (
+            f"the model uses custom code, and its layers differ from the layers of {match.class_name} in transformers"
+        )
         return Match(unknown=cause)
     return match
 
@@ -117,7 +119,7 @@ def is_linear(module: Any) -> bool:
 
 
 def linear_sizes(module: Any) -> Sizes:
-    """Return the in and out features of a linear layer or of transformers' Conv1D, or None for other modules."""
+    """Return the in and out features of a linear layer or of transformers' Conv1D, or None for any other module."""
     from transformers.pytorch_utils import Conv1D
 
     if is_linear(module):
@@ -135,7 +137,7 @@ def renaming(model: Any) -> Callable[[str], str]:
 
     def rename(layer: str) -> str:
         key, _ = rename_source_key(f"{layer}.weight", rules, [], model.base_model_prefix, known)
-        if key not in known and f"{layer}.weight" in known:  # the layer already has the model's name
+        if key not in known and f"{layer}.weight" in known:  # The layer already has the model's name.
             return layer
         return str(key).removesuffix(".weight")
 
@@ -154,13 +156,13 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
     """Return an error if a layer does not match the module, otherwise None."""
     allowed = "nn.Linear or Conv1D"
     if module is None:
-        remedy = "remove its tensors from the checkpoint, or name the right class in config.json: architectures"
+        remedy = "remove its tensors from the checkpoint, or correct `architectures` in config.json"
         return WeightFileError(layer, f"no module of {class_name}", f"{allowed} of this class", remedy)
     expected = linear_sizes(module)
     if expected is None:
         remedy = "quantize the model again without this module"
         return WeightFileError(layer, f"a quantized {type(module).__name__} of {class_name}", allowed, remedy)
-    # Other tools store words of eight integers, so K or N may be padded by up to seven elements.
+    # Some tools store words of eight integers, so K or N may be padded by up to seven elements.
     if sizes is not None and any(not b <= a <= -(-b // 8) * 8 for a, b in zip(sizes, expected, strict=True)):
         got, allowed = (f"{k} x {n}" for k, n in (sizes, expected))
         return WeightFileError(f"{layer}: K x N", got, f"{allowed}, the size in {class_name}", "correct config.json")
@@ -171,7 +173,7 @@ def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str
     """Return an error if the checkpoint has a nonzero bias and the module has no bias."""
     if module.bias is None and name is not None and checkpoint.read(name).any():
         remedy = "set the model's option for biases in config.json"
-        return WeightFileError(name, "a bias", f"none, or zeros: {class_name} has no such bias", remedy)
+        return WeightFileError(name, "a bias", f"no bias or zeros, because {class_name} has no such bias", remedy)
     return None
 
 
@@ -180,7 +182,7 @@ def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) ->
     pairs = [*model.all_tied_weights_keys.items()]
     for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
         if own == f"{name}.weight" and other not in loaded:
-            got = f"quantized, but without {other}, which {type(model).__name__} ties to it"
+            got = f"quantized, without {other}, to which {type(model).__name__} ties it"
             remedy = "quantize the model again without this layer"
             return WeightFileError(layer, got, "weights for both layers, or a float weight for both", remedy)
     return None
@@ -198,7 +200,7 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str]
     loaded, unchanged = {}, {}
     for tensor in checkpoint.names:
         key, pattern = rename_source_key(tensor, renamings, converters, model.base_model_prefix, known)
-        if key not in known and tensor in known:  # the tensor already has the model's name
+        if key not in known and tensor in known:  # The tensor already has the model's name.
             key, pattern = tensor, None
         for target in targets.get(pattern, [""]):
             loaded[key.replace(targets[pattern][0], target) if target else key] = tensor
@@ -208,9 +210,9 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str]
 
 
 def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]) -> list[str]:
-    """Return the parameters that the checkpoint lacks.
+    """Return the parameters that are missing from the checkpoint.
 
-    A checkpoint may lack poolers that are not in numbered blocks. A checkpoint of a different class may lack any
+    A checkpoint may omit poolers that are not in numbered blocks. A checkpoint of a different class may omit any
     parameter that is not in a numbered block, for example a classification head, because transformers initializes such
     parameters for training.
     """
@@ -218,7 +220,7 @@ def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     is_own_class = type(model).__name__ in (model.config.architectures or ())
     tied = model.all_tied_weights_keys
-    loaded = {tied.get(name, name) for name in present}  # keyed by the parameter to which others are tied
+    loaded = {tied.get(name, name) for name in present}  # Keyed by the parameter to which others are tied.
     return [
         name
         for name, _ in model.named_parameters()
@@ -236,7 +238,7 @@ def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]
 def _empty_model(source: Source) -> tuple[Any, str]:
     """Build the model that config.json names on the meta device.
 
-    Return the model and "". If that fails, return None and the reason.
+    Returns the model and "", or None and the reason for a failure.
     """
     architectures = source.config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
@@ -253,6 +255,6 @@ def _empty_model(source: Source) -> tuple[Any, str]:
         config = transformers.AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         with torch.device("meta"):
             return architecture._from_config(config, attn_implementation="eager"), ""
-    except Exception as error:  # the model's code may raise any error
+    except Exception as error:  # The model's code may raise any error.
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         return None, f"{architectures[0]} cannot be built: {cause}"

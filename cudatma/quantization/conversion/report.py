@@ -18,7 +18,7 @@ from cudatma.quantization.packed import PackedWeight, unpack
 class LayerReport:
     """Result of packing one layer.
 
-    Errors are relative; they are 0.0 if nothing was rounded. For an imported layer, they are the errors of rounding
+    Errors are relative, and are 0.0 if nothing was rounded. For an imported layer, they are the errors of rounding the
     scales to the model's type. For a quantized layer, they are the errors of the weights: max_error is the largest
     absolute error divided by the largest absolute weight, and mean_error is the sum of the absolute errors divided by
     the sum of the absolute weights.
@@ -34,7 +34,7 @@ class LayerReport:
     symmetric : bool
         Whether the layer has no zero points.
     act_order : bool
-        Whether the layer permutes rows.
+        Whether the layer's rows are permuted.
     source_bytes : int
         Size of the source tensors in bytes, without the bias.
     packed_bytes : int
@@ -62,12 +62,12 @@ class LayerReport:
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> LayerReport:
-        """Rebuild a report from the result of asdict().
+        """Create a report from the result of asdict().
 
         Parameters
         ----------
         value : object
-            The dict that asdict() returned.
+            Result of asdict().
         where : str
             Location of the value, for error messages.
 
@@ -83,7 +83,7 @@ class LayerReport:
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["name"], str):
-            raise WeightFileError(where, repr(value)[:80], ", ".join(sorted(names)), "convert into another folder")
+            raise WeightFileError(where, repr(value)[:80], ", ".join(sorted(names)), "convert to another folder")
         return cls(**{**value, "shape": tuple(value["shape"])})
 
 
@@ -96,7 +96,7 @@ class Conversion:
     source, out : str
         Folders of the source and of the converted model.
     method : str
-        Format of the source. "float" means that this conversion quantized it.
+        Format of the source. "float" means that the conversion quantized the layers.
     dtype : str
         Type of the scales.
     layers : tuple of LayerReport
@@ -108,17 +108,17 @@ class Conversion:
     not_compared : str
         Reason why the layers were not compared with the model class, or "".
     not_copied : dict of str to str
-        Entries of the source folder that the new folder lacks, with the reason.
+        Entries of the source folder that are missing from the new folder, with the reason.
     left_out : dict of str to str
-        Tensors that the new folder lacks, with the reason.
+        Tensors that are missing from the new folder, with the reason.
     notes : tuple of str
-        Sentences about unused keys in the source's configuration and about values that are interpreted differently.
+        Notes on unused keys in the source's configuration and on values with a special interpretation.
     source_bytes, out_bytes : int
         Size of all tensors in bytes.
     shards : int
         Number of files.
     kept_shards : int
-        Number of files that an earlier run had finished.
+        Number of files that an earlier run finished.
     """
 
     source: str
@@ -138,7 +138,7 @@ class Conversion:
     kept_shards: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields as data for JSON.
+        """Return all fields as a dict that can be serialized to JSON.
 
         Returns
         -------
@@ -148,7 +148,7 @@ class Conversion:
         return asdict(self)
 
 
-#: Number of rows of K to compare at once.
+#: Number of rows of K that are compared at a time.
 _ROWS = 256
 
 

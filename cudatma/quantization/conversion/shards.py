@@ -1,9 +1,9 @@
 """Plan the files of a conversion, and write each file with at most one tensor in memory.
 
-The header comes first in the file but is known last. Room for it is therefore reserved and filled up with spaces, which
-the format allows. Tensors follow each other without gaps, but readers expect each tensor to begin at a multiple of its
-element size. Tensors that would misalign the next tensor are therefore written last, in order of decreasing element
-size.
+The header is at the beginning of the file, but its content is known only at the end. Space for the header is therefore
+reserved and padded with blanks, which the format allows. Tensors are contiguous, but readers expect each tensor to
+begin at a multiple of its element size. Tensors that would misalign the next tensor are therefore written last, in
+order of decreasing element size.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name
 #: Suffix of unfinished files.
 PARTIAL = ".cudatma-partial"
 _ALIGNED_BYTES = 8
-_METADATA = {"format": "pt"}  # transformers does not read files without this entry
+_METADATA = {"format": "pt"}  # transformers rejects files without this entry.
 _CHUNK_BYTES = 1 << 24
 
 _Late = tuple[int, str, str, tuple[int, ...], Callable[[], Iterable[Any]]]
 
 
 def header_room(tensors: Iterable[tuple[str, int]]) -> int:
-    """Return an upper bound on the header size in bytes, given the name and number of dimensions of each tensor."""
+    """Return an upper bound on the header size in bytes, from the name and the number of dimensions of each tensor."""
     needed = 64 + sum(len(json.dumps(name)) + 96 + 21 * dimensions for name, dimensions in tensors)
     return -(-needed // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
@@ -125,11 +125,13 @@ class ShardWriter:
         self.entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, self._end]}
 
     def _error(self, error: OSError) -> WeightFileError:
-        return WeightFileError(str(self.path), f"{error}", "a file that can be written", "check folder and space")
+        return WeightFileError(
+            str(self.path), f"{error}", "a file that can be written", "check the folder and the free space"
+        )
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a file that ShardWriter.finish() returns. Raise WeightFileError if it cannot be read."""
+    """Return the digest of a file, as ShardWriter.finish() does. Raises WeightFileError if it cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         with path.open("rb") as file:
@@ -143,7 +145,7 @@ def file_digest(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file by way of a temporary file. Raise WeightFileError if that fails."""
+    """Write a text file atomically, through a temporary file. Raises WeightFileError if this fails."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with aside.open("x", encoding="utf-8") as file:
@@ -152,7 +154,9 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
-        raise WeightFileError(str(path), f"{error}", "a file that can be written", "check folder and space") from error
+        raise WeightFileError(
+            str(path), f"{error}", "a file that can be written", "check the folder and the free space"
+        ) from error
     finally:
         aside.unlink(missing_ok=True)
 
@@ -162,7 +166,7 @@ def _joined(first: bytes, data: Any) -> str:
     return hashlib.blake2b(first + data.digest(), digest_size=16).hexdigest()
 
 
-#: Number of dimensions of each array of a packed layer. The names lack the layer's prefix.
+#: Number of dimensions of each array of a packed layer. The names do not include the layer's prefix.
 ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1}
 
 
@@ -191,7 +195,7 @@ class ShardPlan:
 
 
 def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[ShardPlan]:
-    """Divide the units among files of about ``shard_bytes`` or less, in the model's order.
+    """Divide the units among files of at most about ``shard_bytes``, in the model's order.
 
     A unit is never divided between files. ``group_size`` applies to the layers of a float checkpoint. The plan depends
     only on the source and the options.
@@ -224,7 +228,9 @@ def _packed_bytes(source: Source, layer: str, group_size: int) -> int:
     else:
         n, k = source.shapes(layer)["weight"]
     columns, groups = blocks(n) * BLOCK, group_count(k, group_size)
-    return blocks(n) * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k  # two bytes per scale, one per zero point
+    return (
+        blocks(n) * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k
+    )  # Two bytes per scale, one byte per zero point.
 
 
 def _tensors(source: Source, shard: list[Unit]) -> list[tuple[str, int]]:

@@ -17,7 +17,7 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
 from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
 
-#: Architectures that store projections as (K, N), like transformers' Conv1D, under the names of nn.Linear.
+#: Architectures that store projections as (K, N), like Conv1D in transformers, under the names of nn.Linear layers.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 #: If peft is installed, transformers applies the adapter that this file describes to the model in the same folder.
@@ -53,7 +53,7 @@ class Source:
 
     @property
     def layers(self) -> dict[str, dict[str, str]]:
-        """Layers to pack in the model's order. Each maps tensor names without the layer's prefix to the full names."""
+        """Layers to pack, in the model's order, as maps from tensor names without the layer's prefix to full names."""
         return self.inventory.layers
 
     def tensor_bytes(self, names: Iterable[str]) -> int:
@@ -67,7 +67,7 @@ class Source:
         return {part: files[name].tensors[name].shape for part, name in self.layers[layer].items()}
 
     def leave(self, reasons: Mapping[str, str]) -> Source:
-        """Return a copy of the source that leaves some layers float. ``reasons`` maps each layer to the reason."""
+        """Return a copy of the source in which some layers stay float. ``reasons`` maps each layer to the reason."""
         layers = {name: parts for name, parts in self.layers.items() if name not in reasons}
         _require_layers(layers, str(self.folder))
         return replace(self, inventory=Inventory(layers), skipped={**self.skipped, **reasons})
@@ -93,7 +93,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     exclude : iterable of str, optional
         Patterns (fnmatch) of layers that stay float.
     vision_tower : bool, default False
-        Whether to quantize encoders of images, video and audio.
+        Whether to also quantize encoders of images, video and audio.
 
     Returns
     -------
@@ -109,16 +109,16 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     """
     check_suffix(folder)
     if not folder.is_dir():
-        remedy = "check the path; download a model from the Hub first: hf download MODEL --local-dir FOLDER"
+        remedy = "check the path, or download a model with `hf download MODEL --local-dir FOLDER`"
         allowed = "the folder of a checkpoint, with config.json and .safetensors files"
         raise WeightFileError(str(folder), "no folder", allowed, remedy)
     config, (section, where) = read_config(folder), read_section(folder)
     if section.get("quant_method") == "cudatma":
-        remedy = "transformers loads it after cudatma.integrations.transformers.register()"
-        raise WeightFileError(str(folder), "a converted folder", "a checkpoint that is not yet converted", remedy)
+        remedy = "load the folder with transformers after cudatma.integrations.transformers.register()"
+        raise WeightFileError(str(folder), "a converted folder", "an unconverted checkpoint", remedy)
     if (folder / ADAPTER).is_file():
-        remedy = "move it and adapter_model.safetensors to another folder; peft applies them to the converted model"
-        raise WeightFileError(str(folder / ADAPTER), "an adapter", "a model without one", remedy)
+        remedy = "move the adapter's two files to another folder, and apply them to the converted model with peft"
+        raise WeightFileError(str(folder / ADAPTER), "an adapter", "a model without an adapter", remedy)
     checkpoint = open_checkpoint(folder)
     for name, file in checkpoint.files.items():
         file.check_bytes(name)
@@ -130,18 +130,18 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
             "quantize",
             got,
             "a float checkpoint",
-            "omit the option; the layers of a quantized checkpoint keep their integers",
+            "omit the option to keep the integers of the quantized layers",
         )
     if not section and not quantize:
-        remedy = "add --quantize (quantize=True) to round its weights to nearest"
-        raise ArgumentError(str(folder), "a float checkpoint", "a quantized one", remedy)
+        remedy = "pass --quantize (quantize=True) to round the weights to nearest"
+        raise ArgumentError(str(folder), "a float checkpoint", "a quantized checkpoint", remedy)
     if not section:
         layers, skipped = _float_layers(checkpoint, config, tuple(exclude), vision_tower, str(folder))
         return Source(folder, config, checkpoint, None, Inventory(layers), skipped)
     statement = read_statement(section, where)
     inventory = take_inventory(checkpoint, statement, str(folder))
     if statement.unused:
-        note = f"{where}: no effect on the stored weights, not carried over: {', '.join(statement.unused)}"
+        note = f"{where}: keys that do not affect the stored weights were dropped: {', '.join(statement.unused)}"
         inventory = replace(inventory, notes=(note, *inventory.notes))
     skipped = dict.fromkeys(_matrices(checkpoint), "not quantized in the checkpoint")
     return Source(folder, config, checkpoint, statement, inventory, skipped)
@@ -151,12 +151,12 @@ def _float_layers(
     checkpoint: Checkpoint, config: Mapping[str, Any], exclude: tuple[str, ...], vision_tower: bool, where: str
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     if config.get("model_type") in _CONV1D_MODELS:
-        remedy = "its matrices are transposed; quantize its layers with cudatma.quantize"
-        raise WeightFileError(f"{where}: model_type", config["model_type"], "models of nn.Linear", remedy)
+        remedy = "quantize the layers with cudatma.quantize, because the matrices are transposed"
+        raise WeightFileError(f"{where}: model_type", config["model_type"], "a model of nn.Linear layers", remedy)
     matrices = _matrices(checkpoint)
     for pattern in exclude:
         if not any(fnmatchcase(layer, pattern) for layer in matrices):
-            remedy = f"its first layers are {', '.join(matrices[:3])}"
+            remedy = f"pass a pattern for names such as {', '.join(matrices[:3])}"
             raise ArgumentError("exclude", pattern, "a pattern that a layer of the checkpoint matches", remedy)
     reasons = {layer: _why_not(checkpoint, layer, exclude) for layer in matrices}
     if not vision_tower:
@@ -174,20 +174,20 @@ def _require_layers(layers: Mapping[str, object], where: str) -> None:
 
 
 def _matrices(checkpoint: Checkpoint) -> list[str]:
-    """Return the modules whose weight has two dimensions, in the model's order."""
+    """Return the modules with a two-dimensional weight, in the model's order."""
     files = checkpoint.files
     weights = (name for name in files if name.endswith(".weight") and len(files[name].tensors[name].shape) == 2)
     return sorted((name.removesuffix(".weight") for name in weights), key=natural)
 
 
 def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> str:
-    """Return the reason why a matrix is not quantized, or "" if it is."""
+    """Return the reason why a matrix is not quantized, or "" if it is quantized."""
     entry = checkpoint.files[f"{layer}.weight"].tensors[f"{layer}.weight"]
     for pattern in exclude:
         if fnmatchcase(layer, pattern):
             return f"excluded by {pattern}"
     if entry.dtype not in FLOAT_DTYPES:
-        return f"its type is {entry.dtype}"
+        return f"unsupported type {entry.dtype}"
     return unsuitable(layer, entry.shape)
 
 
@@ -195,11 +195,11 @@ def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
     """Return the reason not to quantize a float matrix with this name and shape, or ""."""
     last = layer.rpartition(".")[2]
     if last == "lm_head" or not re.search(r"\.\d+\.", layer):
-        return "outside the model's numbered blocks, like the head and the embedding"
+        return "outside the model's numbered blocks"
     if "embed" in last or "norm" in last:
-        return "its name says that it is an embedding or a norm"
+        return "an embedding or a norm, according to its name"
     if is_expert(layer) or last in ("gate", "router"):
-        return "it is an expert or a router"
+        return "an expert or a router"
     if min(shape) < BLOCK:
         return f"smaller than {BLOCK} x {BLOCK}"
     return ""
@@ -214,7 +214,7 @@ _ENCODER_MODELS = {
 
 
 def tower_layers(layers: Iterable[str], model_type: object) -> set[str]:
-    """Return the layers whose names say that they encode images, video or audio, unless all layers do."""
+    """Return the layers that encode images, video or audio, judged by their names, unless all layers do."""
     names = set(layers)
     tower = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
     if model_type in _ENCODER_MODELS:

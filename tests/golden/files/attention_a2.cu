@@ -302,15 +302,15 @@ constexpr u32 FULL_BARRIERS = 49160;          // 16 B
 struct Problem {
     u32 tiles_m;                    // number of heads of all sequences
     u32 tiles_n;                    // number of tiles of queries per head
-    u32 q_length;                   // queries of a sequence
-    u32 k_length;                   // keys of a sequence
+    u32 q_length;                   // number of queries per sequence
+    u32 k_length;                   // number of keys per sequence
     u32 heads;                      // number of heads of q per sequence
     float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
     float cap_scale;                // scale of the scores in the tanh of the cap
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the number of heads of q that share a head of k and v
-    u64 output_pitch;               // elements from one row to the next
+    u64 output_pitch;               // elements from one row of the result to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
 };

@@ -368,8 +368,8 @@ struct Problem {
     u32 tiles_n;                    // number of tiles of queries per head
     u32 raster_heads;               // number of heads per raster group
     u32 last_group;                 // first head of the last raster group
-    u32 q_length;                   // queries of a sequence
-    u32 k_length;                   // keys of a sequence
+    u32 q_length;                   // number of queries per sequence
+    u32 k_length;                   // number of keys per sequence
     u32 heads;                      // number of heads of q per sequence
     u32 upper;                      // query i sees keys below i + upper; signed
     float scale_log2;               // scale (or cap) of the scores for exponentials with base 2

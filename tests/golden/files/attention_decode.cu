@@ -347,17 +347,17 @@ struct Problem {
     u32 heads;                      // number of heads of q per sequence
     u32 queries;                    // number of queries per sequence and head
     u32 group;                      // number of heads of q that share a head of k and v
-    u32 kv_heads;                   // heads of k and v
-    u32 row_tiles;                  // tiles of rows
+    u32 kv_heads;                   // number of heads of k and v
+    u32 row_tiles;                  // number of tiles of rows
     u32 partial_rows;               // number of rows of a tile in the workspace
-    u32 page_size;                  // keys of a page
+    u32 page_size;                  // number of keys per page
     u32 table_pitch;                // entries from the pages of one sequence to the pages of the next
     float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
     Divisor by_group;               // divides by the number of heads of q that share a head of k and v
     Divisor by_kv_heads;            // divides by kv_heads
     Divisor by_row_tiles;           // divides by row_tiles
     Divisor by_page_size;           // divides by page_size
-    u64 output_pitch;               // elements from one row to the next
+    u64 output_pitch;               // elements from one row of the result to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
     u64 q_pitch;                    // elements from one row of q to the next

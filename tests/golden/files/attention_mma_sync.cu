@@ -292,8 +292,8 @@ struct Problem {
     u32 tiles_n;                    // number of tiles of queries per head
     u32 raster_heads;               // number of heads per raster group
     u32 last_group;                 // first head of the last raster group
-    u32 q_length;                   // queries of a sequence
-    u32 k_length;                   // keys of a sequence
+    u32 q_length;                   // number of queries per sequence
+    u32 k_length;                   // number of keys per sequence
     u32 heads;                      // number of heads of q per sequence
     u32 upper;                      // query i sees keys below i + upper; signed
     float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
@@ -302,7 +302,7 @@ struct Problem {
     Divisor by_last_heads;          // divides by the number of heads in the last raster group
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the number of heads of q that share a head of k and v
-    u64 output_pitch;               // elements from one row to the next
+    u64 output_pitch;               // elements from one row of the result to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
 };

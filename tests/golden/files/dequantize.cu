@@ -4,8 +4,8 @@
 //   group_size = 32
 //   has_zeros = True
 //   has_permutation = True
-// buffers: 8 x 64 rows x 64 columns, 144 bytes a row
-// after them, at +73728:
+// buffers: 8 x 64 rows x 64 columns, 144 bytes per row
+// after the buffers, at +73728:
 // ring: 2 stages of 9728 bytes, expect_tx 9728, 1 producer and 4 consumer arrivals; 19488 bytes of shared memory
 //   +0 weight: 8192 bytes, 8192 by TMA
 //   +8192 scales: 1024 bytes, 1024 by TMA

@@ -449,24 +449,24 @@ typedef u16 Out;   // element of C (its bits)
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 m;                          // rows of the result
-    u32 n;                          // columns of the result
-    u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N; a CTA or cluster computes one tile
-    u32 raster_m;                   // rows of tiles per raster group
-    u32 k_iterations;               // stages per tile
-    u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
+    u32 m;                          // number of rows of the result
+    u32 n;                          // number of columns of the result
+    u32 tiles_m;                    // number of output tiles along M
+    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 raster_m;                   // number of rows of tiles per raster group
+    u32 k_iterations;               // number of stages per tile
+    u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 output_by_tma;              // 1: TMA can write the result
     u32 alternates;                 // 1: every other tile of a CTA traverses K backwards
-    u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
-    u32 a_box_rows;                 // rows per box of A
+    u32 matrix_tiles_m;             // number of tiles along M per matrix of the batch
+    u32 a_box_rows;                 // number of rows per box of A
     u32 stage_bytes;                // bytes that the boxes of a stage deliver
     Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
-    u64 output_pitch;               // elements from one row to the next
+    u64 output_pitch;               // elements from one row of the result to the next
     u64 output_batch;               // elements from one matrix of the result to the next
 };
 

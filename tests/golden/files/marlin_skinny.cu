@@ -392,13 +392,13 @@ enum NamedBarrier : u32 {
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 m;                          // rows of the result
-    u32 n;                          // columns of the result
-    u32 tiles_n;                    // output tiles along N; a CTA or cluster computes one tile
-    u32 k_iterations;               // stages per tile
+    u32 m;                          // number of rows of the result
+    u32 n;                          // number of columns of the result
+    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 k_iterations;               // number of stages per tile
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
-    u64 output_pitch;               // elements from one row to the next
+    u32 prefetch_stages;            // number of stages of weights that a dependent launch loads before it waits
+    u64 output_pitch;               // elements from one row of the result to the next
 };
 
 // ---- Tiles of CTAs and warps ----------------------------------------------------------------------------------------

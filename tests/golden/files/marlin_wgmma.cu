@@ -486,25 +486,25 @@ __device__ __forceinline__ void pass_order(u32 group) {
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 m;                          // rows of the result
-    u32 n;                          // columns of the result
-    u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N; a CTA or cluster computes one tile
-    u32 raster_m;                   // rows of tiles per raster group
-    u32 k_iterations;               // stages per tile
-    u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
+    u32 m;                          // number of rows of the result
+    u32 n;                          // number of columns of the result
+    u32 tiles_m;                    // number of output tiles along M
+    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 raster_m;                   // number of rows of tiles per raster group
+    u32 k_iterations;               // number of stages per tile
+    u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
     u32 stream_tiles;               // number of leading tiles that are divided among all work ranges
-    u32 stream_stages;              // stages of the divided tiles per work range
+    u32 stream_stages;              // number of stages of the divided tiles per work range
     u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
-    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
-    u32 scale_offset;               // -8 2^-p in both halves: scales are multiplied by it
-    float scale_back;               // 2^p: sums are multiplied by it
+    u32 prefetch_stages;            // number of stages of weights that a dependent launch loads before it waits
+    u32 scale_offset;               // -8 2^-p in both halves, by which scales are multiplied
+    float scale_back;               // 2^p, by which sums are multiplied
     Divisor by_k_iterations;        // divides by k_iterations
     Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
-    u64 output_pitch;               // elements from one row to the next
+    u64 output_pitch;               // elements from one row of the result to the next
 };
 
 // Stages k_begin to k_end - 1 of an output tile.

@@ -4,7 +4,7 @@
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
-// ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98352 bytes of shared memory
+// ring: 6 slots of 16384 bytes, of which 3 may be in stores; 98352 bytes of shared memory
 
 namespace cudatma {
 

@@ -5,7 +5,7 @@
 //   squares_x = 1
 //   stages = 3
 //   transposed_tiles = 2
-// ring: 3 tiles of 128 x 128 elements, 16384 bytes, and 2 transposed ones; 81968 bytes of shared memory
+// ring: 3 tiles of 128 x 128 elements, 16384 bytes, and 2 transposed tiles; 81968 bytes of shared memory
 
 namespace cudatma {
 

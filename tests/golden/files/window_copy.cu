@@ -7,7 +7,7 @@
 //   in_flight = 3
 //   load_cache = 'evict_first'
 //   store_cache = 'evict_first'
-// ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98352 bytes of shared memory
+// ring: 6 slots of 16384 bytes, of which 3 may be in stores; 98352 bytes of shared memory
 
 namespace cudatma {
 
