@@ -397,8 +397,7 @@ def _targets(target: Target | None) -> Callable[[AnySpec], Iterable[Finding]]:
         yield Finding(
             "target",
             "error" if everywhere else "note",
-            f"{'not supported' if everywhere else 'supported by some targets, but not'} on {names}: {first.field} is "
-            f"{first.got}",
+            f"not supported on {names}: {first.field} is {first.got}",
             f"{first.field}: {first.allowed}",
             "descriptor.access.check_target: CUDA driver API, PTX ISA target notes, shared memory per block",
             first.remedy or "choose another target, or change the map",

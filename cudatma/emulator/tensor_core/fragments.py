@@ -72,7 +72,7 @@ def _narrow(raw: Array, kind: str) -> Array:
 
 @lru_cache(maxsize=64)
 def a_order(rows: int, depth: int, bits: int) -> Array:
-    """Return the position of each element (m, k) of operand A in its fragment, as an index (register, lane, element)."""
+    """Return the position of each element (m, k) of operand A in its fragment, as (register, lane, element)."""
     per = max(1, 32 // bits)
     order = np.zeros((rows, depth), np.int64)
     halves = rows // 8
