@@ -48,7 +48,7 @@ def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
     if not isinstance(name, str):
         raise ArgumentTypeError(field, type(name).__name__, "a str")
     if not symbols:
-        raise ArgumentError(field, name or "none", f"a name that the PTX declares, but it has no {what}")
+        raise ArgumentError(field, name or "none", f"none, because the PTX has no {what}")
     if name in symbols:
         return name
     if not name and len(symbols) == 1:
