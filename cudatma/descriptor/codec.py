@@ -4,7 +4,7 @@ Bit n of the map is bit n % 8 of byte n // 8. FIELDS defines the layout, which r
 
 - Most fields equal the bytes that an H200's driver writes, bit for bit, and the driver sets no other bits
   (docs/lab/emulator.md has the counts). The exceptions are swizzle atomicity, the packed formats and im2col wide.
-- Swizzle atomicity (sm_100 and up) and the packed formats follow public descriptions; no such GPU was available.
+- Swizzle atomicity (sm_100 and later) and the packed formats follow public descriptions; no such GPU was available.
 - Each 16-bit half of the im2col corners stores W in its lowest bits.
 - No document states the positions of the corners, pixels and mode of an im2col wide map (sm_100 and later).
   encode_shared() assumes that the other fields have the same positions as in tiled and im2col maps.
@@ -264,7 +264,7 @@ def _dtype(fields: dict[str, int]) -> TmaType:
     for candidate in TMA_TYPES.values():
         if candidate.descriptor_format == number and candidate.name.startswith("tfloat32") == tf32:
             return candidate
-    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0 to 13, and 7 or 8 with the tf32 bit")
+    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0 to 13, or 7 or 8 if the tf32 bit is set")
 
 
 def _swizzle(fields: dict[str, int]) -> Swizzle:

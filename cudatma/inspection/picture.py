@@ -301,7 +301,7 @@ class _Picture:
             facts.insert(3, ("steps", ", ".join(map(str, spec.element_strides))))
         if self.mark is not None:
             mark = self.mark
-            text = f"({mark.row}, {mark.index}) lands at {mark.smem_address:#x}, bank {mark.bank}"
+            text = f"({mark.row}, {mark.index}) is at {mark.smem_address:#x}, bank {mark.bank}"
             facts.append(("element", text))
         for index, (name, value) in enumerate(facts):
             y = 78 + 20 * index

@@ -37,7 +37,7 @@ class Element:
     is_inside : bool
         Whether the position is inside the tensor.
     gmem_offset : int
-        Number of bytes from the tensor's base. Exact only if the element is inside.
+        Number of bytes from the tensor's base. The number is exact only if the element is inside.
     smem_address : int
         Address in shared memory.
     bit : int
@@ -83,7 +83,9 @@ class Placement:
         self, spec: AnySpec, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, base: int = 0
     ) -> None:
         if isinstance(spec, Im2colWideSpec):
-            raise DescriptorError("spec", "im2col wide", "tiled or im2col", "its layout is not documented")
+            raise DescriptorError(
+                "spec", "im2col wide", "tiled or im2col, because the layout of im2col wide is not documented"
+            )
         if isinstance(base, bool) or not isinstance(base, int) or base % 128 or not 0 <= base < MAX_SMEM_BYTES:
             raise ArgumentError("base", base, f"a multiple of 128 below {MAX_SMEM_BYTES}")
         check_size(spec)
@@ -147,7 +149,7 @@ class Placement:
     def element(self, row: int, index: int) -> Element:
         """Return element (row, index) of the box. Raises ArgumentError if it is outside the box."""
         if not (0 <= row < self.rows and 0 <= index < self.row_elems):
-            allowed = f"r from 0 to {self.rows - 1}, c from 0 to {self.row_elems - 1}"
+            allowed = f"row 0 to {self.rows - 1}, index 0 to {self.row_elems - 1}"
             raise ArgumentError("element", f"({row}, {index})", allowed)
         box, bits = self.box, self.spec.dtype.element_bits
         chunk, within = divmod(index, self.chunk_elems)

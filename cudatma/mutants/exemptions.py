@@ -83,7 +83,7 @@ def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
         if halts and not _is_proxy_fence(instruction):
             return ""
         fence = instruction if halts else fence
-    return f"`{fence.opcode}` after it also publishes mbarrier.init" if fence else ""
+    return f"`{fence.opcode}` after this instruction also publishes mbarrier.init" if fence else ""
 
 
 def _is_proxy_fence(instruction: Instruction) -> bool:
@@ -107,7 +107,7 @@ def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
     without = replace(graph.function, body=[*body[:at], nothing, *body[at + 1 :]])
     if fence is None or unfenced_wgmmas(Flow(without)):
         return ""
-    return f"`{fence.opcode}` before it: since then, only wgmmas have written the registers"
+    return f"`{fence.opcode}` before this instruction, because only wgmmas have written the registers since"
 
 
 def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
@@ -115,7 +115,7 @@ def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
     if graph.body[at].parts[1].startswith(("proxy", "mbarrier_init", "fence")):
         return ""
     release = graph.ends_on(at, True, is_release)
-    return f"`{release.opcode}` after it is a release" if release else ""
+    return f"`{release.opcode}` after this instruction is a release" if release else ""
 
 
 def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
@@ -124,7 +124,7 @@ def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
     if instruction.parts[0] not in ("st", "atom", "red"):
         return ""
     fence = graph.ends_on(at, False, _is_fence)
-    return f"`{fence.opcode}` before it and the relaxed write form a release pattern" if fence else ""
+    return f"`{fence.opcode}` before this instruction and the relaxed write form a release pattern" if fence else ""
 
 
 def _is_fence(instruction: Instruction) -> bool:
@@ -150,7 +150,9 @@ def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
     if publishes and any(_could_wait_elsewhere(graph, at, wait) for wait in graph.places(_waits)):
         return ""
     cluster = graph.any_after(at, lambda i: i.parts[:2] == ("barrier", "cluster"))
-    return f"`{'barrier.cluster' if cluster else 'ret'}` after it: no memory access follows the instruction"
+    return (
+        f"`{'barrier.cluster' if cluster else 'ret'}` after this instruction: no memory access follows the instruction"
+    )
 
 
 def _touches_later(graph: Graph, at: int) -> bool:
@@ -177,9 +179,9 @@ def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
     """
     after = graph.ends_on(at, True, is_meeting)
     if after:
-        return f"`{after.opcode}` after it synchronizes the lanes of the warp"
+        return f"`{after.opcode}` after this instruction synchronizes the lanes of the warp"
     before = graph.ends_on(at, False, lambda i: is_meeting(i) and not touches_memory(i))
-    return f"`{before.opcode}` before it has synchronized the lanes of the warp" if before else ""
+    return f"`{before.opcode}` before this instruction has synchronized the lanes of the warp" if before else ""
 
 
 def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str:
@@ -189,7 +191,7 @@ def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str
     """
     for instruction in graph.main_path_before(at):
         if is_meeting(instruction) and not touches_memory(instruction):
-            return f"`{instruction.opcode}` before it synchronizes the lanes after their last access to the slot"
+            return f"`{instruction.opcode}` before this instruction synchronizes the lanes after their last access"
         if touches_memory(instruction):
             return ""
     return ""
@@ -209,13 +211,13 @@ def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
     wait = next((i for i in [*before, *after] if _is_mbarrier_wait(i)), None)
     if wait is None or not (all(map(_is_mbarrier_wait, before)) or all(map(_is_mbarrier_wait, after))):
         return ""
-    return f"`{wait.opcode}` next to it: every lane executes this wait, and only copies and arrivals are in between"
+    return f"`{wait.opcode}`, which every lane executes, with only copies and arrivals in between"
 
 
 def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a barrier before barrier.cluster, which also synchronizes the threads of the CTA."""
     barrier = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
-    return f"`{barrier.opcode}` after it also synchronizes the threads of the CTA" if barrier else ""
+    return f"`{barrier.opcode}` after this instruction also synchronizes the threads of the CTA" if barrier else ""
 
 
 def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
@@ -231,7 +233,7 @@ def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
     wait = graph.ends_on(at, True, same) or graph.ends_on(at, False, same)
     if wait and "read" in wait.parts and "read" not in mine.parts and _touches_later(graph, at):
         return ""  # The source may be reused after .read, but the results may not be read.
-    return f"`{wait.opcode} {_count(wait)}` next to it waits for the same groups" if wait else ""
+    return f"`{wait.opcode} {_count(wait)}` next to this instruction waits for the same groups" if wait else ""
 
 
 def _count(instruction: Instruction) -> int:
@@ -256,12 +258,12 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
     after = [i for i, halted in graph.walk(at, True, lambda i: waits(i) or publishes(i)) if halted]
     if after and all(map(waits, after)):
-        return f"`{after[0].opcode} {_count(after[0])}` after it, before a slot is released"
+        return f"`{after[0].opcode} {_count(after[0])}` after this instruction, before a slot is released"
     for instruction in graph.main_path_before(at):
         if publishes(instruction):
             return ""
         if waits(instruction):
-            return f"`{instruction.opcode} {_count(instruction)}` before it: older groups have read the released slot"
+            return f"`{instruction.opcode} {_count(instruction)}` ensures that older groups have read the released slot"
     return ""
 
 
@@ -294,7 +296,7 @@ def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
         if halts and not _is_mbarrier_wait(instruction):
             return ""
         wait = instruction if halts else wait
-    return f"`{wait.opcode}` before it waits for the other CTAs' arrivals" if wait else ""
+    return f"`{wait.opcode}` before this instruction waits for the other CTAs' arrivals" if wait else ""
 
 
 def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:

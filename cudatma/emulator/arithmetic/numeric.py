@@ -217,7 +217,7 @@ def mul_brain(a: Array, b: Array) -> Array:
 
 @runtime
 def oob_zero(result: Array, *operands: Array) -> Array:
-    """Replace results with +0 where a 16-bit operand is the NaN with which TMA fills (.oob)."""
+    """Replace results with +0 where a 16-bit operand is the NaN that TMA writes outside a tensor (.oob)."""
     special = np.zeros(result.shape, bool)
     for operand in operands:
         special |= np.ascontiguousarray(operand).view(np.uint16) == _OOB_NAN16

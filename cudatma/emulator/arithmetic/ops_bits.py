@@ -95,7 +95,7 @@ def lop3(e: SegmentWriter, i: Instruction) -> None:
 
 
 def lut_expression(table: int, a: str, b: str, c: str, zero: str) -> str:
-    """Return a bitwise expression for a truth table (bit 4a + 2b + c), divided by a and then by b."""
+    """Return a bitwise expression for a truth table. Bit 4a + 2b + c of the table is the result for a, b and c."""
 
     def on_c(bits: int) -> str:
         return {0: "0", 1: f"~{c}", 2: c, 3: "1"}[bits]

@@ -171,7 +171,7 @@ def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def quotient(a: Array, b: Array) -> Array:
-    """Divide and round toward zero. Division by zero sets all bits, as in ptxas's code (not specified by the ISA)."""
+    """Divide and round toward zero. Division by zero sets all bits, like the code that ptxas generates."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     result = a // safe
     if a.dtype.kind == "i":
@@ -181,7 +181,7 @@ def quotient(a: Array, b: Array) -> Array:
 
 @runtime
 def remainder(a: Array, b: Array) -> Array:
-    """Return the remainder. Division by zero sets all bits, as in ptxas's code for every width."""
+    """Return the remainder. Division by zero sets all bits, like the code that ptxas generates for every width."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     return np.where(b == 0, ~np.zeros_like(a), a - quotient(a, safe) * safe).astype(a.dtype)
 

@@ -78,7 +78,7 @@ class MBarrier:
 
     def missing_bytes(self) -> str:
         """Return a description of the wrong byte count for messages."""
-        return f"{self.tx} bytes never arrived" if self.tx > 0 else f"{-self.tx} bytes too many arrived"
+        return f"{self.tx} bytes never arrived" if self.tx > 0 else f"{-self.tx} bytes arrived that were not expected"
 
     def arrive(self, count: int) -> None:
         self.pending -= count

@@ -327,7 +327,7 @@ class Agents(Observer):
         return known
 
     def kind_of(self, agent: int) -> str:
-        """Return "warp", "wgmma", "cp", "barrier" or "bulk"."""
+        """Return the kind of an agent: "warp", "wgmma", "cp", "barrier" or "bulk"."""
         if self.is_own(agent):
             return {1: "wgmma", 2: "cp"}.get(agent // self.warps, "warp")
         return self._agent_names[agent]

@@ -112,7 +112,7 @@ class Far:
         self.proxy_of[rank] = order if known is None else np.maximum(known, order)
 
     def learn(self, number: int, order: Array, proxy: Array) -> None:
-        """Extend the clock of another cluster."""
+        """Join newly ordered accesses into the clock of another cluster."""
         known = self.others.get(number)
         if known is not None:
             if known[0] is order and known[1] is proxy:

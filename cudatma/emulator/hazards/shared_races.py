@@ -21,8 +21,7 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
 
-#: Maximum number of recorded reads of unwritten bytes. They are recorded because a copy to these bytes may be issued
-#: later.
+#: Maximum number of recorded reads of unwritten bytes. A copy to these bytes may be issued later.
 _MAX_UNWRITTEN = 256
 #: Advice for a read without a wait for a cp.async.
 COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier with the threads that read (__syncthreads)"
@@ -366,7 +365,7 @@ class SharedRaces(Observer):
         )
 
     def check_atomic(self, w: Warp, at: int, shadow: Shadow, indices: Array, order: str) -> None:
-        """Check an atomic operation by one lane. It does not race with atomics and strong stores in its scope."""
+        """Check an atomic operation by one lane, which does not race with atomics and strong stores in its scope."""
         strength = strength_of(order)
         is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
         if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():

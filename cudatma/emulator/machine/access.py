@@ -110,7 +110,9 @@ def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
     """Trap if an address is in a memory that the instruction cannot access. ``allowed`` is text for the message."""
     memory = memory_of(w, address)
     if memory:
-        trap(w, at, f"{address:#x} is a generic address of {memory}; allowed: {allowed}", "ILLEGAL_ADDRESS")
+        trap(
+            w, at, f"the operand must be {allowed}, got {address:#x}, a generic address of {memory}", "ILLEGAL_ADDRESS"
+        )
 
 
 def as_shared(w: Warp, at: int, address: int) -> int:
@@ -120,7 +122,7 @@ def as_shared(w: Warp, at: int, address: int) -> int:
     space. PTX does not guarantee this behavior, so the emulator warns. A generic address of other memory traps.
     """
     if address >> 60 == SHARED_WINDOW >> 60:
-        message = f"{address:#x} is a generic address of shared memory; allowed: {SHARED_OPERAND}"
+        message = f"the operand must be {SHARED_OPERAND}, got {address:#x}, a generic address of shared memory"
         w.events.warning("out_of_bounds", w, at, message)
         return address - SHARED_WINDOW
     check_window(w, at, address, SHARED_OPERAND)
@@ -248,7 +250,7 @@ def st_global(
 
 def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: tuple[Array, ...], order: str) -> None:
     if not region.is_writable:
-        trap(w, at, f"store into {region.name}, which is read-only")
+        trap(w, at, f"a store must not write {region.name}, which is read-only")
     size = BYTES[code] * len(rows)
     same = partial(_holds, region, offsets, code, rows)
     w.launch.scheduler.store(same)
@@ -298,8 +300,8 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
     if int(offsets.min()) < 0 or int(offsets.max()) + size > block.shared.size:
         bad = offsets[(offsets < 0) | (offsets + size > block.shared.size)]
         message = (
-            f"access of {counted(size, 'byte')} at offset {int(bad[0])} of {block.shared.size} bytes of shared memory "
-            f"(address {int(bad[0]) + SHARED_START:#x})"
+            f"access of {counted(size, 'byte')} at offset {int(bad[0])} (address {int(bad[0]) + SHARED_START:#x}) "
+            f"exceeds the {block.shared.size} bytes of shared memory"
         )
         w.events.violation("out_of_bounds", w, at, message)
         trap(w, at, message)

@@ -83,7 +83,9 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
     except CudaTmaError:
         raise
     except Exception as error:  # The conversion is the caller's code and may raise any exception.
-        raise ArgumentTypeError(name, type(value).__name__, "an object that converts to bytes", str(error)) from error
+        raise ArgumentTypeError(
+            name, type(value).__name__, "an object that can be converted to bytes", str(error)
+        ) from error
     raise ArgumentTypeError(name, type(value).__name__, "a NumPy array, a number, bytes or a tensor map")
 
 

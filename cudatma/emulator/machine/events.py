@@ -25,7 +25,7 @@ Same = Callable[[], bool]
 
 
 def never() -> bool:
-    """Return False. Used as the ``same`` argument of a store whose bytes are not compared."""
+    """Return False, as the ``same`` argument of a store whose bytes are not compared."""
     return False
 
 
@@ -43,7 +43,8 @@ class Copy:
     block, offsets, size
         CTA, and offsets in its shared memory of pieces of ``size`` bytes.
     barrier, phase
-        mbarrier on which the copy completes, and its phase when the copy was issued. None for cp.async and stores.
+        mbarrier on which the copy completes, and its phase when the copy was issued. Both are None for cp.async
+        and stores.
     group
         Group of a cp.async or a store.
     lanes
@@ -109,7 +110,7 @@ class Observer:
         """A split is about to run a segment of its program."""
 
     def blocked(self, split: Any, reason: Any) -> None:
-        """A split has started to wait. ``reason`` has ``describe()`` and may have ``at`` and ``barrier``."""
+        """A split has started to wait. ``reason`` provides ``describe()`` and may provide ``at`` and ``barrier``."""
 
     def woken(self, split: Any) -> None:
         """A split can run again."""

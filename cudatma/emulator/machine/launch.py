@@ -224,9 +224,9 @@ class GridLaunch:
     def pass_time(self) -> bool:
         """Advance the clock because all threads wait, and return whether this may let a thread continue.
 
-        Time passes only up to a limit, and only if a thread has read a clock since the last advance. This ends waits
-        with a time limit, while a kernel that reads a clock only once still deadlocks. Each advance equals the sum of
-        all previous advances.
+        Time passes only up to a limit, and only if a thread has read a clock since the last advance. Waits with a
+        time limit therefore end, while a kernel that reads a clock only once still deadlocks. Each advance equals the
+        sum of all previous advances.
         """
         if not self._has_read_clock or self._waited_ns > MAX_IDLE_NS:
             return False

@@ -154,7 +154,7 @@ class Scheduler:
             self.is_polling = True
 
     def spin(self, split: Split, wait: Any) -> None:
-        """Yield because the running split has read an unchanged flag. ``wait`` has ``at`` and describe()."""
+        """Yield because the running split has read an unchanged flag. ``wait`` provides ``at`` and describe()."""
         self.spun += SPIN
         split.last_poll = split.warp.last_poll = wait
         self.poll(split)
@@ -293,7 +293,7 @@ class Scheduler:
         return any(released)
 
     def _unlock(self) -> None:
-        """Let time pass or waits time out because no split can proceed. Raise Deadlock if this does not help."""
+        """Let time pass or waits time out because no split can proceed, or raise Deadlock if neither is possible."""
         if self._release_parked():
             return
         self.has_stalled = True

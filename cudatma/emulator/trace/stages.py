@@ -208,7 +208,7 @@ def _rings(copies: list[Event]) -> list[list[int]]:
 
 
 def _letter(number: int) -> str:
-    """Return A, B, ..., Z, AA, AB, ..."""
+    """Return the label of a ring: A, B, ..., Z, AA, AB, ..."""
     return ("" if number < 26 else _letter(number // 26 - 1)) + chr(ord("A") + number % 26)
 
 
