@@ -76,7 +76,7 @@ def check_described_bytes(spec: AnySpec, target: Target) -> None:
 
 
 def _check_interleaved_swizzle(spec: AnySpec) -> None:
-    """Require swizzle 32B with interleave 32B, as CUDA's documentation does.
+    """Check that the swizzle is 32B if the interleave is 32B, as CUDA's documentation requires.
 
     The driver also accepts other swizzles, and an H200 applies them.
     """
@@ -85,7 +85,7 @@ def _check_interleaved_swizzle(spec: AnySpec) -> None:
 
 
 def _check_channel_slice(spec: AnySpec) -> None:
-    """Require one channel slice per interleaved box, because an H200 loads only the first slice of a wider box."""
+    """Check that an interleaved box has one channel slice. An H200 loads only the first slice of a wider box."""
     if not isinstance(spec, TiledSpec) or spec.interleave is Interleave.NONE:
         return
     max_channels = 8 * spec.interleave.slice_bytes // rules.smem_bits(spec.dtype)

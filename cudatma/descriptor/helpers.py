@@ -1,6 +1,6 @@
 """Tensor maps for the operands of a W4A16 GEMM, and the coordinates of their boxes.
 
-The packed weights have version 1 of the packed layout (docs/design/packed_weights.md).
+The packed weights use version 1 of the packed layout (docs/design/packed_weights.md).
 """
 
 from __future__ import annotations

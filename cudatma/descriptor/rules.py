@@ -96,13 +96,13 @@ def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
 
 
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
-    """Require exactly ``length`` values."""
+    """Check that there are exactly ``length`` values."""
     if len(values) != length:
         raise DescriptorError(field, values, f"{counted(length, 'value')} for rank {rank}")
 
 
 def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
-    """Require a rank of 1 to 5 that is at least ``min_rank``, and at least 3 with interleave."""
+    """Check that the rank is ``min_rank`` to 5, and at least 3 with interleave."""
     if interleave is not Interleave.NONE:
         min_rank = max(min_rank, 3)
     if not min_rank <= rank <= MAX_RANK:
@@ -111,7 +111,7 @@ def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
 
 
 def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
-    """Require 1 to 2**32 elements in each dimension, and a multiple of the packing group in dims[0]."""
+    """Check that each dimension has 1 to 2**32 elements, and that dims[0] is a multiple of the packing group."""
     for index, dim in enumerate(dims):
         if not 1 <= dim <= MAX_DIM:
             raise DescriptorError(f"dims[{index}]", dim, "1 to 2**32 elements")
@@ -121,7 +121,10 @@ def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
 
 
 def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Interleave) -> None:
-    """Require multiples of 16 or 32 bytes below 2**40. Zero strides (broadcasts) and overlapping strides are legal."""
+    """Check that the strides are multiples of 16 or 32 bytes below 2**40.
+
+    Zero strides (broadcasts) and overlapping strides are legal.
+    """
     multiple = address_alignment(dtype, interleave)
     for index, stride in enumerate(strides_bytes):
         if not 0 <= stride < STRIDE_LIMIT:
@@ -138,7 +141,7 @@ def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Inte
 
 
 def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
-    """Require a 64-bit address, aligned to 16 bytes (32 with interleave 32B and for the padded packed types)."""
+    """Check that the address has 64 bits and the alignment that address_alignment() returns."""
     multiple = address_alignment(dtype, interleave)
     if not 0 <= address < 1 << 64:
         raise DescriptorError("address", address, "0 to 2**64 - 1")
@@ -149,14 +152,14 @@ def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
 
 
 def check_element_strides(element_strides: Sequence[int]) -> None:
-    """Require an element stride of 1 to 8 in each dimension."""
+    """Check that the traversal stride of each dimension is 1 to 8."""
     for index, step in enumerate(element_strides):
         if not 1 <= step <= MAX_ELEMENT_STRIDE:
             raise DescriptorError(f"element_strides[{index}]", step, f"1 to {MAX_ELEMENT_STRIDE}")
 
 
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require 1 to 256 elements and a multiple of 16 bytes, at most the swizzle span, in the innermost dimension.
+    """Check that the innermost box extent is 1 to 256 elements and a multiple of 16 bytes up to the swizzle span.
 
     CUDA's documentation requires a multiple of 16 bytes only without interleave, but the driver of an H200 always does.
     The span limit applies only without interleave.
@@ -181,7 +184,7 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
 
 
 def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require that box[0] passes check_inner_box() and that every other dimension has 1 to 256 elements."""
+    """Check box[0] with check_inner_box(), and that the other box extents are 1 to 256 elements."""
     check_inner_box(box[0], "box[0]", dtype, interleave, swizzle)
     for index, size in enumerate(box[1:], 1):
         if not 1 <= size <= MAX_BOX:
@@ -189,20 +192,20 @@ def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzl
 
 
 def check_interleave(interleave: Interleave, dtype: TmaType) -> None:
-    """Require a map without interleave for the 6-bit type."""
+    """Check that a map of the 6-bit type has no interleave."""
     if interleave is not Interleave.NONE and dtype.name == "16u6_align16b":
         raise DescriptorError("interleave", interleave.label, f"none for {dtype.name}")
 
 
 def check_packed_swizzle(swizzle: Swizzle, dtype: TmaType) -> None:
-    """Require a swizzle that the padded packed types support."""
+    """Check that the padded packed types support the swizzle."""
     allowed = _PADDED_SWIZZLES.get(dtype.name)
     if allowed is not None and swizzle not in allowed:
         raise DescriptorError("swizzle", swizzle.label, f"{', '.join(s.label for s in allowed)} for {dtype.name}")
 
 
 def check_fill(nan: bool, dtype: TmaType) -> None:
-    """Require a floating-point type if the fill value is NaN."""
+    """Check that the type is a floating-point type if the fill value is NaN."""
     if nan and not dtype.is_float:
         raise DescriptorError(
             "oob_fill", "nan", f"zeros for {dtype.name}", "use a floating-point type to fill with NaN"
@@ -212,8 +215,9 @@ def check_fill(nan: bool, dtype: TmaType) -> None:
 def check_corners(
     lower: Sequence[int], upper: Sequence[int], dims: Sequence[int], *, first: int = 1, wide: bool = False
 ) -> None:
-    """Require im2col corners (W first) of 16, 8 or 5 signed bits, by rank, and a bounding box that is not empty.
+    """Check that the im2col corners (W first) are in range and that the bounding box is not empty.
 
+    The corners are signed numbers of 16, 8 or 5 bits, depending on the rank.
     In dimension i + first, the box extends from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of
     W: 0 with interleave, otherwise 1. If ``wide`` is True, there is one corner of 16 bits along W at any rank. Like the
     driver, this function truncates the extent to a signed 32-bit number. It therefore rejects extents from 2**31 and
@@ -247,13 +251,13 @@ def _signed_32(value: int) -> int:
 
 
 def check_pixels(pixels: int) -> None:
-    """Require 1 to 1024 pixels per column."""
+    """Check that a column has 1 to 1024 pixels."""
     if not 1 <= pixels <= MAX_PIXELS:
         raise DescriptorError("pixels_per_column", pixels, f"1 to {MAX_PIXELS}")
 
 
 def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require a map without interleave, and swizzle 64B, 128B or 128B_ATOM_32B, for the wide im2col modes."""
+    """Check that an im2col wide map has no interleave, and swizzle 64B, 128B or 128B_ATOM_32B."""
     if interleave is not Interleave.NONE:
         raise DescriptorError("interleave", interleave.label, "none in im2col wide mode")
     if swizzle not in _WIDE_SWIZZLES:

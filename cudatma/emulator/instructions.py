@@ -117,7 +117,7 @@ def missing_feature(opcode: str, target: Target) -> str:
 
 
 def unsupported(image: Image, entry: str, target: Target) -> list[tuple[str, int, str]]:
-    """Return the (function, index in the body, feature) of each reachable instruction that the target lacks."""
+    """Return the function, body index and missing feature of each reachable instruction that a target lacks."""
     features = {opcode: missing_feature(opcode, target) for opcode in image.opcodes(entry)}
     if not any(features.values()):
         return []

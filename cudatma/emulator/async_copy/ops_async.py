@@ -128,7 +128,7 @@ _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def _directions(e: SegmentWriter, i: Instruction) -> tuple[str, str]:
-    """Return the (destination, source) state spaces of a bulk copy."""
+    """Return the state spaces of the destination and the source of a bulk copy."""
     spaces = [p for p in i.parts if p.split("::")[0] in ("global", "shared")]
     e.need(len(spaces) == 2, "a bulk copy must have two state spaces")
     return spaces[0].split("::")[0], spaces[1].split("::")[0]

@@ -108,20 +108,20 @@ class Agents(Observer):
     # ---- clocks that a wait for a copy acquires
 
     def store_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return the (agent, clock) that wait_group acquires for the writes of a bulk group."""
+        """Return the agent and clock that wait_group acquires for the writes of a bulk group."""
         return self.agent(("bulk writes", w.agent, group.owner), "bulk"), group.number + 1
 
     def read_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return the (agent, clock) that wait_group.read acquires for the reads of a bulk group."""
+        """Return the agent and clock that wait_group.read acquires for the reads of a bulk group."""
         return self.agent(("bulk", w.agent, group.owner), "bulk"), group.number + 1
 
     def copies_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return the (agent, clock) that a wait for a cp.async group acquires."""
+        """Return the agent and clock that a wait for a cp.async group acquires."""
         agent = self.agent(("cp", w.agent, group.owner), "cp") if group.owner else self.cp_agent(w)
         return agent, group.number + 1
 
     def load_until(self, barrier: MBarrier) -> tuple[int, int]:
-        """Return the (agent, clock) that a wait for the current phase of an mbarrier acquires."""
+        """Return the agent and clock that a wait for the current phase of an mbarrier acquires."""
         return self.barrier_agent(barrier), barrier.phase + 1
 
     def flag_agent(self, w: Warp) -> int:
@@ -273,7 +273,7 @@ class Agents(Observer):
             self._stamp_groups(w, known)
 
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
-        """Return the (agent, clock) of an access by ``lanes`` lanes.
+        """Return the agent and clock of an access by ``lanes`` lanes.
 
         A release by a single lane always publishes accesses by one lane or by one warp-wide instruction (``together``).
         It publishes accesses by several independent lanes only after these lanes have synchronized.
@@ -290,7 +290,7 @@ class Agents(Observer):
         return w.agent, int(clock.order[w.agent])
 
     def stamps(self, w: Warp, indices: Array, lanes: int, together: bool = False) -> list[Stamp]:
-        """Return (agent, clock, positions) for each group of lanes that participates in an access."""
+        """Return the agent, clock and positions of each group of lanes that participates in an access."""
         groups = self.groups(w) if lanes > 1 and not together else None
         if groups is not None:
             here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)

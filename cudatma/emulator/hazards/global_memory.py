@@ -42,7 +42,7 @@ class GlobalShadow:
         #: Maps the offset of a tensor map to the (agent, clock) pairs of each copy through the map. A thread that has
         #: acquired a pair of each copy may edit the map.
         self.map_uses: dict[int, set[Any]] = {}
-        #: Maps the (agent, clock) of a bulk store to the (agent, clock) of the thread that issued it.
+        #: Maps the agent and clock of a bulk store to the agent and clock of the thread that issued it.
         self.issued: dict[tuple[int, int], tuple[int, int]] = {}
 
     def granules(self, offsets: Array, size: int) -> Array:

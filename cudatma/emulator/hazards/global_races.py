@@ -550,7 +550,7 @@ def _map_chunks(offset: int) -> Array:
 
 
 def _regions(w: Warp, at: int, addresses: Array, size: int) -> Iterable[tuple[Region, Array]]:
-    """Return (region, indices of lanes) for addresses in global memory. Trap on other addresses."""
+    """Yield each region of global memory with the indices of the lanes that access it. Trap on other addresses."""
     whole = access.global_region(w, at, addresses, size)
     return access.regions_of(w, at, addresses, size) if whole is None else [(whole, np.arange(addresses.size))]
 

@@ -58,7 +58,7 @@ class MemoryOrder:
         agents.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
-        """Return the (agent, clock) of a strong write.
+        """Return the agent and clock of a strong write.
 
         A thread that acquires the published clock also acquires the write.
         """

@@ -63,7 +63,7 @@ class Shadow:
         self.sync_clocks: dict[tuple[int, int], Clock] = {}
         #: Maps a granule to the clocks that strong writes have published to other CTAs (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: Maps the (agent, clock) of completed copies to (first granule, last granule, agent, clock) of each issue.
+        #: Maps the agent and clock of completed copies to first granule, last granule, agent and clock of each issue.
         self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self._steps: dict[int, Array] = {}
 
@@ -101,7 +101,7 @@ class Shadow:
         return row
 
     def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int, int] | None:
-        """Return (agent, granule, instruction) of a read that is not ordered before ``clock``, or None.
+        """Return the agent, granule and instruction of a read that is not ordered before ``clock``, or None.
 
         Strong reads count only for a copy (``by_copy``).
         """
@@ -151,13 +151,13 @@ class Shadow:
     def record_issue(self, until: tuple[int, int], flight: Flight) -> None:
         """Record the issuer of a copy.
 
-        ``until`` is the (agent, clock) that is recorded as the writer of the copied bytes.
+        ``until`` is the agent and clock recorded as the writer of the copied bytes.
         """
         ends = int(flight.indices.min()), int(flight.indices.max())
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))
 
     def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
-        """Return (agent, granule, whether only a proxy fence is missing) of an unordered write, or None.
+        """Return the agent and granule of an unordered write, and whether only a proxy fence is missing, or None.
 
         ``order`` contains the ordered accesses. For an access through the async proxy, ``fenced`` contains the accesses
         that are visible to this proxy. The result may also be a granule that is unwritten or that a copy in flight will
@@ -178,7 +178,7 @@ class Shadow:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A copy in flight. ``issuer`` is the (agent, clock) of the issue."""
+    """A copy in flight. ``issuer`` is the agent and clock of the issue."""
 
     copy: Copy
     indices: Array

@@ -26,7 +26,7 @@ _SHARED = "scale-d", "the matrix descriptor of B", "the matrix descriptor of A"
 class _Event:
     """An execution of an instruction by a warp.
 
-    ``operands`` must be equal in all threads. ``stamp`` is the (agent, clock) of the execution.
+    ``operands`` must be equal in all threads. ``stamp`` is the agent and clock of the execution.
     """
 
     w: Warp

@@ -41,7 +41,7 @@ class Copy:
         ``"cp.async"``, ``"cp.async.bulk"``, ``"cp.async.bulk.tensor"``, ``"st.async"`` or ``"cp.reduce.async.bulk"``
         for a write to shared memory, or ``"store"`` for a store or reduction from shared memory.
     block, offsets, size
-        CTA, and offsets in its shared memory of pieces of ``size`` bytes.
+        CTA whose shared memory is accessed, offsets of the accessed pieces, and size of each piece in bytes.
     barrier, phase
         mbarrier on which the copy completes, and its phase when the copy was issued. Both are None for cp.async
         and stores.

@@ -193,7 +193,7 @@ class GridLaunch:
             self.resident.remove(block.cluster)
 
     def parameter(self, name: str, offset: int, code: str, count: int) -> Array:
-        """Return (count, 32) elements of a kernel parameter, which are equal in all lanes."""
+        """Return elements of a kernel parameter, shape (count, 32), which are equal in all lanes."""
         values = self._parameter_values.get((name, offset, code, count))
         if values is None:
             start = self.program.param_offsets[name] + offset

@@ -77,7 +77,7 @@ class Region:
         return result
 
     def gather(self, offsets: Array, code: str, count: int) -> Array:
-        """Return (count, lanes) elements at int64 byte offsets that are multiples of the element size."""
+        """Return the elements at int64 byte offsets that are multiples of the element size, shape (count, lanes)."""
         first = in_units(offsets, _SHIFTS[code])
         if count == 1:
             result: Array = self.view(code)[first][None]

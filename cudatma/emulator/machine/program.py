@@ -94,7 +94,7 @@ class Program:
         return registers
 
     def accesses(self, at: int) -> tuple[int, int]:
-        """Return the (read, written) registers of an instruction as bit sets."""
+        """Return the registers that an instruction reads and writes, as bit sets."""
         accesses = self._accesses.get(at)
         if accesses is None:
             written, read = self.flow.accesses[at]

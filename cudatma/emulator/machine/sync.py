@@ -101,7 +101,7 @@ def complete_named(block: Block, barrier: NamedBarrier) -> bool:
 
 
 def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
-    """Return (popc, and, or) over all threads of a bar.red, or None if no thread has executed bar.red."""
+    """Return the popc, and and or reductions over all threads, or None if no thread has executed bar.red."""
     if not barrier.reductions:
         return None
     votes = np.concatenate([predicate[mask] for _, mask, predicate in barrier.reductions])

@@ -98,7 +98,7 @@ def bit_set(registers: Iterable[int]) -> int:
 
 
 def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:
-    """Return the (written, read) registers of an instruction. The guard counts as read."""
+    """Return the registers that an instruction writes and reads. The guard counts as read."""
     parts, operands = instruction.parts, instruction.operands
     written: list[int] = []
     read: list[int] = [instruction.guard[0]] if instruction.guard else []
