@@ -109,7 +109,9 @@ def l2(spec: AnySpec) -> Iterator[Finding]:
             f"{what} is not a multiple of {_SECTOR_BYTES}, so each row touches an additional sector",
             "memory is read in sectors of 32 bytes",
             "CUDA C++ Best Practices Guide, coalesced access",
-            f"pad the pitch to a multiple of {_SECTOR_BYTES} (better 128) bytes" if odd else "align the first element",
+            f"pad the pitch to a multiple of {_SECTOR_BYTES} bytes, preferably 128"
+            if odd
+            else "align the first element",
         )
 
 

@@ -161,7 +161,9 @@ def test_kernels_go_by_plain_qualified_and_partial_names() -> None:
     ):
         module.launch(name, 1, 1, (out,), schedules=1)
         assert out[0] == value
-    with pytest.raises(ArgumentError, match=r"allowed: .*fillILi3E.*fillILi30E.*pass a longer part, because 2 names match"):
+    with pytest.raises(
+        ArgumentError, match=r"allowed: .*fillILi3E.*fillILi30E.*pass a longer part, because 2 names match"
+    ):
         module.launch("fill", 1, 1, (out,))
     with pytest.raises(ArgumentError, match=r"got scalers .*allowed: scalars, "):
         module.launch("scalers", 1, 1, (out,))

@@ -156,7 +156,9 @@ def test_live_ctas_take_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPa
     module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
     flag[:] = 0
     monkeypatch.setattr(launching, "MAX_LIVE_BYTES", 8 << 20)
-    with pytest.raises(ResidencyError, match=r"^grid: \d+ live CTAs occupy \d MiB of host memory \(limit \d MiB\) and wait"):
+    with pytest.raises(
+        ResidencyError, match=r"^grid: \d+ live CTAs occupy \d MiB of host memory \(limit \d MiB\) and wait"
+    ):
         module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
 
 

@@ -1,4 +1,4 @@
-"""Bulk groups and cp.async groups: asynchronous operations of a thread for which it can wait together.
+"""Bulk groups and cp.async groups: groups of asynchronous operations that a thread can wait for.
 
 Source: PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.commit_group",
 "cp.async.wait_group".
@@ -19,7 +19,7 @@ from cudatma.errors import counted
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Operations for which a thread waits together.
+    """A group of operations that a thread waits for.
 
     ``reading`` counts the sources that have not been read, and ``writing`` counts the results that have not been
     written.

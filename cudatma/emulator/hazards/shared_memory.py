@@ -157,7 +157,9 @@ class Shadow:
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))
 
     def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
-        """Return the agent and granule of an unordered write, and whether only a proxy fence is missing, or None.
+        """Return the agent and granule of an unordered write, and whether only a proxy fence is missing.
+
+        The result is None if all writes are ordered.
 
         ``order`` contains the ordered accesses. For an access through the async proxy, ``fenced`` contains the accesses
         that are visible to this proxy. The result may also be a granule that is unwritten or that a copy in flight will

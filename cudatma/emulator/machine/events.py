@@ -96,7 +96,7 @@ class Observer:
     barrier
         mbarrier (async_copy.mbarrier.MBarrier), unless the event states otherwise.
     group
-        Copies for which a thread waits together (async_copy.groups.Group).
+        Group of copies (async_copy.groups.Group) that a thread waits for.
     order
         Memory order and scope, such as ``"acquire.gpu"``; ``""`` for a weak access and ``"nc"`` for ld.global.nc.
     """
@@ -167,7 +167,7 @@ class Observer:
         """Lanes write ``size`` bytes each (st, stmatrix, st.bulk, tensormap.replace)."""
 
     def shared_atomic(self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, /) -> None:
-        """A lane executes atom or red. Each lane is a separate event."""
+        """A lane executes atom or red. Each lane causes a separate event."""
 
     def matrices_read(self, w: Any, at: int, block: Any, offsets: Array, /) -> None:
         """ldmatrix reads matrix rows, with eight offsets per matrix. This event follows its ``shared_read``."""
