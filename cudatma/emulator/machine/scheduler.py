@@ -66,8 +66,8 @@ class Deadlock(Exception):  # noqa: N818
 class Scheduler:
     """Scheduler of the splits of all live clusters.
 
-    ``progress`` counts the events that may have released a waiter. ``unchanged`` counts the events among them that
-    changed no value, namely releases of barriers and stores of equal values.
+    ``progress`` counts the events that may have released a waiter. ``unchanged`` counts releases of barriers and stores
+    of equal values, which are events that change no value.
     """
 
     def __init__(self, launch: Grid, schedule: int, seed: int, step_limit: int) -> None:
