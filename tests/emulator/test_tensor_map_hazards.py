@@ -71,7 +71,7 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, int c0, int 
         ((2, 0, 0, 0), r"coords\[0\]: got 2; allowed: multiples of 4"),
         ((-4, 0, 1, 0), r"coords\[0\]: got -4; allowed: at least 0 in a store"),
         ((0, -1, 1, 0), r"coords\[1\]: got -1; allowed: at least 0 in a store"),
-        ((0, 0, 0, 64), "128-byte alignment"),
+        ((0, 0, 0, 64), "128-byte aligned"),
     ],
 )
 def test_what_the_hardware_traps(arguments: tuple[Any, ...], match: str) -> None:

@@ -199,7 +199,7 @@ def test_text_of_accesses_elements_and_risks(capsys: pytest.CaptureFixture[str])
     assert cli.main(["inspect", HEX, "--at", "56,996", "--element", "0,9", "--lint"]) == 0
     shown = capsys.readouterr().out
     assert all(len(line) <= 80 for line in shown.splitlines())
-    for words in ("access at (56, 996)", "32 of 128 elements", "filled with zeros", "element (0, 9)", "outside the"):
+    for words in ("access at (56, 996)", "32 of 128 elements", "are filled", "element (0, 9)", "outside the"):
         assert words in shown
     assert "padded-rows" in shown
     assert "remedy:" in shown

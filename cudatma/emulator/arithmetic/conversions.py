@@ -268,7 +268,7 @@ def clamp_int(a: Array, to: str) -> Array:
 
 @runtime
 def pack_fields(high: Array, low: Array, upper: Array, bits: int, signed: bool) -> Array:
-    """Compute cvt.pack, which clamps two int32 to ``bits`` bits each and appends them below the low bits of ``upper``."""
+    """Compute cvt.pack, which clamps two int32 to ``bits`` bits each and appends them below the bits of ``upper``."""
     low_limit, high_limit = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     mask = np.uint32((1 << bits) - 1)
     a, b = (np.clip(value, low_limit, high_limit).view(np.uint32) & mask for value in (high, low))

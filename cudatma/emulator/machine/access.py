@@ -49,7 +49,7 @@ def spread(values: Array, mask: Array | None) -> Array:
 def check_aligned(w: Warp, at: int, addresses: Array, size: int) -> None:
     if int(_union(addresses)) & (size - 1):
         bad = int(addresses[(addresses & (size - 1)) != 0][0])
-        trap(w, at, f"address {bad:#x} is not aligned to the access of {size} bytes", "MISALIGNED_ADDRESS")
+        trap(w, at, f"the address {bad:#x} of an access of {size} bytes is misaligned", "MISALIGNED_ADDRESS")
 
 
 def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...]:
