@@ -331,7 +331,7 @@ def test_wrong_calls_are_one_line(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "got none; allowed: reverse, other; the PTX has 2 kernels; name one"),
+        ([], "got none; allowed: reverse, other; pass a name, because the PTX has 2 kernels"),
         (["--entry", "revers_"], "got revers_ (did you mean reverse?); allowed: reverse, other"),
         (["--entry", "er"], "got er; allowed: reverse, other; pass a longer part, because 2 names match"),
         (["--entry", "x"], "got x; allowed: reverse, other"),
