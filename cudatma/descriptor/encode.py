@@ -61,7 +61,7 @@ class TensorMap:
     ----------
     data : ctypes array
         The 128 bytes, aligned to 128 bytes.
-    device, owner, target
+    device, owner, target : see Parameters
         Device ordinal, owner of the memory, and architecture for which the map was validated. Each may be None.
     encoder : str
         Encoder of the bytes, "driver" or "codec".

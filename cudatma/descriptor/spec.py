@@ -155,7 +155,7 @@ class TiledSpec(MapSpec):
 
     Parameters
     ----------
-    dtype, dims, strides_bytes, element_strides
+    dtype, dims, strides_bytes, element_strides : as in MapSpec
         Element type, sizes, pitches and traversal strides. See ``MapSpec``.
     interleave, swizzle, l2_promotion, oob_fill, address : optional
         Modes and global address. See ``MapSpec``.
@@ -276,7 +276,7 @@ class Im2colSpec(MapSpec):
 
     Parameters
     ----------
-    dtype, dims, strides_bytes, element_strides
+    dtype, dims, strides_bytes, element_strides : as in MapSpec
         Element type, sizes, pitches and traversal strides. See ``MapSpec``.
     interleave, swizzle, l2_promotion, oob_fill, address : optional
         Modes and global address. See ``MapSpec``.
@@ -340,7 +340,7 @@ class Im2colWideSpec(MapSpec):
 
     Parameters
     ----------
-    dtype, dims, strides_bytes, element_strides
+    dtype, dims, strides_bytes, element_strides : as in MapSpec
         Element type, sizes, pitches and traversal strides. See ``MapSpec``.
     interleave, swizzle, l2_promotion, oob_fill, address : optional
         Modes and global address. See ``MapSpec``.

@@ -207,7 +207,7 @@ class Inspection:
 
         Parameters
         ----------
-        coords, offsets, base
+        coords, offsets, base : as in place
             Position of the box. See ``place``.
         element : tuple of int, optional
             (row, index) of an element of the box to outline. Default: none.
@@ -245,7 +245,7 @@ class Inspection:
 
         Parameters
         ----------
-        coords, offsets, base, element, theme
+        coords, offsets, base, element, theme : as in svg
             Contents of the picture. See ``svg``.
         target : Target or str, optional
             Architecture for which the map is checked. See ``lint``.

@@ -48,6 +48,8 @@ class Trace(Recording):
             first hazard.
         title : str, optional
             Heading of the picture. Default: the name of the kernel.
+
+        Returns
         -------
         str
             An SVG document.
