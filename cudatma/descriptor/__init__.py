@@ -1,4 +1,4 @@
-"""Tensor maps: configs, rules of the driver and the hardware, the 128-byte encoding, and the class TensorMap."""
+"""Tensor maps: specs, validation rules, the 128-byte encoding, and the class TensorMap."""
 
 from cudatma.descriptor.access import REDUCE_TYPES, check_load, check_reduce, check_store, check_target
 from cudatma.descriptor.cluster import check_cluster, multicast_mask

@@ -1,8 +1,8 @@
-"""Checks of the hardware's requirements that the driver does not check.
+"""Checks of hardware requirements that the driver does not validate.
 
-The driver accepts descriptors and coordinates that later trap (with CUDA_ERROR_ILLEGAL_INSTRUCTION, after which the
-context is lost) or that write past the end of a row without an error. These functions check the hardware's rules in
-Python before a launch. Rules without a source were measured on an H200. Coordinates are in TMA order, innermost first.
+The driver accepts tensor maps and coordinates with which an access later traps (CUDA_ERROR_ILLEGAL_INSTRUCTION, which
+destroys the context) or writes past the end of a row without an error. The functions in this module detect these cases
+before a launch. Rules without a cited source were measured on an H200. Coordinates are in TMA order, innermost first.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cudatma.target import Target
 _INT32 = 1 << 31
 _ARITHMETIC = ("uint32", "int32", "uint64", "int64", "float16", "bfloat16")
 
-#: Maximum size of a dimension. A tensor map may have larger dimensions, but then every access traps.
+#: Maximum size of a dimension that can be accessed. The driver accepts larger dimensions, but every access traps.
 MAX_REACHED_DIM = 1 << 31
 _SUMMED_FLOATS = ("float32", "float32_ftz", "tfloat32", "tfloat32_ftz", "float64", "float16", "bfloat16")
-#: Maps each tensor reduction to its element types; all other types trap. [PTX ISA, cp.reduce.async.bulk.tensor;
+#: Maps each tensor reduction to its element types. All other types trap. [PTX ISA, cp.reduce.async.bulk.tensor;
 #: measured: and, or and xor trap on int64; add accepts f32.ftz, tf32 and f64]
 REDUCE_TYPES: dict[str, tuple[str, ...]] = {
     "add": ("uint32", "int32", "uint64", *_SUMMED_FLOATS),
@@ -36,11 +36,11 @@ REDUCE_TYPES: dict[str, tuple[str, ...]] = {
 
 
 def check_target(spec: AnySpec, target: Target) -> None:
-    """Check that a GPU of this architecture can use the map.
+    """Check that GPUs of an architecture support a map.
 
-    Raises TargetError if the map needs TMA, packed types, ATOM swizzles or the wide im2col modes and the target lacks
-    them. Raises DescriptorError if a box is larger than shared memory, or if an interleaved box has more than one slice
-    of channels or an unsuitable swizzle.
+    Raises TargetError if the map requires TMA, packed types, ATOM swizzles or the wide im2col modes and the target does
+    not support them. Raises DescriptorError if the box is larger than shared memory, or if an interleaved box has more
+    than one channel slice or an unsupported swizzle.
     """
     target.require("tma", "a tensor map")
     if spec.dtype.packed:
@@ -54,7 +54,7 @@ def check_target(spec: AnySpec, target: Target) -> None:
             "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
             f"{spec.footprint_bytes} bytes of shared memory",
             f"at most {target.smem_per_block_bytes} bytes on {target.name}",
-            "shrink the box, or use several boxes",
+            "reduce the box, or use several boxes",
         )
     check_described_bytes(spec, target)
     _check_channel_slice(spec)
@@ -62,30 +62,30 @@ def check_target(spec: AnySpec, target: Target) -> None:
 
 
 def check_described_bytes(spec: AnySpec, target: Target) -> None:
-    """Check that described_bytes is at most the driver's limit, the shared memory of an SM (228 KiB on an H200).
+    """Check that ``described_bytes`` is at most the driver's limit, the shared memory of an SM (228 KiB on an H200).
 
-    Raises DescriptorError if it is larger. The limit on other GPUs is inferred.
+    Raises DescriptorError if it is larger. The limit is measured on an H200 and inferred for other GPUs.
     """
     if spec.described_bytes > target.smem_per_sm_bytes:
         raise DescriptorError(
             "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
             f"{spec.described_bytes} bytes",
             f"at most {target.smem_per_sm_bytes} bytes on {target.name}",
-            "shrink the box, or use several boxes",
+            "reduce the box, or use several boxes",
         )
 
 
 def _check_interleaved_swizzle(spec: AnySpec) -> None:
-    """Require swizzle 32B with interleave 32B, as CUDA's documentation does.
+    """Check that the swizzle is 32B if the interleave is 32B, as CUDA's documentation requires.
 
-    The driver also encodes other swizzles, and an H200 applies them.
+    The driver also accepts other swizzles, and an H200 applies them.
     """
     if spec.interleave is Interleave.B32 and spec.swizzle is not Swizzle.B32:
         raise DescriptorError("swizzle", spec.swizzle.label, "32B with interleave 32B")
 
 
 def _check_channel_slice(spec: AnySpec) -> None:
-    """Require one channel slice per interleaved box, because an H200 delivers only the first slice of a wider box."""
+    """Check that an interleaved box has one channel slice. An H200 loads only the first slice of a wider box."""
     if not isinstance(spec, TiledSpec) or spec.interleave is Interleave.NONE:
         return
     max_channels = 8 * spec.interleave.slice_bytes // rules.smem_bits(spec.dtype)
@@ -93,30 +93,30 @@ def _check_channel_slice(spec: AnySpec) -> None:
         raise DescriptorError(
             f"box[{spec.rank - 2}]",
             spec.box[-2],
-            f"at most {max_channels} channels, one slice, with interleave {spec.interleave.label}",
+            f"at most {max_channels} channels (one slice) with interleave {spec.interleave.label}",
             "load each slice with its own copy",
         )
 
 
 def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> None:
-    """Check that a load or a prefetch at ``coords`` is legal. Coordinates may be negative or outside the tensor.
+    """Check that a load or prefetch at ``coords`` is legal. Coordinates may be negative or outside the tensor.
 
-    ``coords`` is as for check_traps(). ``offsets`` is only for im2col loads. It holds rank - 2 values, W first: 0 to
-    2**16 - 1 at rank 3, 0 to 2**8 - 1 at rank 4, and 0 to 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError
-    if the load is illegal.
+    ``coords`` must meet the requirements of check_traps(). ``offsets`` applies only to im2col loads. It has rank - 2
+    values, W first, each from 0 to 2**16 - 1 at rank 3, 2**8 - 1 at rank 4 and 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1]
+    Raises DescriptorError if the load is illegal.
     """
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
-        raise DescriptorError("swizzle", spec.swizzle.label, f"stores only for {spec.dtype.name}")
+        raise DescriptorError("swizzle", spec.swizzle.label, f"a swizzle that supports loads for {spec.dtype.name}")
     check_traps(spec, coords)
     if isinstance(spec, Im2colWideSpec):
         # The first pixel may be to the left of the bounding box, but not to the right. [PTX ISA 5.5.5.1, not measured]
         last = spec.dims[1] - 1 + spec.upper_corner_w
         if rules.as_int(coords[1], "coords[1]") > last:
-            raise DescriptorError("coords[1]", coords[1], f"up to {last}, the right end of the bounding box")
+            raise DescriptorError("coords[1]", coords[1], f"at most {last}, the right end of the bounding box")
     if offsets is None:
         return
     if not isinstance(spec, Im2colSpec):
-        raise DescriptorError("offsets", offsets, "None for a map that is not im2col")
+        raise DescriptorError("offsets", offsets, "None for a tiled map")
     values = rules.as_ints(offsets, "offsets")
     rules.check_length(values, spec.rank - 2, "offsets", spec.rank)
     max_offset = rules.CORNER_RANGE[spec.rank][1] * 2 + 1
@@ -126,11 +126,12 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
 
 
 def check_store(spec: AnySpec, coords: Sequence[int] | None = None) -> None:
-    """Check that a store is legal and writes nothing outside the tensor.
+    """Check that a store is legal and writes only inside the tensor.
 
-    The hardware clips the innermost dimension at 16-byte chunks, not at elements. If dims[0] ends inside a chunk, a box
-    that reaches the end of a row therefore overwrites up to 15 bytes after the row. Negative coordinates trap. Without
-    ``coords``, the function assumes that a box reaches the end. Raises DescriptorError if the store is illegal.
+    The hardware clips the innermost dimension in units of 16-byte chunks, not elements. If dims[0] ends inside a chunk,
+    a box that reaches the end of a row overwrites up to 15 bytes after the row. Negative coordinates trap. Without
+    ``coords``, the function assumes that the box reaches the end of a row. Raises DescriptorError if the store is
+    illegal.
     """
     _check_write(spec, coords)
 
@@ -138,7 +139,8 @@ def check_store(spec: AnySpec, coords: Sequence[int] | None = None) -> None:
 def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) -> None:
     """Check that a reduction is legal.
 
-    It must pass check_store(), and REDUCE_TYPES must list its element type for ``op``.
+    The reduction must pass check_store(), and REDUCE_TYPES must list the map's element type for ``op``. Raises
+    DescriptorError if the reduction is illegal.
     """
     if op not in REDUCE_TYPES:
         raise DescriptorError("op", op, ", ".join(REDUCE_TYPES))
@@ -149,11 +151,13 @@ def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) ->
 
 
 def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
-    # Direction rules of types and swizzles: PTX ISA 5.5.1.1 and 5.5.7, CUDA driver API.
+    # Sources for the types and swizzles that allow only one direction: PTX ISA 5.5.1.1 and 5.5.7, CUDA driver API.
     if spec.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B:
-        raise DescriptorError("swizzle", spec.swizzle.label, "loads only", "use 128B_ATOM_32B for stores")
+        raise DescriptorError(
+            "swizzle", spec.swizzle.label, "a swizzle that supports stores", "use 128B_ATOM_32B for stores"
+        )
     if spec.dtype.name == "16u4_align16b":
-        raise DescriptorError("dtype", spec.dtype.name, "loads only", "use 16u4_align8b for stores")
+        raise DescriptorError("dtype", spec.dtype.name, "a dtype that supports stores", "use 16u4_align8b for stores")
     if coords is not None:
         check_write_traps(spec, coords)
     row_bits = spec.dims[0] * spec.dtype.element_bits
@@ -162,62 +166,63 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
         raise DescriptorError(
             "dims[0]",
             f"{spec.dims[0]} elements of {spec.dtype.element_bits} bits",
-            f"rows of whole {rules.CHUNK_BYTES}-byte chunks in a store",
-            f"it would overwrite {past} bytes after each row: include the padding in the rows if you own it, or "
-            "use plain stores",
+            f"rows that are a multiple of {rules.CHUNK_BYTES} bytes in a store, because the store would overwrite "
+            f"{past} bytes after each row",
+            "include the padding in dims[0] if you own it, or use ordinary stores",
         )
 
 
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions under which every kind of access raises an illegal instruction.
+    """Check the conditions under which loads, stores and reductions alike trap with an illegal instruction.
 
-    ``coords`` must hold an int32 for each dimension. Without interleave, the innermost coordinate must be the start of
-    a 16-byte chunk, also in im2col mode. An im2col column must start inside the bounding box. No dimension may have
-    more than 2**31 elements. Raises DescriptorError if a condition fails.
+    ``coords`` must contain one int32 per dimension. Without interleave, the innermost coordinate must be the start of a
+    16-byte chunk; this also applies to im2col maps. An im2col column must start inside the bounding box. A dimension
+    must have at most 2**31 elements. Raises DescriptorError if a condition is not met.
     """
     values = _coordinates(spec, coords)
     for index, dim in enumerate(spec.dims):
         if dim > MAX_REACHED_DIM:
             raise DescriptorError(
-                f"dims[{index}]", dim, "1 to 2**31 elements in an access", "describe part of the tensor"
+                f"dims[{index}]", dim, "1 to 2**31 elements in an access", "describe a part of the tensor"
             )
     if isinstance(spec, Im2colSpec):
         for index, (low, high) in enumerate(zip(*bounding_box(spec), strict=True), first_pixel_dim(spec)):
             if not low <= values[index] <= high:
-                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high}, the bounding box")
+                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high}, inside the bounding box")
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions of check_traps() and the conditions under which only stores and reductions trap.
+    """Check the conditions of check_traps() and those under which only stores and reductions trap.
 
-    Coordinates must be nonnegative, and an im2col map may not have padding. Raises DescriptorError.
+    Coordinates must be nonnegative, and an im2col map must not have padding. Raises DescriptorError if a condition is
+    not met.
     """
     check_traps(spec, coords)
     for index, value in enumerate(coords):
         if value < 0:
-            raise DescriptorError(f"coords[{index}]", value, "0 and up in a store", "clip the box at the start")
+            raise DescriptorError(f"coords[{index}]", value, "at least 0 in a store", "start the box inside the tensor")
     if isinstance(spec, Im2colSpec):
         for name, corner, beyond in (("lower_corner", spec.lower_corner, -1), ("upper_corner", spec.upper_corner, 1)):
             for index, value in enumerate(corner):
                 if value * beyond > 0:
-                    allowed = f"0 and {'up' if beyond < 0 else 'down'} in a store"
+                    allowed = f"at {'least' if beyond < 0 else 'most'} 0 in a store"
                     raise DescriptorError(f"{name}[{index}]", value, allowed, "use a map without padding for stores")
 
 
 def first_pixel_dim(spec: Im2colSpec) -> int:
-    """Return the index of dimension W in an im2col map: 1, or 0 with interleave."""
+    """Return the index of dimension W in an im2col map: 0 with interleave, otherwise 1."""
     return 1 if spec.interleave is Interleave.NONE else 0
 
 
 def bounding_box(spec: Im2colSpec) -> tuple[list[int], list[int]]:
-    """Return the lowest and highest position of an im2col map's bounding box, W first."""
+    """Return the first and last position of an im2col map's bounding box in each dimension, W first."""
     first = first_pixel_dim(spec)
     dims = spec.dims[first : first + spec.rank - 2]
     return list(spec.lower_corner), [dim - 1 + upper for dim, upper in zip(dims, spec.upper_corner, strict=True)]
 
 
 def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
-    """Return whether a box at ``coords`` covers the last element of a row, or True without coordinates."""
+    """Return whether a box at ``coords`` covers the last element of a row. Without coordinates, return True."""
     if coords is None:
         return True
     inner = spec.box[0] if isinstance(spec, TiledSpec) else spec.channels_per_pixel
@@ -225,9 +230,10 @@ def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
 
 
 def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
-    """Return coordinates as ints.
+    """Return the coordinates as ints after validation.
 
-    Require an int32 for each dimension and, without interleave, a first coordinate at the start of a 16-byte chunk.
+    There must be one int32 per dimension. Without interleave, the first coordinate must be the start of a 16-byte
+    chunk.
     """
     values = rules.as_ints(coords, "coords")
     rules.check_length(values, spec.rank, "coords", spec.rank)
@@ -235,13 +241,13 @@ def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
         if not -_INT32 <= value < _INT32:
             raise DescriptorError(f"coords[{index}]", value, "a signed 32-bit integer")
     if isinstance(spec, TiledSpec | Im2colSpec) and spec.interleave is Interleave.NONE:
-        # Padded packed types come in whole groups of 128 values.
+        # A box of padded packed values must start at a multiple of 128 values.
         multiple = 128 if rules.is_padded(spec.dtype) else 8 * rules.CHUNK_BYTES // spec.dtype.element_bits
         if values[0] % multiple:
             raise DescriptorError(
                 "coords[0]",
                 values[0],
                 f"multiples of {multiple} ({rules.CHUNK_BYTES} bytes)",
-                "start the box at a chunk and skip elements in shared memory",
+                "start the box at the beginning of a chunk, and skip elements in shared memory",
             )
     return values

@@ -1,7 +1,7 @@
-"""Names of all 1024 bits of a tensor map, the evidence for them, and the comparison of two maps.
+"""Names and evidence for all 1024 bits of a tensor map, and the comparison of two maps.
 
-codec.py defines the positions of the fields. This module states how the meaning of each field is known (measured on an
-H200, documented or unknown) and what is known about other GPUs and drivers.
+codec.py defines the positions of the fields. This module states the evidence for the meaning of each field (measured on
+an H200, documented or unknown) and the known differences on other GPUs and drivers.
 """
 
 from __future__ import annotations
@@ -17,25 +17,35 @@ from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import DescriptorError
 
 _PACKED_FORMATS = {t.descriptor_format for t in TMA_TYPES.values() if t.packed}
-#: Drivers set this bit for GPUs of sm_100 and up. It must be cleared if the tensor's allocation is small and the tensor
-#: is not dense. The meaning of the bit is not published. [NVIDIA driver 595.71.05, release notes]
+#: Drivers set this bit on sm_100 and later. It must be cleared for a tensor that is not contiguous in a small
+#: allocation. The meaning of the bit is not published. [NVIDIA driver 595.71.05, release notes]
 ALLOCATION_BIT = 85
 
 
 class Evidence(Enum):
-    """How the meaning of a bit is known."""
+    """Evidence for the meaning of a bit."""
 
     MEASURED = "measured on an H200"
-    DOCUMENTED = "documents only"
+    DOCUMENTED = "documented, not measured"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class BitRange:
-    """A field of a tensor map, or a run of bits that belongs to no field.
+    """A field of a tensor map, or a run of bits that belong to no field.
 
-    name: a name from codec.FIELDS, or ``"unknown"``. first, bits: first bit and number of bits. value: the bits as an
-    unsigned integer. evidence: how the meaning is known. note: a remark, usually empty.
+    Parameters
+    ----------
+    name : str
+        Name from ``codec.FIELDS``, or ``"unknown"``.
+    first, bits : int
+        Number of the first bit, and number of bits.
+    value : int
+        Value of the bits as an unsigned integer.
+    evidence : Evidence
+        Evidence for the meaning.
+    note : str
+        Remark, or "".
     """
 
     first: int
@@ -52,11 +62,11 @@ class BitRange:
 
 
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
-    """Return all 1024 bits of a map in order and without gaps, even if the map is not valid.
+    """Return ranges that cover all 1024 bits of a map in ascending order, even if the map is invalid.
 
-    Bits that belong to no field form runs named ``"unknown"``. ``wide`` means that the map is im2col wide; no published
-    bit shows this. In such a map, only the fields that all kinds of map share have names, and their positions are
-    assumed. Raises DescriptorError unless ``data`` has 128 bytes.
+    Runs of bits that belong to no field are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, which
+    cannot be recognized by any published bit. Only the fields that all kinds of map share then have names, and their
+    positions are assumed. Raises DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
     value = int.from_bytes(bytes(data), "little")
@@ -70,18 +80,18 @@ def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tupl
     for name, (first, bits) in sorted(layout.items(), key=lambda item: item[1]):
         ranges += _gap(value, at, first)
         part = _field(name, first, bits, fields)
-        ranges.append(replace(part, evidence=Evidence.DOCUMENTED, note="place assumed") if wide else part)
+        ranges.append(replace(part, evidence=Evidence.DOCUMENTED, note="position assumed") if wide else part)
         at = first + bits
     return (*ranges, *_gap(value, at, 8 * DESCRIPTOR_BYTES))
 
 
 def _gap(value: int, start: int, end: int) -> list[BitRange]:
-    """Return the runs of bits that belong to no field; the allocation bit is a separate run."""
+    """Return the runs of bits that belong to no field, with the allocation bit as a separate run."""
     cuts = sorted({start, end, *(c for c in (ALLOCATION_BIT, ALLOCATION_BIT + 1) if start <= c <= end)})
     runs = []
     for first, last in pairwise(cuts):
         held = value >> first & ((1 << (last - first)) - 1)
-        note = "set by drivers of sm_100 and up, 0 on an H200" if first == ALLOCATION_BIT else ""
+        note = "set by drivers on sm_100 and later, 0 on an H200" if first == ALLOCATION_BIT else ""
         runs.append(BitRange(first, last - first, "unknown", held, Evidence.UNKNOWN, note))
     return runs
 
@@ -90,13 +100,13 @@ def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange
     value, evidence, note = fields[name], Evidence.MEASURED, ""
     index = int(name[name.index("[") + 1 : -1]) if "[" in name else 0
     if name.startswith("stride_"):
-        index += 1  # stride i is the pitch of dimension i + 1
+        index += 1  # Stride i is the pitch of dimension i + 1.
     if name == "swizzle_atomicity" or (name == "format" and value in _PACKED_FORMATS):
-        evidence, note = Evidence.DOCUMENTED, "sm_100 and up"
+        evidence, note = Evidence.DOCUMENTED, "sm_100 and later"
     elif name in DERIVED:
-        note = "set by no argument of the driver's functions"
+        note = "not set by any argument of the driver's functions"
     elif index > fields["rank_minus_1"]:
-        note = "beyond the rank" if not value else "beyond the rank, but not 0"
+        note = "beyond the rank" if not value else "beyond the rank but not 0"
     return BitRange(first, bits, name, value, evidence, note)
 
 
@@ -104,8 +114,16 @@ def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange
 class Difference:
     """A property that may differ between GPUs or drivers.
 
-    what: the property. h200: the behavior of an H200, verified with driver 580.159. others: the documented behavior of
-    sm_100a and sm_120a. source: the documents.
+    Parameters
+    ----------
+    what : str
+        The property.
+    h200 : str
+        Behavior of an H200, verified with driver 580.159.
+    others : str
+        Documented behavior of sm_100a and sm_120a.
+    source : str
+        Documents that describe the behavior.
     """
 
     what: str
@@ -114,56 +132,56 @@ class Difference:
     source: str
 
 
-#: Known differences. The statements in ``others`` come from documents and were not verified.
+#: Known differences. The values of ``others`` are taken from documents and have not been verified.
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "bits 65-67, `version`",
         "0; other values load the same box",
-        "unknown; according to reports, maps written by hand for Hopper trap on GB10 (sm_121), and the driver's work",
+        "unknown; handwritten Hopper maps reportedly trap on GB10 (sm_121), where the driver's maps work",
         "public reports",
     ),
     Difference(
         "bit 85",
-        "0 for any kind of memory at the address",
-        "set by drivers; must be cleared if the allocation is below 128 KiB and the tensor is not dense",
-        "NVIDIA driver 595.71.05, release notes; CUTLASS clears it up to CUDA 13.1; Triton pull request 11011 names "
-        "13.2 and 13.3 as well",
+        "0, regardless of the allocation",
+        "set by drivers; must be cleared if the allocation is below 128 KiB and the tensor is not contiguous",
+        "NVIDIA driver 595.71.05, release notes; CUTLASS clears it up to CUDA 13.1; Triton pull request 11011 also "
+        "mentions 13.2 and 13.3",
     ),
     Difference(
         "allocation class",
         "no bit depends on the allocation",
-        "CUDA 13.5 sets it after encoding, for a window of 4 or 128 KiB; its bits are not published",
+        "CUDA 13.5 sets the class after encoding, for a window of 4 or 128 KiB; the bits are not published",
         "CUDA driver API, cuTensorMapSetAllocationClass",
     ),
     Difference(
         "bits 83-84, `swizzle_atomicity`",
         "the driver rejects the ATOM swizzles; the GPU ignores the bits",
-        "the four 128B swizzles",
+        "select one of four 128B swizzles",
         "CUDA driver API, CUtensorMapSwizzle; PTX ISA, tensormap.replace",
     ),
     Difference(
         "formats 11, 12, 13",
         "rejected by the driver",
-        "the packed 4- and 6-bit types",
+        "packed 4-bit and 6-bit types",
         "CUDA driver API, CUtensorMapDataType; PTX ISA, tensormap.replace",
     ),
     Difference(
         "im2col wide",
-        "documented for compute capability 10.0 and up only",
-        "cuTensorMapEncodeIm2colWide makes the bytes; the positions of its corners, pixels and mode are not published, "
-        "so these bits are shown raw",
+        "documented only for compute capability 10.0 and later",
+        "encoded by cuTensorMapEncodeIm2colWide; the positions of the corners, pixels and mode are not published, so "
+        "these bits are shown without names",
         "CUDA driver API, cuTensorMapEncodeIm2colWide; PTX ISA 5.5.5",
     ),
     Difference(
-        "another address",
-        "changes the first eight bytes",
-        "cuTensorMapReplaceAddress, because other bits may depend on the allocation",
+        "a new address",
+        "changes only the first eight bytes",
+        "use cuTensorMapReplaceAddress, because other bits may depend on the allocation",
         "CUDA driver API, cuTensorMapReplaceAddress",
     ),
     Difference(
-        "largest box, `smem_bytes`",
+        "maximum box size, `smem_bytes`",
         "228 KiB accepted, 235008 bytes rejected",
-        "inferred: the shared memory of an SM, 228 KiB on sm_100a, 100 KiB on sm_120a",
+        "inferred: the shared memory of an SM, 228 KiB on sm_100a and 100 KiB on sm_120a",
         "`descriptor.access.check_described_bytes`",
     ),
 )
@@ -177,9 +195,17 @@ _KIND_BIT = 64
 class FieldDifference:
     """A field in which two maps differ.
 
-    name: a name from codec.FIELDS, ``"unknown"`` for bits that belong to no field, or ``"a / b"`` if the two kinds of
-    map have different fields there. first, bits: first bit and number of bits. left, right: the values. differing: the
-    bits that differ, numbered from the start of the map.
+    Parameters
+    ----------
+    name : str
+        Name from ``codec.FIELDS``, ``"unknown"`` for bits that belong to no field, or ``"a / b"`` if the two kinds of
+        map have different fields at this position.
+    first, bits : int
+        Number of the first bit, and number of bits.
+    left, right : int
+        Values of the field in the two maps.
+    differing : tuple of int
+        Numbers of the bits that differ, counted from the start of the map.
     """
 
     name: str
@@ -197,10 +223,18 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of compare().
+    """Result of ``compare``.
 
-    left, right: the 128 bytes of each map. names: the names of the two maps. fields: the differences, ordered by bit.
-    note: what the comparison does not cover, or "".
+    Parameters
+    ----------
+    left, right : bytes
+        The 128 bytes of each map.
+    names : tuple of str
+        Names of the two maps.
+    fields : tuple of FieldDifference
+        Differences in ascending order of bits.
+    note : str
+        Limitation of the comparison, or "".
     """
 
     left: bytes
@@ -216,11 +250,11 @@ class Comparison:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Every bit that differs, in ascending order."""
+        """Numbers of all bits that differ, in ascending order."""
         return tuple(bit for field in self.fields for bit in field.differing)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: names, equal, bits, note, and each field with its position and values."""
+        """Return the comparison as JSON-compatible data."""
         shown = [
             {
                 "name": f.name,
@@ -237,7 +271,7 @@ class Comparison:
     def __str__(self) -> str:
         left_name, right_name = self.names
         if self.equal:
-            lines = [f"{left_name} and {right_name}: all {8 * DESCRIPTOR_BYTES} bits are the same"]
+            lines = [f"{left_name} and {right_name} are equal in all {8 * DESCRIPTOR_BYTES} bits"]
         else:
             lines = [f"{left_name} and {right_name} differ in {len(self.bits)} of {8 * DESCRIPTOR_BYTES} bits:"]
             lines += [f"  {field}" for field in self.fields]
@@ -245,7 +279,7 @@ class Comparison:
 
 
 def compare(left: bytes, right: bytes, names: tuple[str, str] = ("left", "right"), note: str = "") -> Comparison:
-    """Compare two tensor maps of 128 bytes, valid or not. Raises DescriptorError for another length."""
+    """Compare two tensor maps bit by bit, valid or not. Raises DescriptorError unless each has 128 bytes."""
     for name, data in zip(names, (left, right), strict=True):
         if len(data) != DESCRIPTOR_BYTES:
             raise DescriptorError(name, f"{len(data)} bytes", f"{DESCRIPTOR_BYTES} bytes")
@@ -254,9 +288,9 @@ def compare(left: bytes, right: bytes, names: tuple[str, str] = ("left", "right"
 
 
 def field_at(bit: int, kind: str) -> tuple[str, int, int]:
-    """Return name, first bit and width of the field that contains a bit, or ``("unknown", bit, 1)`` if there is none.
+    """Return the name, first bit and width of the field that contains a bit.
 
-    ``kind`` is ``"tiled"`` or ``"im2col"``.
+    The result is ``("unknown", bit, 1)`` if the bit belongs to no field. ``kind`` is ``"tiled"`` or ``"im2col"``.
     """
     for name, (first, bits) in FIELDS[kind].items():
         if first <= bit < first + bits:
@@ -266,7 +300,7 @@ def field_at(bit: int, kind: str) -> tuple[str, int, int]:
 
 def _differences(left: int, right: int) -> Iterator[FieldDifference]:
     kinds = ["im2col" if value >> _KIND_BIT & 1 else "tiled" for value in (left, right)]
-    groups: list[tuple[str, int, int, list[int]]] = []  # name, first bit, width, differing bits
+    groups: list[tuple[str, int, int, list[int]]] = []  # Name, first bit, width and differing bits.
     for bit in range(8 * DESCRIPTOR_BYTES):
         if not (left ^ right) >> bit & 1:
             continue
@@ -287,9 +321,9 @@ def _differences(left: int, right: int) -> Iterator[FieldDifference]:
 
 
 def _place(bit: int, kinds: list[str]) -> tuple[str, int, int]:
-    """Return field_at() if both kinds of map have the same field there.
+    """Return field_at() if both kinds of map have the same field at the bit.
 
-    Otherwise return only the bit, with both names.
+    Otherwise, return the single bit with the names of both fields.
     """
     left, right = (field_at(bit, kind) for kind in kinds)
     return left if left == right else (f"{left[0]} / {right[0]}", bit, 1)

@@ -1,4 +1,4 @@
-"""Clusters of CTAs for TMA multicast: the multicast mask and the legal cluster shapes of a grid.
+"""Clusters of CTAs: the ctaMask of a multicast load, and the validation of cluster shapes.
 
 Sources: PTX ISA, cp.async.bulk.tensor (ctaMask) and %cluster_ctarank; CUDA C++ Programming Guide, "Thread Block
 Clusters"; CUDA driver API, cuLaunchKernelEx.
@@ -12,7 +12,7 @@ from math import prod
 from cudatma.errors import LaunchError
 from cudatma.target import Target, get_target
 
-#: Number of bits of the ctaMask operand, which is the maximum number of CTAs that a multicast can reach.
+#: Number of bits in the ctaMask operand, which limits the number of CTAs that a multicast can reach.
 MASK_BITS = 16
 _AXES = {"x": 0, "y": 1, "z": 2}
 
@@ -26,29 +26,29 @@ def multicast_mask(
 ) -> int:
     """Return the 16-bit ctaMask of a multicast load.
 
-    Bit r stands for the CTA with rank r = x + cluster_x * (y + cluster_y * z). Without ``axis`` and ``ranks`` the mask
-    covers the whole cluster. At most one of these two arguments may be given.
+    Bit r selects the CTA with rank r = x + cluster_x * (y + cluster_y * z). By default, the mask selects all CTAs of
+    the cluster. Only one of ``axis`` and ``ranks`` may be given.
 
     Parameters
     ----------
     cluster : sequence of int
-        Shape (x, y, z); missing dimensions are 1.
+        Shape (x, y, z) of the cluster in CTAs. Missing dimensions are 1.
     axis : {"x", "y", "z"}, optional
-        Select the CTAs that differ from ``block`` only along this axis, including ``block`` itself.
+        Select only the CTAs on the line through ``block`` along this axis.
     block : sequence of int, default: (0, 0, 0)
-        Position (x, y, z) of a CTA in the cluster.
+        Position (x, y, z) of a CTA in the cluster. It has an effect only with ``axis``.
     ranks : iterable of int, optional
-        Select CTAs by rank.
+        Select the CTAs with these ranks.
 
     Returns
     -------
     int
-        The mask.
+        The mask, from 1 to 0xFFFF.
 
     Raises
     ------
     LaunchError
-        If an argument is wrong, or the cluster has more than 16 CTAs.
+        If an argument is invalid, or if the cluster has more than 16 CTAs.
 
     Examples
     --------
@@ -60,10 +60,10 @@ def multicast_mask(
     if size > MASK_BITS:
         raise LaunchError("cluster", shape, f"at most {MASK_BITS} CTAs")
     if axis is not None and ranks is not None:
-        raise LaunchError("ranks", "axis and ranks", "one of the two")
+        raise LaunchError("ranks", "both axis and ranks", "axis or ranks, not both")
     if ranks is not None:
         if not isinstance(ranks, Iterable):
-            raise LaunchError("ranks", ranks, "CTAs of the cluster by rank, a sequence of ints")
+            raise LaunchError("ranks", ranks, "a sequence of ints, the ranks of CTAs in the cluster")
         chosen = list(ranks)
     elif axis is None:
         chosen = list(range(size))
@@ -80,22 +80,22 @@ def multicast_mask(
 
 
 def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target | str) -> tuple[int, int, int]:
-    """Check that a grid can be launched in clusters of this shape.
+    """Check that a grid can be launched in clusters of a given shape.
 
-    A cluster of more than one CTA requires the feature ``cluster``. It may have at most ``max_cluster_blocks`` CTAs,
-    and must divide the grid in every dimension.
+    The target must support clusters if a cluster has more than one CTA. A cluster may have at most
+    ``max_cluster_blocks`` CTAs and must divide the grid in every dimension.
 
     Parameters
     ----------
     grid, cluster : sequence of int
-        Shapes (x, y, z) in CTAs; missing dimensions are 1.
+        Shapes (x, y, z) in CTAs. Missing dimensions are 1.
     target : Target or str
-        The architecture.
+        Target architecture.
 
     Returns
     -------
     tuple of int
-        The shape of the cluster, (x, y, z).
+        Shape (x, y, z) of the cluster.
 
     Raises
     ------
@@ -118,20 +118,20 @@ def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target
     for index, (whole, part) in enumerate(zip(blocks, shape, strict=True)):
         if whole % part:
             raise LaunchError(
-                f"grid[{index}]", whole, f"multiples of {part}", "round the grid up and leave surplus CTAs idle"
+                f"grid[{index}]", whole, f"multiples of {part}", "round the grid up, and return early in surplus CTAs"
             )
     return shape
 
 
 def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
-    """Return three positive ints; missing ones are 1."""
+    """Return a shape as three positive ints, with 1 for each missing dimension."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise LaunchError(field, values, "a sequence of 1 to 3 ints")
     if not 1 <= len(values) <= 3:
         raise LaunchError(field, values, "1 to 3 dimensions")
     for index, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LaunchError(f"{field}[{index}]", value, "a positive int")
+            raise LaunchError(f"{field}[{index}]", value, "an int of at least 1")
     x, y, z = (*values, 1, 1)[:3]
     return x, y, z
 

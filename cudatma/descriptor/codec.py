@@ -1,20 +1,20 @@
 """Pure-Python encoder and decoder for the 128 bytes of a tensor map.
 
-Bit n is bit n % 8 of byte n // 8. FIELDS defines the layout. The evidence for the layout is as follows.
+Bit n of the map is bit n % 8 of byte n // 8. FIELDS defines the layout, which rests on the following evidence.
 
 - Most fields equal the bytes that an H200's driver writes, bit for bit, and the driver sets no other bits
   (docs/lab/emulator.md has the counts). The exceptions are swizzle atomicity, the packed formats and im2col wide.
-- Swizzle atomicity (sm_100 and up) and the packed formats follow public descriptions; no such GPU was available.
-- Each 16-bit half of the im2col corners contains W in its lowest bits.
-- No document gives the positions of the corners, pixels and mode of an im2col wide map (sm_100 and up).
-  encode_shared() encodes the fields that such a map shares with the other modes, and assumes the same positions.
-- ``version`` is 0 on an H200, and in a map that tensormap.replace builds from zeros. Other GPUs may use other values.
-- ``smem_bytes`` is the spec's ``described_bytes``. ``smem_pattern`` is the number of bytes after which the swizzle
-  repeats: 8 spans, or 16 without swizzle. A map that tensormap.replace builds from zeros has 0 in both fields, and
-  loads through it give the same result.
+- Swizzle atomicity (sm_100 and later) and the packed formats follow public descriptions; no such GPU was available.
+- Each 16-bit half of the im2col corners stores W in its lowest bits.
+- No document states the positions of the corners, pixels and mode of an im2col wide map (sm_100 and later).
+  encode_shared() assumes that the other fields have the same positions as in tiled and im2col maps.
+- ``version`` is 0 on an H200 and in a map that tensormap.replace builds from zeros. Other GPUs may use other values.
+- ``smem_bytes`` equals the spec's ``described_bytes``. ``smem_pattern`` is the number of bytes after which the swizzle
+  repeats: 8 spans, or 16 bytes without a swizzle. In a map that tensormap.replace builds from zeros, both fields are 0,
+  and loads through the map give the same result.
 
-Element types have three numberings: the driver's enumeration, PTX's in tensormap.replace, and the one in these bits
-(``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
+Element types have three numberings: the driver's enumeration, the enumeration of tensormap.replace in PTX, and the
+numbering in the map (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _COMMON: dict[str, tuple[int, int]] = {
     "smem_bytes": (512, 32),
     "smem_pattern": (576, 16),
 }
-#: Maps each kind of map to its fields: name -> (first bit, number of bits).
+#: Maps each kind of map to its fields, and each field to its first bit and number of bits.
 FIELDS: dict[str, dict[str, tuple[int, int]]] = {
     "tiled": {**_COMMON, **{f"box_minus_1[{i}]": (440 + 8 * i, 8) for i in range(5)}},
     "im2col": {
@@ -77,8 +77,15 @@ _DERIVED_BITS = sum(((1 << bits) - 1) << first for first, bits in (_COMMON[name]
 class Decoded:
     """A decoded tensor map.
 
-    version, smem_bytes, smem_pattern: fields that the encoder derived. unknown: an integer with those set bits that the
-    spec does not account for, because they belong to no field or to a dimension beyond the rank.
+    Parameters
+    ----------
+    spec : TiledSpec or Im2colSpec
+        Specification of the map.
+    version, smem_bytes, smem_pattern : int
+        Values of the fields that the encoder derives.
+    unknown : int
+        The map's bits as an integer, restricted to the set bits that belong to no field or to a dimension beyond the
+        rank.
     """
 
     spec: TiledSpec | Im2colSpec
@@ -89,9 +96,10 @@ class Decoded:
 
 
 def encode(spec: AnySpec, version: int = 0) -> bytes:
-    """Return the 128 bytes of a config, as the driver encodes them.
+    """Return the 128 bytes that the driver would encode for a spec.
 
-    Raises DescriptorError for an im2col wide config, whose bits are not known, and for a version that is not in 0 to 7.
+    Raises DescriptorError if ``spec`` is an Im2colWideSpec, whose encoding is not published, or if ``version`` is not
+    in the range 0 to 7.
     """
     if not 0 <= version < 8:
         raise DescriptorError("version", version, "0 to 7")
@@ -116,11 +124,11 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
 def field_writer(
     words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str, int]]
 ) -> Callable[[Sequence[int]], None]:
-    """Return a function that writes values into fields of a tiled map in place, without checks.
+    """Return a function that overwrites fields of a tiled map in place, without validation.
 
-    Afterwards, no other code may write these fields. ``words`` and ``raw`` are the 32-bit words and the bytes of the
-    map. ``spec`` has the map's rank and dtype. ``fields`` lists the kind ("dim", "stride" or "box") and index of each
-    value.
+    ``words`` and ``raw`` are views of the map as 32-bit words and as bytes. ``spec`` provides the rank and dtype.
+    ``fields`` lists the kind ("dim", "stride" or "box") and the index of each value. Only the returned function may
+    write these fields, because it skips strides that have not changed.
     """
     dims: list[tuple[int, int]] = []
     strides: list[tuple[int, int, int, int]] = []
@@ -139,7 +147,7 @@ def field_writer(
             words[word] = values[place] - 1
         for place, word, high, shift in strides:
             value = values[place]
-            if value != written.get(place):  # strides rarely change
+            if value != written.get(place):  # Strides rarely change.
                 written[place] = value
                 words[word] = value >> 4 & _MASK_32
                 raw[high] = raw[high] & ~(15 << shift) | value >> 36 << shift
@@ -153,9 +161,10 @@ def field_writer(
 
 
 def encode_shared(spec: AnySpec) -> bytes:
-    """Encode only the fields that all kinds of map share, at their positions in tiled and im2col maps.
+    """Return 128 bytes that contain only the fields that all kinds of map share.
 
-    All other bits are 0. For an im2col wide config the positions are assumed and were not verified.
+    The fields are at their positions in tiled and im2col maps; all other bits are 0. For an Im2colWideSpec, these
+    positions are assumed, not verified.
     """
     return _assemble(_COMMON, _common_fields(spec))
 
@@ -179,7 +188,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
-        # No GPU can hold a box of 4 GiB, but its config is valid. The number must not overflow into the next field.
+        # A box of 4 GiB fits no GPU, but its spec is valid. The mask keeps the number out of the next field.
         "smem_bytes": spec.described_bytes & _MASK_32,
         "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }
@@ -193,7 +202,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
 
 
 def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, int]]:
-    """Return the kind (``"tiled"`` or ``"im2col"``) and every field in FIELDS as a number, even if it is not valid.
+    """Return the kind (``"tiled"`` or ``"im2col"``) and the value of every field, valid or not.
 
     Raises DescriptorError unless ``data`` has 128 bytes.
     """
@@ -203,10 +212,10 @@ def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, in
 
 
 def decode(data: bytes | bytearray | memoryview) -> Decoded:
-    """Return the config that 128 bytes describe, and the bits that the config does not account for.
+    """Return the spec that 128 bytes encode, with the derived fields and the unknown bits.
 
-    Raises DescriptorError for a wrong length, for meaningless field values (such as format 14, swizzle atomicity
-    without a 128B swizzle, or a rank above 5), and for values that break a rule of the config.
+    Raises DescriptorError if ``data`` does not have 128 bytes, if a field has no meaning (such as format 14, swizzle
+    atomicity without a 128B swizzle, or a rank above 5), or if the spec is invalid.
     """
     kind, fields = read_fields(data)
     rank = fields["rank_minus_1"] + 1
@@ -255,7 +264,7 @@ def _dtype(fields: dict[str, int]) -> TmaType:
     for candidate in TMA_TYPES.values():
         if candidate.descriptor_format == number and candidate.name.startswith("tfloat32") == tf32:
             return candidate
-    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0 to 13, and 7 or 8 with the tf32 bit")
+    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0 to 13, or 7 or 8 if the tf32 bit is set")
 
 
 def _swizzle(fields: dict[str, int]) -> Swizzle:

@@ -1,8 +1,8 @@
 """Wrappers for the driver's tensor map functions.
 
-These functions are cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col, cuTensorMapEncodeIm2colWide and
-cuTensorMapReplaceAddress. No other module in the descriptor package calls the driver. This module imports cuda.bindings
-only when one of its functions is called. Source: CUDA driver API, Tensor Map Object Management.
+The functions are cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col, cuTensorMapEncodeIm2colWide and
+cuTensorMapReplaceAddress. No other module of the descriptor package calls the driver. This module imports cuda.bindings
+when one of its functions is first called. Source: CUDA driver API, Tensor Map Object Management.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cudatma.errors import DriverError, check, no_driver
 
 
 def encode(spec: AnySpec, device: int | None = None) -> bytes:
-    """Encode a config with the driver and return the 128 bytes.
+    """Return the 128 bytes that the driver encodes for a spec.
 
-    The driver runs in the primary context of ``device``, or in the current context if ``device`` is None. Raises
-    DriverError if the driver fails, or if cuda.bindings or the driver is too old for the function.
+    The call uses the primary context of ``device``, or the current context if ``device`` is None. Raises DriverError if
+    the driver fails, or if cuda.bindings or the driver does not provide the function.
     """
     driver = _driver()
     with _context(driver, device):
@@ -46,13 +46,12 @@ def encode(spec: AnySpec, device: int | None = None) -> bytes:
 def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
     """Call a cuTensorMapEncode function.
 
-    The three functions differ only in the arguments between the strides and the element strides.
+    The arguments of the three functions differ only between the strides and the element strides.
     """
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:
-        raise DriverError(name, None, "this cuda.bindings has no such function; install cuda-python 13 or later")
-    # Rank 1 has no strides, but the driver rejects the null pointer of an empty list. Pass a stride, which the driver
-    # ignores.
+        raise DriverError(name, None, "cuda.bindings does not provide this function; install cuda-python 13 or later")
+    # A map of rank 1 has no strides, but the driver rejects a null pointer. It ignores the value of this stride.
     strides = [driver.cuuint64_t(stride) for stride in spec.strides_bytes or (16,)]
     wide = () if mode is None else (getattr(driver, mode)(int(spec.mode)),)  # type: ignore[union-attr]
     result = function(
@@ -77,7 +76,7 @@ def _u32s(driver: Any, values: Sequence[int]) -> list[Any]:
 
 
 def _driver() -> Any:
-    """Return the driver module of cuda.bindings after cuInit; raise DriverError without a driver."""
+    """Initialize CUDA and return the driver module of cuda.bindings. Raises DriverError if there is no driver."""
     try:
         from cuda.bindings import driver
 
@@ -91,7 +90,7 @@ def _driver() -> Any:
 
 @lru_cache(maxsize=1)
 def has_driver() -> bool:
-    """Return whether there is a CUDA driver with at least one device. ``encoder="auto"`` depends on the result."""
+    """Return whether a CUDA driver and at least one device are available."""
     try:
         return int(check(_driver().cuDeviceGetCount(), "cuDeviceGetCount")) > 0
     except DriverError:
@@ -100,7 +99,7 @@ def has_driver() -> bool:
 
 @contextmanager
 def _context(driver: Any, device: int | None) -> Iterator[None]:
-    """Make the primary context of ``device`` current for the block; None keeps the current context."""
+    """Make the primary context of ``device`` current within the block, or keep the current context if it is None."""
     if device is None:
         yield
         return
@@ -117,14 +116,14 @@ def _context(driver: Any, device: int | None) -> Iterator[None]:
 
 
 def current_device() -> int:
-    """Return the ordinal of the calling thread's current device, or 0 if the thread has no context."""
+    """Return the CUDA ordinal of the calling thread's current device, or 0 if the thread has no context."""
     driver = _driver()
     code, device = driver.cuCtxGetDevice()
     return int(device) if int(code) == 0 else 0
 
 
 def replace_address(pointer: int, address: int) -> None:
-    """Call cuTensorMapReplaceAddress on the 128 bytes at host address ``pointer``, in place."""
+    """Replace the global address in the tensor map at host address ``pointer``."""
     from cuda.bindings import driver
 
     check(driver.cuTensorMapReplaceAddress(driver.CUtensorMap(pointer), address), "cuTensorMapReplaceAddress")

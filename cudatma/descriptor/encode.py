@@ -1,4 +1,4 @@
-"""TensorMap, a kernel argument whose 128 bytes the driver or the codec encodes from a config.
+"""TensorMap, a kernel argument of 128 bytes that the driver or the codec encodes from a spec.
 
 A kernel takes a TensorMap as a ``const __grid_constant__`` parameter. A launch copies the map's bytes.
 """
@@ -30,39 +30,41 @@ from cudatma.layout import Interleave, Swizzle
 from cudatma.target import Target, detect, get_target
 
 ENCODERS = ("auto", "driver", "codec")
-#: CUDA 12 requires 64 bytes, CUDA 13 requires 128.
+#: Alignment of the map in bytes. CUDA 13 requires 128, CUDA 12 requires 64.
 _ALIGNMENT = 128
 
 
 class TensorMap:
-    """A tensor map: 128 bytes, the config that they encode, and the array that they describe.
+    """A tensor map: its 128 bytes, its spec, and the array that it describes.
 
-    Create a map with ``from_array``, ``from_address``, ``tiled``, ``im2col`` or ``im2col_wide``. The map keeps its
-    array alive. Only ``replace_address`` changes a map; do not call it while another thread launches with the map.
+    Create a map with ``from_array``, ``from_address``, ``tiled``, ``im2col`` or ``im2col_wide``. The map keeps the
+    array alive. Only ``replace_address`` changes a map. Do not call it while another thread launches a kernel with the
+    map.
 
     Parameters
     ----------
     spec : TiledSpec, Im2colSpec or Im2colWideSpec
-        The config.
+        Specification of the map.
     device : int, optional
-        CUDA ordinal of the device with the memory. Default: the current device with the driver, None with the codec.
+        CUDA ordinal of the device that holds the memory. Default: the current device with the driver, None with the
+        codec.
     owner : object, optional
         Object that owns the memory. The map keeps this object alive.
     target : Target or str, optional
-        Architecture for which the map is checked. Default: that of the device with the driver, none with the codec.
+        Architecture that must support the map. Default: the device's architecture with the driver, none with the codec.
     encoder : {"auto", "driver", "codec"}, default: "auto"
-        What encodes the bytes. "auto" chooses the driver if there is one, otherwise the codec.
+        Encoder of the bytes. "auto" selects the driver if one is available, otherwise the codec.
     on_host : bool, default: False
-        Whether the memory is on the host, which the driver cannot describe.
+        Whether the memory is on the host. The driver cannot encode maps over host memory.
 
     Attributes
     ----------
     data : ctypes array
-        The 128 bytes, 128-byte aligned.
+        The 128 bytes, aligned to 128 bytes.
     device, owner, target : see Parameters
-        CUDA ordinal, owner of the memory, and the architecture for which the map was checked. Each may be None.
+        Device ordinal, owner of the memory, and architecture for which the map was validated. Each may be None.
     encoder : str
-        "driver" or "codec".
+        Encoder of the bytes, "driver" or "codec".
 
     Examples
     --------
@@ -115,38 +117,41 @@ class TensorMap:
         target: Target | str | None = None,
         encoder: str = "auto",
     ) -> TensorMap:
-        """Return a tiled map over an array.
+        """Create a tiled map over an array.
 
         Parameters
         ----------
         array : array
-            CuPy, torch, NumPy (codec only), or an object with ``__cuda_array_interface__`` or DLPack.
+            CuPy, torch or NumPy array (NumPy only with the codec), or an object that supports
+            ``__cuda_array_interface__`` or DLPack.
         box : sequence of int
-            Number of elements of a box along each axis, in the order of the array.
+            Extent of the box along each axis in elements, in NumPy order.
         dtype : TmaType, str or dtype, optional
-            TMA type of the same width as the array's, such as ``"tfloat32"`` for fp32. Default: the array's type.
+            TMA type of the same size as the array's type, such as ``"tfloat32"`` for fp32. Default: the array's type.
         axes : sequence of int, optional
-            Axes of the array from innermost to outermost. Default: the C or Fortran order of the array.
+            Axes of the array, from innermost to outermost. Default: the array's C or Fortran order.
         element_strides : sequence of int, optional
-            Traversal step of each axis; all 1 by default.
+            Traversal stride of each axis in elements. Default: 1 along each axis.
         interleave, swizzle, l2_promotion, oob_fill : enumeration member or str, optional
-            Modes, see TiledSpec.
+            Modes of the map. See ``TiledSpec``.
         target : Target or str, optional
-            Architecture for which the map is checked. Default: that of the device with the driver, none with the codec.
+            Architecture that must support the map. Default: the device's architecture with the driver, none with the
+            codec.
         encoder : {"auto", "driver", "codec"}, default: "auto"
-            What encodes the bytes. "auto" chooses the driver if there is one and the array is on a device.
+            Encoder of the bytes. "auto" selects the driver if one is available and the array is on a device, otherwise
+            the codec.
 
         Returns
         -------
         TensorMap
-            The map.
+            Map over the array.
 
         Raises
         ------
         DescriptorError
-            If a field breaks a rule. The error numbers axes as the array does.
+            If a field is invalid. The error numbers axes in the order of the array.
         ArgumentTypeError, TargetError, DriverError
-            If the object is not an array, the target cannot use the map, or the driver fails.
+            If ``array`` is not an array, if the target does not support the map, or if the driver fails, respectively.
 
         Examples
         --------
@@ -159,7 +164,9 @@ class TensorMap:
         info = describe(array)
         kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
         if kind.packed or kind.element_bytes != info.dtype.itemsize:
-            raise DescriptorError("dtype", kind.name, f"a type of {info.dtype.itemsize} bytes", "view the array first")
+            raise DescriptorError(
+                "dtype", kind.name, f"a type of {info.dtype.itemsize} bytes", "pass a view of the array"
+            )
         order = array_axes(info.shape, info.strides_bytes, kind, axes)
         spec = TiledSpec.from_strided(
             info.pointer,
@@ -196,7 +203,7 @@ class TensorMap:
         encoder: str = "auto",
         **options: Any,
     ) -> TensorMap:
-        """Return a tiled map over raw device memory.
+        """Create a tiled map over device memory at an address.
 
         Parameters
         ----------
@@ -205,22 +212,22 @@ class TensorMap:
         shape : sequence of int
             Size of each axis in elements, outermost first.
         box : sequence of int
-            Number of elements of a box along each axis.
+            Extent of the box along each axis in elements.
         dtype : TmaType, str or dtype
             Element type.
         strides_bytes : sequence of int, optional
-            Pitch of each axis in bytes. Default: dense C order.
+            Pitch of each axis in bytes. Default: the pitches of a C-contiguous array.
         axes : sequence of int, optional
-            Axes from innermost to outermost, see ``from_array``.
+            Axes of the array, from innermost to outermost. See ``from_array``.
         device, owner, target, encoder : optional
-            As in TensorMap.
+            See ``TensorMap``.
         **options
-            Other fields of TiledSpec; ``element_strides`` in NumPy order.
+            Other fields of TiledSpec. ``element_strides`` is in NumPy order.
 
         Returns
         -------
         TensorMap
-            The map.
+            Map over the memory.
         """
         kind = tma_type(dtype)
         sizes = rules.as_ints(shape, "shape")
@@ -239,24 +246,24 @@ class TensorMap:
         target: Target | str | None = None,
         encoder: str = "auto",
     ) -> TensorMap:
-        """Return the map of a TiledSpec.
+        """Create the map of a TiledSpec.
 
         Parameters
         ----------
         spec : TiledSpec
-            The config.
+            Specification of the map.
         device, owner, target, encoder : optional
-            As in TensorMap.
+            See ``TensorMap``.
 
         Returns
         -------
         TensorMap
-            The map.
+            Map with this spec.
 
         Raises
         ------
         DescriptorError, TargetError, DriverError
-            If a rule is broken, the target cannot use the map, or the driver fails.
+            If a rule is violated, if the target does not support the map, or if the driver fails, respectively.
         """
         _expect(spec, TiledSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
@@ -271,19 +278,19 @@ class TensorMap:
         target: Target | str | None = None,
         encoder: str = "auto",
     ) -> TensorMap:
-        """Return the map of an Im2colSpec.
+        """Create the map of an Im2colSpec.
 
         Parameters
         ----------
         spec : Im2colSpec
-            The config.
+            Specification of the map.
         device, owner, target, encoder : optional
-            As in TensorMap.
+            See ``TensorMap``.
 
         Returns
         -------
         TensorMap
-            The map.
+            Map with this spec.
         """
         _expect(spec, Im2colSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
@@ -297,58 +304,58 @@ class TensorMap:
         owner: object = None,
         target: Target | str | None = None,
     ) -> TensorMap:
-        """Return the map of an Im2colWideSpec, for sm_100 and up.
+        """Create the map of an Im2colWideSpec, which requires sm_100 or later.
 
         Parameters
         ----------
         spec : Im2colWideSpec
-            The config.
+            Specification of the map.
         device, owner, target : optional
-            As in TensorMap.
+            See ``TensorMap``.
 
         Returns
         -------
         TensorMap
-            The map.
+            Map with this spec.
 
         Raises
         ------
         DriverError
-            If no driver with cuTensorMapEncodeIm2colWide is available. The codec cannot encode these maps.
+            If no driver with cuTensorMapEncodeIm2colWide is available. The codec does not support these maps.
         """
         _expect(spec, Im2colWideSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder="driver")
 
     @property
     def spec(self) -> AnySpec:
-        """Config of the map, with the current address."""
+        """Specification of the map with the current address."""
         if self._spec.address != self._address:
             self._spec = replace(self._spec, address=self._address)
         return self._spec
 
     @property
     def address(self) -> int:
-        """Global address of the tensor."""
+        """Global address of the tensor in bytes."""
         return self._address
 
     @property
     def expected_bytes(self) -> int:
-        """Number of bytes that the mbarrier counts for one load."""
+        """Number of bytes by which one load advances the mbarrier's transaction count."""
         return self._spec.expected_bytes
 
     @property
     def footprint_bytes(self) -> int:
-        """Number of bytes of shared memory per box, including padding."""
+        """Number of bytes of shared memory that a box occupies, including padding."""
         return self._spec.footprint_bytes
 
     @property
     def smem_alignment_bytes(self) -> int:
-        """Alignment of a box in shared memory, in bytes."""
+        """Required alignment of a box in shared memory, in bytes."""
         return self._spec.smem_alignment_bytes
 
     @property
     def pointer(self) -> int:
-        """Host address of the 128 bytes."""
+        """Host address of the map's 128 bytes."""
         return ctypes.addressof(self.data)
 
     def __bytes__(self) -> bytes:
@@ -374,40 +381,42 @@ class TensorMap:
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.
 
-        The driver encodes the config again unless this map's bytes already come from the driver. For an im2col wide map
-        (sm_100 and up), only the fields that it shares with other maps are compared; all other bits that the driver set
-        are listed.
+        If this map was not encoded by the driver, the method encodes its spec with the driver first. For an im2col wide
+        map (sm_100 and later), only the fields that it shares with other maps are compared. The result then lists all
+        other bits that the driver set.
 
         Returns
         -------
         Comparison
-            The fields that differ.
+            Fields that differ.
 
         Raises
         ------
         DriverError
-            If there is no driver, or if it rejects the map.
+            If there is no driver, or if the driver rejects the map.
         """
         encoded = bytes(self) if self.encoder == "driver" else driver.encode(self.spec, self.device)
         if isinstance(self.spec, Im2colWideSpec):
-            note = "im2col wide: from documents only; its own fields and the positions of others are not verified"
+            note = (
+                "im2col wide: the positions of the shared fields are assumed, and those of its own fields are not known"
+            )
             return compare(encoded, codec.encode_shared(self.spec), ("driver", "codec, shared fields"), note)
         return compare(encoded, codec.encode(self.spec), ("driver", "codec"))
 
     def replace_address(self, array: object) -> None:
-        """Change the address of the map to other memory of the same shape.
+        """Replace the map's global address with that of other memory of the same shape.
 
         The map keeps the new array alive. If ``array`` is an address, the caller must keep the memory alive.
 
         Parameters
         ----------
         array : array or int
-            An array with the dtype width, shape, strides and device of the original one, or a device address.
+            Device address, or an array with the original element size, shape, strides and device.
 
         Raises
         ------
         ArgumentError, DescriptorError, DriverError
-            If the array does not match the map, the address is not aligned, or the driver fails.
+            If the array does not match the map, if the address is not aligned, or if the driver fails, respectively.
 
         References
         ----------
@@ -425,20 +434,22 @@ class TensorMap:
         self._address, self.owner = address, owner
 
     def _same_shape(self, array: object) -> tuple[int, object]:
-        """Return the address and the owner of an array. Raise ArgumentError unless the array matches the map."""
+        """Return the address and owner of an array. Raises ArgumentError unless the array matches the map."""
         from cudatma.arrays import describe
 
         info, spec = describe(array), self._spec
         if info.device != self.device:
-            raise ArgumentError("array", f"device {info.device}", f"device {self.device}", "make a map for each device")
+            raise ArgumentError(
+                "array", f"device {info.device}", f"device {self.device}", "create a map for each device"
+            )
         if info.dtype.itemsize != spec.dtype.element_bytes or spec.dtype.packed:
-            raise ArgumentError("array", str(info.dtype), f"a dtype as wide as {spec.dtype.name}")
+            raise ArgumentError("array", str(info.dtype), f"a dtype of the same size as {spec.dtype.name}")
         order = array_axes(info.shape, info.strides_bytes, spec.dtype, self._axes if self._fits(info.shape) else None)
         dims = tuple(info.shape[axis] for axis in order)
         strides = tma_strides(info.shape, info.strides_bytes, spec.dtype, order)
         if (dims, strides) != (spec.dims, spec.strides_bytes):
             shown, allowed = (f"dims {d}, strides {s}" for d, s in ((dims, strides), (spec.dims, spec.strides_bytes)))
-            raise ArgumentError("array", shown, f"{allowed} (innermost first)", "make a new TensorMap")
+            raise ArgumentError("array", shown, f"{allowed} (innermost first)", "create a new TensorMap")
         return info.pointer, info.owner
 
     def _fits(self, shape: Sequence[int]) -> bool:
@@ -447,7 +458,7 @@ class TensorMap:
 
 @contextmanager
 def _counted_as(order: Sequence[int]) -> Iterator[None]:
-    """Rename the fields of DescriptorErrors so that their indices are axes of the array."""
+    """Convert the indices in DescriptorErrors from dimensions of the map to axes of the array."""
     try:
         yield
     except DescriptorError as error:

@@ -1,6 +1,6 @@
-"""Tensor maps for the arrays of a W4A16 GEMM, and the coordinates of their boxes.
+"""Tensor maps for the operands of a W4A16 GEMM, and the coordinates of their boxes.
 
-The shapes follow version 1 of the packed weight layout (docs/design/packed_weights.md).
+The packed weights use version 1 of the packed layout (docs/design/packed_weights.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudatma.target import Target
 if TYPE_CHECKING:
     from cudatma.arrays import ArrayInfo
 
-#: Size of a packed 64 x 64 block of weights, in bytes and in uint64 elements.
+#: Size of a packed 64 x 64 block of weights in bytes.
 BLOCK_BYTES = 2048
 BLOCK_WORDS = BLOCK_BYTES // 8
 
@@ -28,32 +28,32 @@ BLOCK_WORDS = BLOCK_BYTES // 8
 def create_weight_tma_desc(
     qweight: object, block_k64: int, *, target: Target | str | None = None, encoder: str = "auto"
 ) -> TensorMap:
-    """Return a 2D map over packed int4 weights.
+    """Create a 2D tensor map over packed int4 weights.
 
-    There is no 4-bit type below sm_100, and a box has at most 256 elements per dimension. The map therefore describes a
-    64 x 64 block of weights as 256 uint64 elements. It has dims (256, rows), box (256, block_k64) and coordinates (0,
-    n64 * K64 + k64). Unless block_k64 divides K64, a box may continue into the next n64. The kernel must ignore the
-    surplus blocks.
+    TMA has no 4-bit type before sm_100, and a box has at most 256 elements per dimension. The map therefore describes
+    each 64 x 64 block of weights as a row of 256 uint64 elements. It has dims (256, rows) and box (256, block_k64), and
+    block (n64, k64) is at coordinates (0, n64 * K64 + k64). Unless block_k64 divides K64, the last box of a row of
+    blocks also loads blocks of the next n64, which the kernel must ignore.
 
     Parameters
     ----------
     qweight : array of uint8, shape (rows, 2048)
-        Packed weights. Row n64 * K64 + k64 is a 64 x 64 block. Rows must be dense, with a pitch that is a multiple of
-        16 bytes.
+        Packed weights. Row n64 * K64 + k64 is a 64 x 64 block. Each row must be contiguous, and the pitch must be a
+        multiple of 16 bytes.
     block_k64 : int
-        Number of blocks along K per load, 1 to 256. Each block takes 2048 bytes of shared memory.
+        Number of blocks along K per load, 1 to 256. Each block occupies 2048 bytes of shared memory.
     target, encoder : optional
-        As in TensorMap.
+        See ``TensorMap``.
 
     Returns
     -------
     TensorMap
-        The map.
+        Tensor map over ``qweight``.
 
     Raises
     ------
     DescriptorError, TargetError, DriverError
-        As in TensorMap.
+        See ``TensorMap``.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def create_weight_tma_desc(
 
 
 def weight_map_spec(rows: int, block_k64: int, pitch_bytes: int = BLOCK_BYTES, address: int = 0) -> TiledSpec:
-    """Return the spec of create_weight_tma_desc() for ``rows`` packed rows."""
+    """Return the spec of create_weight_tma_desc() for weights with ``rows`` packed rows."""
     box = {"block_k64": block_k64, "box": BLOCK_WORDS}
     shape, strides = (rows, BLOCK_WORDS), (pitch_bytes, 8)
     return _spec(address, shape, strides, "uint64", box, l2_promotion=L2Promotion.B256)
@@ -83,37 +83,38 @@ def create_weight_tile_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """Return a 3D map over packed weights whose loads fetch a whole tile.
+    """Create a 3D tensor map over packed weights, of which one load fetches a whole tile.
 
-    The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64) and coordinates (0, k64, n64). Blocks
-    outside the weight arrive as zeros.
+    The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64) and coordinates (0, k64, n64). TMA fills
+    blocks outside the weights with zeros.
 
     Parameters
     ----------
     qweight : array of uint8, shape (rows, 2048)
-        Packed weights as for ``create_weight_tma_desc``, in whole rows of ``k64`` blocks.
+        Packed weights as for ``create_weight_tma_desc``. The number of rows must be a multiple of ``k64``.
     k64 : int
-        Number of blocks along K.
+        Number of blocks along K, ceil(K / 64).
     block_k64, block_n64 : int
-        Number of blocks along K and N per load, 1 to 256 each.
+        Number of blocks along K and along N per load, 1 to 256 each.
     half_rows : bool, default: False
-        Whether a load fetches only 32 of the 64 columns of each block, with box (128, ...) and coordinate 0 or 128.
+        Whether a load fetches 32 instead of 64 columns of each block. The box is then (128, ...), and coordinate 0 is
+        0 or 128.
     target, encoder : optional
-        As in TensorMap.
+        See ``TensorMap``.
 
     Returns
     -------
     TensorMap
-        The map.
+        Tensor map over ``qweight``.
 
     Raises
     ------
     DescriptorError, TargetError, DriverError
-        As in TensorMap.
+        See ``TensorMap``.
     """
     info = _packed_rows(qweight)
     if k64 < 1 or info.shape[0] % k64:
-        raise DescriptorError("k64", k64, f"a divisor of {info.shape[0]}, the rows of qweight", "ceil(K / 64)")
+        raise DescriptorError("k64", k64, f"a divisor of {info.shape[0]}, the rows of qweight", "pass ceil(K / 64)")
     blocks = k64, info.shape[0] // k64, block_k64, block_n64
     spec = weight_tile_map_spec(*blocks, half_rows=half_rows, pitch_bytes=info.strides_bytes[0], address=info.pointer)
     return _map(info, spec, target, encoder)
@@ -129,7 +130,7 @@ def weight_tile_map_spec(
     pitch_bytes: int = BLOCK_BYTES,
     address: int = 0,
 ) -> TiledSpec:
-    """Return the spec of create_weight_tile_tma_desc() for ``n64`` rows of ``k64`` blocks."""
+    """Return the spec of create_weight_tile_tma_desc() for weights of ``n64`` x ``k64`` blocks."""
     shape, strides = (n64, k64, BLOCK_WORDS), (pitch_bytes * k64, pitch_bytes, 8)
     words = BLOCK_WORDS // 2 if half_rows else BLOCK_WORDS
     box = {"block_n64": block_n64, "block_k64": block_k64, "box": words}
@@ -138,7 +139,7 @@ def weight_tile_map_spec(
 
 
 def _packed_rows(qweight: object) -> ArrayInfo:
-    """Return the ArrayInfo of packed weights; require uint8 (rows, 2048) with dense rows."""
+    """Return the ArrayInfo of packed weights, which must be uint8 of shape (rows, 2048) with contiguous rows."""
     from cudatma.arrays import describe
 
     info = describe(qweight, "qweight")
@@ -147,7 +148,7 @@ def _packed_rows(qweight: object) -> ArrayInfo:
     if len(info.shape) != 2 or info.shape[1] != BLOCK_BYTES:
         raise DescriptorError("qweight.shape", info.shape, f"(rows, {BLOCK_BYTES})", "pack the weight first")
     if info.strides_bytes[1] != 1:
-        raise DescriptorError("qweight.strides_bytes[1]", info.strides_bytes[1], "1: dense rows")
+        raise DescriptorError("qweight.strides_bytes[1]", info.strides_bytes[1], "1", "make the rows contiguous")
     return info
 
 
@@ -160,31 +161,31 @@ def create_scale_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """Return a map over scales (fp16, bf16) or zero points (uint8).
+    """Create a tensor map over scales (fp16, bf16) or zero points (uint8).
 
     Parameters
     ----------
     scales : array, shape (N,), (1, N) or (groups, N)
-        One row holds one scale per column and gives a 1D map with box (tile_n,) and coordinate (n,). Several rows give
-        a 2D map with box (tile_n, block_groups) and coordinates (n, group).
+        Scales or zero points. For a single row, which has one value per column, the map is 1D with box (tile_n,) and
+        coordinate (n,). For several rows, it is 2D with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
-        Number of columns per load, 1 to 256. The size of these columns must be a multiple of 16 bytes.
+        Number of columns per load, 1 to 256. Their size must be a multiple of 16 bytes.
     block_groups : int, default: 1
-        Number of groups per load.
+        Number of groups per load, 1 to 256.
     whole_column : bool, optional
-        Whether the map is 1D. Default: whether there is only one row.
+        Whether the map is 1D. Default: True if ``scales`` has one row.
     target, encoder : optional
-        As in TensorMap.
+        See ``TensorMap``.
 
     Returns
     -------
     TensorMap
-        The map.
+        Tensor map over ``scales``.
 
     Raises
     ------
     DescriptorError, TargetError, DriverError
-        As in TensorMap.
+        See ``TensorMap``.
 
     Examples
     --------
@@ -203,7 +204,7 @@ def create_scale_tma_desc(
     if whole_column != (len(info.shape) == 1) and info.shape[0] != 1:
         raise DescriptorError("scales.shape", info.shape, "(N,) or (1, N)" if whole_column else "(groups, N)")
     if whole_column and block_groups != 1:
-        raise DescriptorError("block_groups", block_groups, "1 with whole-column scales")
+        raise DescriptorError("block_groups", block_groups, "1 if whole_column is True")
     if whole_column:
         size, stride = info.shape[-1:], info.strides_bytes[-1:]
         return _map(info, _spec(info.pointer, size, stride, info.dtype, {"tile_n": tile_n}), target, encoder)
@@ -219,7 +220,7 @@ def scale_map_spec(
     strides_bytes: Sequence[int] | None = None,
     address: int = 0,
 ) -> TiledSpec:
-    """Return the spec of create_scale_tma_desc() for scales (groups, N), dense by default."""
+    """Return the spec of create_scale_tma_desc() for scales of shape (groups, N), C-contiguous by default."""
     size = tma_type(dtype).element_bytes
     strides = (shape[1] * size, size) if strides_bytes is None else strides_bytes
     return _spec(address, shape, strides, dtype, {"block_groups": block_groups, "tile_n": tile_n})
@@ -235,9 +236,9 @@ def create_activation_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """Return a map over activations, K innermost.
+    """Create a tensor map over activations, with K as the innermost dimension.
 
-    Rows and columns outside x arrive as zeros. The map has box (tile_k, tile_m) and coordinates (k, m).
+    The map has box (tile_k, tile_m) and coordinates (k, m). TMA fills elements outside ``x`` with zeros.
 
     Parameters
     ----------
@@ -246,26 +247,26 @@ def create_activation_tma_desc(
     tile_m : int
         Number of rows per load, 1 to 256.
     tile_k : int, default: 64
-        Number of elements along K per load. These elements must fit into the swizzle span (at most 64 elements with
-        128B).
+        Number of elements along K per load. Their size must not exceed the swizzle span, which is 64 elements for
+        "128B".
     blocks : int, default: 1
-        If more than 1, a load fetches ``blocks * tile_k`` elements along K, and tile_k must divide K. The map is then
-        3D, with box (tile_k, tile_m, blocks) and coordinates (0, m, k / tile_k). Shared memory holds one block after
-        another.
+        Number of blocks of ``tile_k`` elements per load. If it is greater than 1, tile_k must divide K, and the map is
+        3D with box (tile_k, tile_m, blocks) and coordinates (0, m, k / tile_k). The blocks are consecutive in shared
+        memory.
     swizzle : Swizzle or str, default: "128B"
-        Permutation of 16-byte chunks.
+        Permutation of the 16-byte chunks in shared memory.
     target, encoder : optional
-        As in TensorMap.
+        See ``TensorMap``.
 
     Returns
     -------
     TensorMap
-        The map.
+        Tensor map over ``x``.
 
     Raises
     ------
     DescriptorError, TargetError, DriverError
-        As in TensorMap.
+        See ``TensorMap``.
 
     Examples
     --------
@@ -282,7 +283,7 @@ def create_activation_tma_desc(
     if len(info.shape) != 2:
         raise DescriptorError("x.shape", info.shape, "(M, K)", "reshape the leading dimensions into M")
     if type(blocks) is not int or blocks < 1:
-        raise DescriptorError("blocks", blocks, "an int, 1 or more")
+        raise DescriptorError("blocks", blocks, "an int of at least 1")
     options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
     if blocks > 1:
         shape, strides = _blocks_of_depths(info, tile_k)
@@ -296,11 +297,10 @@ def create_activation_tma_desc(
 
 
 def _blocks_of_depths(info: ArrayInfo, tile_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape and the strides of an (M, K) array viewed as (K / tile_k, M, tile_k)."""
+    """Return the shape and strides of an (M, K) array viewed as (K / tile_k, M, tile_k)."""
     m, k = info.shape
     if type(tile_k) is not int or tile_k < 1 or k % tile_k:
-        why = "TMA does not clip inside a block; use blocks=1"
-        raise DescriptorError("tile_k", tile_k, f"a divisor of K = {k}", why)
+        raise DescriptorError("tile_k", tile_k, f"a divisor of K = {k} with several blocks", "pass blocks=1")
     pitch, step = info.strides_bytes
     return (k // tile_k, m, tile_k), (tile_k * step, pitch, step)
 
@@ -314,10 +314,10 @@ def _spec(
     names: Mapping[str, str] | None = None,
     **options: Any,
 ) -> TiledSpec:
-    """Return a TiledSpec in C order.
+    """Return the TiledSpec of an array in C order.
 
-    ``box`` maps the caller's arguments to extents, outermost first, and ``names`` maps other fields to arguments.
-    Errors name the caller's argument.
+    ``box`` maps argument names of the public function to box extents, outermost first. ``names`` maps other fields to
+    argument names. Errors report these argument names.
     """
     axes = tuple(reversed(range(len(shape))))
     names = {f"box[{axis}]": name for axis, name in enumerate(box)} | dict(names or {})
@@ -336,22 +336,22 @@ def _map(info: ArrayInfo, spec: TiledSpec, target: Target | str | None, encoder:
 
 
 def _box_extent(spec: AnySpec) -> tuple[int, ...]:
-    """Return the number of elements that one box spans in each dimension, in TMA order.
+    """Return the number of elements that a box spans in each dimension, in TMA order.
 
-    Raise DescriptorError unless the map is tiled.
+    Raises DescriptorError unless the map is tiled.
     """
     if not isinstance(spec, TiledSpec):
-        raise DescriptorError("spec", type(spec).__name__, "TiledSpec", "im2col boxes have no fixed extent")
+        raise DescriptorError("spec", type(spec).__name__, "TiledSpec", "pass a TiledSpec; im2col boxes vary in extent")
     return spec.box
 
 
 def tile_counts(spec: AnySpec) -> tuple[int, ...]:
-    """Return the number of boxes that cover the tensor in each dimension, in TMA order: ceil(dims[i] / box[i])."""
+    """Return the number of boxes that cover each dimension of the tensor, ceil(dims[i] / box[i]), in TMA order."""
     return tuple(-(-dim // size) for dim, size in zip(spec.dims, _box_extent(spec), strict=True))
 
 
 def box_coordinates(spec: AnySpec, tile: Sequence[int]) -> tuple[int, ...]:
-    """Return the coordinates of the box with index ``tile`` in each dimension, in TMA order: tile[i] * box[i].
+    """Return the coordinates of a box, tile[i] * box[i], in TMA order.
 
     Raises DescriptorError unless 0 <= tile[i] < tile_counts(spec)[i].
     """

@@ -1,7 +1,7 @@
-"""The driver's enumerations and rules for tensor maps. A violation raises DescriptorError.
+"""The driver's enumerations and validation rules for tensor maps.
 
-Everything is in TMA order: index 0 is the innermost dimension. cudatma.layout defines Swizzle and Interleave; access.py
-checks the further requirements of the hardware. Sources: CUDA driver API, cuTensorMapEncodeTiled,
+Index 0 is the innermost dimension (TMA order). A violated rule raises DescriptorError. cudatma.layout defines Swizzle
+and Interleave, and access.py validates further hardware requirements. Sources: CUDA driver API, cuTensorMapEncodeTiled,
 cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide.
 """
 
@@ -25,7 +25,7 @@ class L2Promotion(Mode):
 
 
 class OobFill(Mode):
-    """Value that loads write for elements outside the tensor: zero, or a NaN that FMA treats as zero.
+    """Value of elements outside the tensor: zero, or a NaN that FMA treats as zero.
 
     Only floating-point types can be filled with NaN.
     """
@@ -47,11 +47,11 @@ STRIDE_LIMIT = 1 << 40
 MAX_BOX = 256
 MAX_ELEMENT_STRIDE = 8
 MAX_PIXELS = 1024
-#: Alignment that TMA requires of addresses and strides. address_alignment() lists the exceptions.
+#: Alignment of addresses and strides that TMA requires. address_alignment() returns the exceptions.
 TMA_ALIGNMENT_BYTES = 16
-#: Size of the chunks in which TMA moves the rows of a box.
+#: Size of a chunk, the unit in which TMA transfers the rows of a box.
 CHUNK_BYTES = 16
-#: Maps the rank to the minimum and maximum im2col corner, a signed number of 16, 8 or 5 bits.
+#: Maps the rank to the range of an im2col corner, a signed number of 16, 8 or 5 bits.
 CORNER_RANGE = {3: (-(1 << 15), (1 << 15) - 1), 4: (-(1 << 7), (1 << 7) - 1), 5: (-(1 << 4), (1 << 4) - 1)}
 
 _PADDED = ("16u4_align16b", "16u6_align16b")
@@ -64,7 +64,7 @@ _WIDE_SWIZZLES = (Swizzle.B64, Swizzle.B128, Swizzle.B128_ATOM_32B)
 
 
 def as_int(value: object, field: str) -> int:
-    """Return any integer, including NumPy's, as a Python int. Raises DescriptorError for other values and for bools."""
+    """Return an integer, including NumPy's types, as an int. Raises DescriptorError for bools and other types."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def as_int(value: object, field: str) -> int:
 
 
 def as_ints(values: object, field: str) -> tuple[int, ...]:
-    """Return a sequence of integers as a tuple of ints. A DescriptorError names the index of a wrong value."""
+    """Return a sequence of integers as a tuple of ints. Raises DescriptorError with the index of an invalid value."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DescriptorError(field, values, "a sequence of integers")
     return tuple(as_int(value, f"{field}[{index}]") for index, value in enumerate(values))
@@ -91,57 +91,60 @@ def smem_bits(dtype: TmaType) -> int:
 
 
 def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
-    """Return the alignment of the address and of every stride in bytes: 16 or 32."""
+    """Return the required alignment of the address and strides: 16 or 32 bytes."""
     return 32 if interleave is Interleave.B32 or is_padded(dtype) else TMA_ALIGNMENT_BYTES
 
 
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
-    """Require exactly ``length`` values."""
+    """Check that there are exactly ``length`` values."""
     if len(values) != length:
         raise DescriptorError(field, values, f"{counted(length, 'value')} for rank {rank}")
 
 
 def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
-    """Require a rank of 1 to 5 that is at least ``min_rank``, and at least 3 with interleave."""
+    """Check that the rank is ``min_rank`` to 5, and at least 3 with interleave."""
     if interleave is not Interleave.NONE:
         min_rank = max(min_rank, 3)
     if not min_rank <= rank <= MAX_RANK:
         why = f" with interleave {interleave.label}" if interleave is not Interleave.NONE else ""
-        raise DescriptorError("rank", rank, f"{min_rank} to {MAX_RANK}{why}", "merge or add dimensions of size 1")
+        raise DescriptorError("rank", rank, f"{min_rank} to {MAX_RANK}{why}", "merge dimensions, or add ones of size 1")
 
 
 def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
-    """Require 1 to 2**32 elements in each dimension, and whole groups of packed values in dims[0]."""
+    """Check that each dimension has 1 to 2**32 elements, and that dims[0] is a multiple of the packing group."""
     for index, dim in enumerate(dims):
         if not 1 <= dim <= MAX_DIM:
-            raise DescriptorError(f"dims[{index}]", dim, "1 to 2**32 elements", "an empty tensor has no tensor map")
+            raise DescriptorError(f"dims[{index}]", dim, "1 to 2**32 elements")
     multiple = 128 if is_padded(dtype) else 2 if dtype.packed else 1
     if dims[0] % multiple:
         raise DescriptorError("dims[0]", dims[0], f"multiples of {multiple} for {dtype.name}", "pad the rows")
 
 
 def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Interleave) -> None:
-    """Require multiples of 16 or 32 bytes below 2**40. Stride 0 (a broadcast) and overlapping strides are legal."""
+    """Check that the strides are multiples of 16 or 32 bytes below 2**40.
+
+    Zero strides (broadcasts) and overlapping strides are legal.
+    """
     multiple = address_alignment(dtype, interleave)
     for index, stride in enumerate(strides_bytes):
         if not 0 <= stride < STRIDE_LIMIT:
             raise DescriptorError(
-                f"strides_bytes[{index}]", stride, "0 to 2**40 - 16 bytes", "a tensor map cannot walk backwards"
+                f"strides_bytes[{index}]", stride, "0 to 2**40 - 16 bytes", "copy the array if a stride is negative"
             )
         if stride % multiple:
             raise DescriptorError(
                 f"strides_bytes[{index}]",
                 stride,
                 f"multiples of {multiple} bytes",
-                "pad the pitch, or use plain loads",
+                "pad the pitch, or use ordinary loads",
             )
 
 
 def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
-    """Require a 64-bit address, aligned to 16 bytes (32 with interleave 32B and for the padded packed types)."""
+    """Check that the address has 64 bits and the alignment that address_alignment() returns."""
     multiple = address_alignment(dtype, interleave)
     if not 0 <= address < 1 << 64:
-        raise DescriptorError("address", address, "a 64-bit address")
+        raise DescriptorError("address", address, "0 to 2**64 - 1")
     if address % multiple:
         raise DescriptorError(
             "address", hex(address), f"multiples of {multiple} bytes", "start the view at an aligned element"
@@ -149,20 +152,20 @@ def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
 
 
 def check_element_strides(element_strides: Sequence[int]) -> None:
-    """Require an element stride of 1 to 8 in each dimension."""
+    """Check that the traversal stride of each dimension is 1 to 8."""
     for index, step in enumerate(element_strides):
         if not 1 <= step <= MAX_ELEMENT_STRIDE:
             raise DescriptorError(f"element_strides[{index}]", step, f"1 to {MAX_ELEMENT_STRIDE}")
 
 
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require 1 to 256 elements, whole 16-byte chunks, and no more than the swizzle span in the innermost dimension.
+    """Check that the innermost box extent is 1 to 256 elements and a multiple of 16 bytes up to the swizzle span.
 
-    The driver's documentation requires 16-byte chunks only without interleave, but the driver of an H200 always
-    requires them. The span limit applies only without interleave.
+    CUDA's documentation requires a multiple of 16 bytes only without interleave, but the driver of an H200 always does.
+    The span limit applies only without interleave.
     """
     if not 1 <= elems <= MAX_BOX:
-        raise DescriptorError(field, elems, f"1 to {MAX_BOX} elements", "split the box, or describe wider elements")
+        raise DescriptorError(field, elems, f"1 to {MAX_BOX} elements", "use several boxes, or a wider element type")
     if is_padded(dtype) and elems != 128:
         raise DescriptorError(field, elems, f"128 elements for {dtype.name}")
     bits = elems * smem_bits(dtype)
@@ -176,46 +179,49 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
             f"{bits // 8} bytes",
             f"at most {swizzle.span_bytes} bytes ({8 * swizzle.span_bytes // smem_bits(dtype)} elements) with swizzle "
             f"{swizzle.label}",
-            "issue several boxes" + (", or use a wider swizzle" if swizzle.span_bytes < _WIDEST_SPAN else ""),
+            "use several boxes" + (", or a wider swizzle" if swizzle.span_bytes < _WIDEST_SPAN else ""),
         )
 
 
 def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require that box[0] passes check_inner_box() and that each other dimension has 1 to 256 elements."""
+    """Check box[0] with check_inner_box(), and that the other box extents are 1 to 256 elements."""
     check_inner_box(box[0], "box[0]", dtype, interleave, swizzle)
     for index, size in enumerate(box[1:], 1):
         if not 1 <= size <= MAX_BOX:
-            raise DescriptorError(f"box[{index}]", size, f"1 to {MAX_BOX} elements", "issue several boxes")
+            raise DescriptorError(f"box[{index}]", size, f"1 to {MAX_BOX} elements", "use several boxes")
 
 
 def check_interleave(interleave: Interleave, dtype: TmaType) -> None:
-    """Raise DescriptorError if the 6-bit type is combined with interleave."""
+    """Check that a map of the 6-bit type has no interleave."""
     if interleave is not Interleave.NONE and dtype.name == "16u6_align16b":
         raise DescriptorError("interleave", interleave.label, f"none for {dtype.name}")
 
 
 def check_packed_swizzle(swizzle: Swizzle, dtype: TmaType) -> None:
-    """Require a swizzle that the padded packed types support."""
+    """Check that the padded packed types support the swizzle."""
     allowed = _PADDED_SWIZZLES.get(dtype.name)
     if allowed is not None and swizzle not in allowed:
         raise DescriptorError("swizzle", swizzle.label, f"{', '.join(s.label for s in allowed)} for {dtype.name}")
 
 
 def check_fill(nan: bool, dtype: TmaType) -> None:
-    """Require a floating-point type if elements are filled with NaN."""
+    """Check that the type is a floating-point type if the fill value is NaN."""
     if nan and not dtype.is_float:
-        raise DescriptorError("oob_fill", "nan", f"zeros for {dtype.name}", "NaN exists in floating-point types only")
+        raise DescriptorError(
+            "oob_fill", "nan", f"zeros for {dtype.name}", "use a floating-point type to fill with NaN"
+        )
 
 
 def check_corners(
     lower: Sequence[int], upper: Sequence[int], dims: Sequence[int], *, first: int = 1, wide: bool = False
 ) -> None:
-    """Require im2col corners (W first) of 16, 8 or 5 signed bits, by rank, and a bounding box that is not empty.
+    """Check that the im2col corners (W first) are in range and that the bounding box is not empty.
 
-    In dimension i + first the box extends from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of W:
-    1, or 0 with interleave. ``wide`` means one corner of 16 bits along W at any rank. The driver reads the extent as a
-    signed 32-bit number, and so does this function. It therefore rejects extents of 2**31 and up, and accepts extents
-    just above 2**32.
+    The corners are signed numbers of 16, 8 or 5 bits, depending on the rank.
+    In dimension i + first, the box extends from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of
+    W: 0 with interleave, otherwise 1. If ``wide`` is True, there is one corner of 16 bits along W at any rank. Like the
+    driver, this function truncates the extent to a signed 32-bit number. It therefore rejects extents from 2**31 and
+    accepts extents just above 2**32.
     """
     rank = 3 if wide else len(dims)
     low, high = CORNER_RANGE[rank]
@@ -227,17 +233,16 @@ def check_corners(
         check_length(corner, rank - 2, name, rank)
         for index, value in enumerate(corner):
             if not low <= value <= high:
-                raise DescriptorError(field(name, index), value, f"{low} to {high}", f"the limits at rank {rank}")
+                raise DescriptorError(field(name, index), value, f"{low} to {high} at rank {rank}")
     for index in range(rank - 2):
         dim = index + first
         extent = dims[dim] + upper[index] - lower[index]
         if _signed_32(extent) < 1:
-            allowed = f"{lower[index] - dims[dim] + 1} and up" if extent < 1 else "a bounding box below 2**31"
+            allowed = f"at least {lower[index] - dims[dim] + 1}" if extent < 1 else "a bounding box below 2**31"
             raise DescriptorError(
                 field("upper_corner", index),
                 upper[index],
-                allowed,
-                f"the bounding box is {extent} wide in dimension {dim}",
+                f"{allowed}, because the bounding box has extent {extent} in dimension {dim}",
             )
 
 
@@ -246,13 +251,13 @@ def _signed_32(value: int) -> int:
 
 
 def check_pixels(pixels: int) -> None:
-    """Require 1 to 1024 pixels in a column."""
+    """Check that a column has 1 to 1024 pixels."""
     if not 1 <= pixels <= MAX_PIXELS:
         raise DescriptorError("pixels_per_column", pixels, f"1 to {MAX_PIXELS}")
 
 
 def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require what the wide im2col modes support: no interleave, and swizzle 64B, 128B or 128B_ATOM_32B."""
+    """Check that an im2col wide map has no interleave, and swizzle 64B, 128B or 128B_ATOM_32B."""
     if interleave is not Interleave.NONE:
         raise DescriptorError("interleave", interleave.label, "none in im2col wide mode")
     if swizzle not in _WIDE_SWIZZLES:

@@ -1,8 +1,8 @@
-"""Configs of tensor maps: frozen dataclasses, valid by construction.
+"""Specs of tensor maps: frozen dataclasses that are validated on construction.
 
-A config checks every driver rule that does not depend on the GPU (rules.py). access.py checks the rules that depend on
-the GPU, the coordinates or the direction of a copy. Everything is in TMA order: index 0 is the innermost dimension,
-and ``strides_bytes[i]`` is the pitch of dimension i + 1.
+A spec validates every driver rule that does not depend on the GPU (rules.py). access.py validates the rules that depend
+on the GPU, the coordinates or the direction of a copy. Index 0 is the innermost dimension (TMA order), and
+``strides_bytes[i]`` is the pitch of dimension i + 1.
 """
 
 from __future__ import annotations
@@ -31,36 +31,37 @@ from cudatma.layout import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapSpec(ABC):
-    """Base class of TiledSpec, Im2colSpec and Im2colWideSpec: the fields that all tensor maps share.
+    """Base class of TiledSpec, Im2colSpec and Im2colWideSpec with the fields that all tensor maps share.
 
-    Everything is in TMA order, innermost dimension first.
+    Sequences are in TMA order, innermost dimension first.
 
     Parameters
     ----------
     dtype : TmaType, str or dtype
-        Element type, its name or a NumPy dtype.
+        Element type as a TmaType, a name or a NumPy dtype.
     dims : tuple of int
+        Size of each dimension in elements. The rank is 1 to 5.
         Size of each dimension in elements; rank 1 to 5.
     strides_bytes : tuple of int
-        Pitch of dimensions 1 and up in bytes, rank - 1 values.
+        Pitch of dimensions 1 to rank - 1 in bytes.
     element_strides : tuple of int
-        Traversal steps from 1 to 8, one per dimension. Default: all 1. Without interleave the hardware ignores the
-        first step.
+        Traversal stride of each dimension in elements, 1 to 8. Default: 1 in each dimension. Without interleave, the
+        hardware ignores the innermost traversal stride.
     interleave : Interleave or str, default: "none"
-        Layout of channel slices.
+        Layout of the channel slices.
     swizzle : Swizzle or str, default: "none"
-        Permutation of 16-byte chunks in shared memory.
+        Permutation of the 16-byte chunks in shared memory.
     l2_promotion : L2Promotion or str, default: "none"
-        Granularity of L2 fetches.
+        Granularity of L2 fetches in bytes.
     oob_fill : OobFill or str, default: "zeros"
         Value of elements outside the tensor.
     address : int, default: 0
-        Global address in bytes, 0 if it is not known yet.
+        Global address in bytes, or 0 if it is not yet known.
 
     Raises
     ------
     DescriptorError
-        If a field breaks a rule; the error names the field and the index.
+        If a field is invalid. The error states the field and its index.
     """
 
     dtype: TmaType
@@ -81,21 +82,21 @@ class MapSpec(ABC):
     @property
     @abstractmethod
     def box_layout(self) -> BoxLayout:
-        """Rows and pitch of a box in shared memory."""
+        """Row size and pitch of a box in shared memory."""
 
     @property
     @abstractmethod
     def described_bytes(self) -> int:
-        """Number of bytes of the box as the driver computes it for bits 512-543 and for its shared memory limit.
+        """Size of the box in bytes that the driver stores in bits 512-543 and compares with its shared-memory limit.
 
         The driver counts floor(box / element_strides) elements in each dimension, including the innermost, and ignores
-        padding and interleave. ``expected_bytes`` counts the bytes that arrive; ``footprint_bytes`` counts the bytes
-        that the box needs.
+        padding and interleave. ``expected_bytes`` is the number of bytes that one load transfers, and
+        ``footprint_bytes`` is the number of bytes that the box occupies.
         """
 
     @property
     def expected_bytes(self) -> int:
-        """Number of bytes that the mbarrier counts for one load.
+        """Number of bytes by which one load advances the mbarrier's transaction count.
 
         For the padded packed types, this number includes the padding.
         """
@@ -103,15 +104,15 @@ class MapSpec(ABC):
 
     @property
     def footprint_bytes(self) -> int:
-        """Number of bytes of shared memory per box.
+        """Number of bytes of shared memory that a box occupies.
 
-        The number exceeds ``expected_bytes`` if narrow rows are padded to the swizzle span.
+        The number exceeds ``expected_bytes`` if the swizzle pads narrow rows to its span.
         """
         return self.box_layout.footprint_bytes
 
     @property
     def smem_alignment_bytes(self) -> int:
-        """Alignment of a box in shared memory, in bytes."""
+        """Required alignment of a box in shared memory, in bytes."""
         return required_alignment(self.swizzle)
 
     def _set(self, **values: Any) -> None:
@@ -148,24 +149,25 @@ class MapSpec(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiledSpec(MapSpec):
-    """A tensor map that copies boxes of a tensor of rank 1 to 5.
+    """Specification of a tensor map that copies boxes of a tensor of rank 1 to 5.
 
-    Everything is in TMA order, innermost dimension first.
+    Sequences are in TMA order, innermost dimension first.
 
     Parameters
     ----------
     dtype, dims, strides_bytes, element_strides : as in MapSpec
-        Element type, sizes, pitches and traversal steps.
-    interleave, swizzle, l2_promotion, oob_fill, address : as in MapSpec, optional
-        Modes, and the global address.
+        Element type, sizes, pitches and traversal strides. See ``MapSpec``.
+    interleave, swizzle, l2_promotion, oob_fill, address : optional
+        Modes and global address. See ``MapSpec``.
     box : tuple of int
-        Number of elements traversed in each dimension, 1 to 256. With interleave, box[0] counts pixels of one channel
-        slice, and box[-2] counts the channels of a slice (Interleave describes the order of the dimensions).
+        Extent of the box in each dimension in elements, 1 to 256, before traversal strides apply. With interleave,
+        box[0] counts the pixels of a channel slice, and box[-2] counts the channels of a slice. See ``Interleave`` for
+        the order of the dimensions.
 
     Raises
     ------
     DescriptorError
-        If a field breaks a rule.
+        If a field is invalid.
 
     References
     ----------
@@ -188,7 +190,7 @@ class TiledSpec(MapSpec):
 
     @property
     def box_layout(self) -> BoxLayout:
-        """Rows and pitch of a box in shared memory."""
+        """Row size and pitch of a box in shared memory."""
         counts = traversed(self.box, self.element_strides, self.interleave)
         if self.interleave is Interleave.NONE:
             return box_layout(counts, rules.smem_bits(self.dtype), self.swizzle)
@@ -196,7 +198,7 @@ class TiledSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box as the driver computes it. See MapSpec."""
+        """Size of the box in bytes that the driver computes. See ``MapSpec``."""
         whole = (size // step for size, step in zip(self.box, self.element_strides, strict=True))
         return prod(whole) * rules.smem_bits(self.dtype) // 8
 
@@ -213,7 +215,7 @@ class TiledSpec(MapSpec):
         element_strides: Sequence[int] | None = None,
         **options: Any,
     ) -> TiledSpec:
-        """Return the config of an array given in NumPy order.
+        """Create the spec of an array whose axes are in NumPy order.
 
         Parameters
         ----------
@@ -222,28 +224,28 @@ class TiledSpec(MapSpec):
         shape : sequence of int
             Size of each axis in elements, outermost first.
         strides_bytes : sequence of int
-            Pitch of each axis in bytes. The innermost axis must be dense.
+            Pitch of each axis in bytes. The innermost axis must be contiguous.
         dtype : TmaType, str or dtype
             Element type.
         box : sequence of int
-            Number of elements of a box along each axis.
+            Extent of the box along each axis in elements.
         axes : sequence of int, optional
-            Axes of the array from innermost to outermost. Default: C order, or Fortran order if only the first axis is
-            dense.
+            Axes of the array, from innermost to outermost. Default: Fortran order if only the first axis is contiguous,
+            otherwise C order.
         element_strides : sequence of int, optional
-            Traversal step of each axis; all 1 by default.
+            Traversal stride of each axis in elements. Default: 1 along each axis.
         **options
             Other fields of TiledSpec.
 
         Returns
         -------
         TiledSpec
-            The config.
+            Spec of a map over the array.
 
         Raises
         ------
         DescriptorError
-            If a field breaks a rule. The error numbers axes as the array does.
+            If a field is invalid. The error numbers axes in the order of the array.
         """
         sizes, pitches = rules.as_ints(shape, "shape"), rules.as_ints(strides_bytes, "strides_bytes")
         rank, kind = len(sizes), tma_type(dtype)
@@ -268,28 +270,28 @@ class TiledSpec(MapSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Im2colSpec(MapSpec):
-    """A tensor map that copies columns of pixels from a batch of images, NWC, NHWC or NDHWC.
+    """Specification of a tensor map that copies columns of pixels from a batch of NWC, NHWC or NDHWC images.
 
-    Everything is in TMA order, innermost dimension first.
+    Sequences are in TMA order, innermost dimension first.
 
     Parameters
     ----------
     dtype, dims, strides_bytes, element_strides : as in MapSpec
-        Element type, sizes, pitches and traversal steps.
-    interleave, swizzle, l2_promotion, oob_fill, address : as in MapSpec, optional
-        Modes, and the global address.
+        Element type, sizes, pitches and traversal strides. See ``MapSpec``.
+    interleave, swizzle, l2_promotion, oob_fill, address : optional
+        Modes and global address. See ``MapSpec``.
     lower_corner, upper_corner : tuple of int
-        Offsets of the bounding box, rank - 2 values, W first. They apply to dims[1] and up, or to dims[0] and up with
-        interleave.
+        Offsets of the bounding box's corners from those of the image, rank - 2 values, W first. They apply from
+        dims[1], or from dims[0] with interleave.
     channels_per_pixel : int
-        Number of channels per box, 1 to 256. With interleave, one slice of channels arrives regardless of this number.
+        Number of channels per box, 1 to 256. With interleave, a load always transfers one channel slice.
     pixels_per_column : int
-        Number of pixels per box, 1 to 1024, regardless of traversal steps.
+        Number of pixels per box, 1 to 1024. Traversal strides do not change it.
 
     Raises
     ------
     DescriptorError
-        If a field breaks a rule.
+        If a field is invalid.
 
     References
     ----------
@@ -317,7 +319,7 @@ class Im2colSpec(MapSpec):
 
     @property
     def box_layout(self) -> BoxLayout:
-        """Rows and pitch of a box in shared memory."""
+        """Row size and pitch of a box in shared memory."""
         if self.interleave is Interleave.NONE:
             counts = (self.channels_per_pixel, self.pixels_per_column)
             return box_layout(counts, rules.smem_bits(self.dtype), self.swizzle)
@@ -325,36 +327,36 @@ class Im2colSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box as the driver computes it. See MapSpec."""
+        """Size of the box in bytes that the driver computes. See ``MapSpec``."""
         return self.channels_per_pixel * self.pixels_per_column * rules.smem_bits(self.dtype) // 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Im2colWideSpec(MapSpec):
-    """A tensor map that copies pixels along W only, for sm_100 and up.
+    """Specification of a tensor map that copies pixels only along W, on sm_100 and later.
 
-    Everything is in TMA order, innermost dimension first. Halo pixels are not part of ``expected_bytes`` and
-    ``footprint_bytes``.
+    Sequences are in TMA order, innermost dimension first. ``expected_bytes`` and ``footprint_bytes`` do not include
+    halo pixels.
 
     Parameters
     ----------
     dtype, dims, strides_bytes, element_strides : as in MapSpec
-        Element type, sizes, pitches and traversal steps.
-    interleave, swizzle, l2_promotion, oob_fill, address : as in MapSpec, optional
-        Modes, and the global address.
+        Element type, sizes, pitches and traversal strides. See ``MapSpec``.
+    interleave, swizzle, l2_promotion, oob_fill, address : optional
+        Modes and global address. See ``MapSpec``.
     lower_corner_w, upper_corner_w : int
-        Offsets of the bounding box along W, signed 16 bits.
+        Offsets of the bounding box's ends from those of the image along W, each a signed 16-bit number.
     channels_per_pixel : int
         Number of channels per box, 1 to 256.
     pixels_per_column : int
         Number of pixels per box, 1 to 1024.
     mode : Im2colWideMode or str, default: "w"
-        "w" loads ``pixels_per_column`` pixels; "w128" always loads 128.
+        "w" loads ``pixels_per_column`` pixels. "w128" always loads 128 pixels.
 
     Raises
     ------
     DescriptorError
-        If a field breaks a rule.
+        If a field is invalid.
 
     References
     ----------
@@ -384,13 +386,13 @@ class Im2colWideSpec(MapSpec):
 
     @property
     def box_layout(self) -> BoxLayout:
-        """Rows and pitch of a box in shared memory."""
+        """Row size and pitch of a box in shared memory."""
         pixels = 128 if self.mode is Im2colWideMode.W128 else self.pixels_per_column
         return box_layout((self.channels_per_pixel, pixels), rules.smem_bits(self.dtype), self.swizzle)
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box as the driver computes it. See MapSpec."""
+        """Size of the box in bytes that the driver computes. See ``MapSpec``."""
         return self.expected_bytes
 
 
@@ -400,7 +402,7 @@ AnySpec: TypeAlias = TiledSpec | Im2colSpec | Im2colWideSpec
 def array_axes(
     sizes: Sequence[int], pitches: Sequence[int], dtype: TmaType, axes: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return the axes of an array from innermost to outermost; raise DescriptorError unless the innermost is dense."""
+    """Return the axes of an array, innermost first. Raises DescriptorError unless the innermost is contiguous."""
     rank = len(sizes)
     rules.check_rank(rank, 1, Interleave.NONE)
     c_order, f_order = to_tma_order(range(rank)), tuple(range(rank))
@@ -420,13 +422,13 @@ def array_axes(
             f"strides_bytes[{inner}]",
             pitches[inner],
             f"{dtype.element_bytes} bytes in the innermost axis",
-            "TMA cannot skip elements there; make the array contiguous, or choose another innermost axis with axes=",
+            "make the array contiguous, or choose another innermost axis with axes=",
         )
     return order
 
 
 def array_fields(order: Sequence[int]) -> dict[str, str]:
-    """Map the field names of a TiledSpec to those of the array, such as ``"box[0]"`` to ``"box[1]"``.
+    """Map field names of a TiledSpec to those of an array, such as ``"box[0]"`` to ``"box[1]"``.
 
     A TiledSpec counts from the innermost dimension. ``order`` lists the axes of the array from innermost to outermost.
     """
@@ -438,10 +440,10 @@ def array_fields(order: Sequence[int]) -> dict[str, str]:
 
 
 def tma_strides(sizes: Sequence[int], pitches: Sequence[int], dtype: TmaType, order: Sequence[int]) -> tuple[int, ...]:
-    """Return the pitches of dimensions 1 and up.
+    """Return the pitches of dimensions 1 to rank - 1 in bytes.
 
-    NumPy's pitch for a dimension of size 1 is arbitrary. Such a dimension therefore gets the smallest legal pitch that
-    steps over the dimensions inside it.
+    NumPy's pitch for a dimension of size 1 is arbitrary. The function replaces it with the smallest legal pitch that
+    spans the inner dimensions.
     """
     strides: list[int] = []
     extent = sizes[order[0]] * dtype.element_bytes

@@ -1,6 +1,6 @@
-"""Run PTX on the CPU, including TMA, mbarriers and tensor cores, and report hazards.
+"""Emulator that runs PTX on the CPU, including TMA, mbarriers and tensor cores, and reports hazards.
 
-A kernel runs under several adversarial schedules, so that races and missing waits become visible. `load` parses PTX.
+A kernel runs under several adversarial schedules, which expose races and missing waits. `load` parses PTX, and
 `EmulatedModule.launch` runs a kernel on NumPy arrays and returns a `Report`.
 """
 

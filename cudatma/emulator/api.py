@@ -1,4 +1,4 @@
-"""Load PTX and launch its kernels on NumPy arrays."""
+"""Functions that load PTX and launch its kernels on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from cudatma.emulator.trace import Trace
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 
-#: Default maximum number of segments in a schedule. A kernel with short segments needs minutes to reach this limit.
+#: Default maximum number of segments in a schedule. A kernel with short segments reaches it after minutes.
 STEP_LIMIT = 5_000_000
 MAX_THREADS = 1024
 MAX_GRID, MAX_BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
@@ -47,21 +47,21 @@ MAX_SHARED_BYTES = 227 << 10
 
 
 def load(ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[str, int, int]] = ()) -> EmulatedModule:
-    """Parse PTX and prepare its kernels for the CPU.
+    """Parse PTX and prepare its kernels for execution on the CPU.
 
     Parameters
     ----------
     ptx : str
-        PTX text.
+        Text of a PTX module.
     lines : mapping, optional
-        Sources of the PTX, as file name -> line number -> text. Reports quote these lines.
+        Source text of the PTX, as a mapping of file name to line number to text. Reports quote these lines.
     smem_layout : sequence of tuple, optional
-        (name, offset, bytes) of each part of dynamic shared memory, for reports.
+        (name, offset, size in bytes) of each part of dynamic shared memory, for reports.
 
     Returns
     -------
     EmulatedModule
-        The module, with its variables initialized.
+        The module, whose variables have their initial values.
 
     Raises
     ------
@@ -101,16 +101,16 @@ def load(ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[st
 class EmulatedModule:
     """A PTX module whose kernels run on the CPU.
 
-    Variables of the module keep their values between launches. Use `load` to create a module.
+    Create a module with `load`. Its variables keep their values between launches.
 
     Parameters
     ----------
     ptx : str
-        PTX text.
+        Text of a PTX module.
     lines : mapping, optional
-        Sources of the PTX, as file name -> line number -> text.
+        Source text of the PTX, as a mapping of file name to line number to text.
     smem_layout : sequence of tuple, optional
-        (name, offset, bytes) of each part of dynamic shared memory.
+        (name, offset, size in bytes) of each part of dynamic shared memory.
     """
 
     def __init__(
@@ -129,23 +129,23 @@ class EmulatedModule:
 
     @property
     def globals(self) -> Variables:
-        """The ``__device__`` and ``__constant__`` variables by name; ``module.globals["x"] = array`` sets one."""
+        """``__device__`` and ``__constant__`` variables by name. Assign an array to an entry to change a variable."""
         return Variables(self.image.variables)
 
     def twin(self) -> EmulatedModule:
-        """Load the module again.
+        """Return a copy of the module whose variables have their initial values.
 
         Returns
         -------
         EmulatedModule
-            The same module with its own variables, which have their initial values. Nothing is parsed again.
+            The copy. It shares the parsed PTX with this module.
         """
         twin = copy.copy(self)
         twin.image = self.image.twin()
         return twin
 
     def variable(self, name: str) -> Array:
-        """Return the memory of a global or constant variable.
+        """Return the memory of a global or constant variable as an array.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class EmulatedModule:
         Returns
         -------
         ndarray
-            The variable's bytes, shape (n,), dtype uint8. Writing to this array changes the variable.
+            Bytes of the variable, shape (n,), dtype uint8. Writing to the array changes the variable.
         """
         return self.globals[name]
 
@@ -189,53 +189,54 @@ class EmulatedModule:
         Parameters
         ----------
         name : str
-            Kernel name: the mangled name, the plain name, or a part that occurs in the name of only one kernel.
+            Mangled name or plain name of the kernel, or a part of the name that no other kernel's name contains.
         grid, block : int or sequence of int
-            Number of CTAs along each axis of the grid, and number of threads along each axis of a CTA. One to three
-            axes.
+            Number of CTAs along each axis of the grid, and number of threads along each axis of a CTA. Each has one to
+            three axes.
         args : sequence, optional
-            Kernel arguments: NumPy arrays (passed as addresses), numbers, structures, bytes or tensor maps.
+            Kernel arguments: NumPy arrays (passed by address), numbers, structures, bytes or tensor maps.
         cluster : int or sequence of int, optional
-            Number of CTAs along each axis of a cluster. Default: the cluster that the kernel declares, or one CTA.
-        shared_bytes : int, default 0
+            Number of CTAs along each axis of a cluster. Default: the cluster shape that the kernel declares, or one
+            CTA.
+        shared_bytes : int, default: 0
             Number of bytes of dynamic shared memory per CTA.
-        schedules : int, default 2
+        schedules : int, default: 2
             Number of schedules. Schedule 0 runs in order, schedule 1 delays asynchronous work as much as possible, and
             later schedules are random. Every schedule starts with the same contents of the arrays.
-        seed : int, default 0
+        seed : int, default: 0
             Seed of the random schedules.
         replay : int, optional
-            Run only the schedule with this number.
-        hazards : {"raise", "collect", "off"}, default "raise"
-            Whether to raise a HazardError with all hazards, to return the hazards in the report, or to skip the checks.
+            Number of the only schedule to run. Default: run all schedules.
+        hazards : {"raise", "collect", "off"}, default: "raise"
+            Whether to raise a HazardError for hazards, to return them in the report, or to skip the checks.
         arrays : sequence of ndarray, optional
-            Additional arrays that the kernel accesses through addresses stored in memory.
+            Further arrays that the kernel accesses through addresses in memory.
         names : sequence of str, optional
-            Names in messages for each element of `args` and then of `arrays`. Default: the parameters' names in the
-            source or the PTX if they are known, otherwise "args[0]", "arrays[0]", ...
-        programmatic : bool, default False
-            Whether to check the kernel as a programmatic dependent launch. The previous grid may still run in such a
-            launch, so all writes to global memory and all reads of `produced_by_previous` must follow
+            Names of the elements of `args`, followed by those of `arrays`, for messages. Default: the names of the
+            parameters in the source or the PTX if they are known, otherwise "args[0]", "arrays[0]", ...
+        programmatic : bool, default: False
+            Whether to check the kernel as a programmatic dependent launch. In such a launch, the previous grid may
+            still run. All writes to global memory and all reads of `produced_by_previous` must therefore follow
             griddepcontrol.wait.
         produced_by_previous : sequence of ndarray, optional
             Arrays that the previous grid writes. Implies `programmatic`.
         target : str or Target, optional
-            Target whose limits apply. Default: the target of the module.
-        step_limit : int, default 5000000
+            Architecture whose limits apply. Default: the target of the PTX module.
+        step_limit : int, default: 5000000
             Maximum number of segments in a schedule.
-        resident_clusters : int, default 132
-            Maximum number of clusters that are live at a time. More clusters start if all live clusters wait.
+        resident_clusters : int, default: 132
+            Maximum number of clusters that are live at a time. More clusters start only if all live clusters wait.
         registers : int, optional
-            Registers per thread at the start of the kernel, as in its cubin. If this is 0, setmaxnreg has no effect, as
-            if ptxas had ignored it. Default: the value that .maxnreg and the launch bounds imply.
+            Number of registers per thread at the start of the kernel, as in its cubin. If it is 0, setmaxnreg has no
+            effect, as when ptxas ignores it. Default: the number that .maxnreg and the launch bounds imply.
         trace : Trace, optional
             Trace that records the events of the last schedule, or of the first schedule with a hazard.
         progress : callable, optional
-            Function that is called with the number of finished schedules and the number of steps of the running
-            schedule. The function is called after each schedule and regularly during long schedules. Default: launches
-            that take longer than 5 seconds show their progress on stderr if stderr is a terminal.
+            Function that is called with the number of finished schedules and the number of steps of the current
+            schedule, after each schedule and regularly during long schedules. Default: launches that take more than 5
+            seconds show their progress on stderr if it is a terminal.
         stop_at : iterable of str, optional
-            Kinds of hazards. The first hazard of one of these kinds ends the schedule, possibly before the kernel has
+            Hazard kinds. The first hazard of one of these kinds ends the schedule, possibly before the kernel has
             written its results.
 
         Returns
@@ -246,7 +247,7 @@ class EmulatedModule:
         Raises
         ------
         ArgumentError
-            If the launch is invalid.
+            If an argument or the launch configuration is invalid.
         PtxError
             If the kernel contains an instruction that the emulator does not support.
         TrapError
@@ -254,15 +255,15 @@ class EmulatedModule:
         StepLimitError
             If a schedule exceeds `step_limit`.
         ResidencyError
-            If live CTAs fill the memory and all wait for CTAs that have not started.
+            If the live CTAs fill the host memory and all of them wait for CTAs that have not started.
         HazardError
-            If there are hazards and `hazards` is "raise".
+            If hazards are found and `hazards` is "raise".
 
         Notes
         -----
-        If a kernel runs to its end and `launch` raises a HazardError, arrays and variables hold the results of the last
-        schedule. After any other exception, including Ctrl-C, they hold their contents from before the launch.
-        griddepcontrol.launch_dependents has no effect.
+        If a kernel runs to completion and `launch` raises a HazardError, arrays and variables contain the results of
+        the last schedule. After any other exception, including KeyboardInterrupt, their contents from before the launch
+        are restored. griddepcontrol.launch_dependents has no effect.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
@@ -339,7 +340,7 @@ class EmulatedModule:
                     if findings.hazards():
                         traces.clear()
                     show(done + 1, 0)
-                    if is_endless:  # other schedules would spend as much time in the same loop
+                    if is_endless:  # Other schedules would spend as much time in the same loop.
                         report.schedules = done + 1
                         break
             except BaseException:
@@ -419,7 +420,7 @@ def _located(launch: Launch, error: TrapError) -> TrapError:
 
 
 def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:
-    """Return the facts about the previous grid that hazard checks need. Raise ArgumentError for invalid arguments."""
+    """Return the arrays and flags that describe the previous grid. Raises ArgumentError for invalid arguments."""
     bases = set()
     for position, array in enumerate(produced):
         region = memory.find(memory.add(array, f"produced_by_previous[{position}]"))
@@ -431,21 +432,21 @@ def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any
 def _names(names: Sequence[str], args: Sequence[Any], arrays: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the names of the arguments and of the additional arrays."""
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
-        raise ArgumentTypeError("args", type(args).__name__, "a sequence, one value for each parameter")
+        raise ArgumentTypeError("args", type(args).__name__, "a sequence with one value per parameter")
     if not isinstance(arrays, Sequence):
         raise ArgumentTypeError("arrays", type(arrays).__name__, "a sequence of arrays")
     if not names:
         return [f"args[{i}]" for i in range(len(args))], [f"arrays[{i}]" for i in range(len(arrays))]
     if len(names) != len(args) + len(arrays):
-        raise ArgumentError("names", f"{len(names)} names", f"{len(args)} of args and {len(arrays)} of arrays")
+        raise ArgumentError("names", f"{len(names)} names", f"{len(args)} names for args and {len(arrays)} for arrays")
     return names[: len(args)], names[len(args) :]
 
 
 def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> None:
-    """Name the array arguments after the kernel's parameters."""
+    """Name the array arguments after the parameters of the kernel."""
     entry, parameters = program.function.name, program.function.params
     declared = [parameter.name for parameter in parameters]
-    if all(re.search(r"_param_\d+$", name) for name in declared):  # a compiler's names
+    if all(re.search(r"_param_\d+$", name) for name in declared):  # The names are those of a compiler.
         declared = sources.parameters(entry, len(parameters)) or [f"args[{i}]" for i in range(len(parameters))]
     names = {f"args[{position}]": name for position, name in enumerate(declared)}
     for region in memory.regions():
@@ -454,7 +455,7 @@ def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> N
 
 def _natural(field: str, value: object, minimum: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-        raise ArgumentError(field, value, f"an integer, at least {minimum}")
+        raise ArgumentError(field, value, f"an integer of at least {minimum}")
     return int(value)
 
 
@@ -464,7 +465,7 @@ def _snapshot(memory: GlobalMemory) -> dict[int, Array]:
     except MemoryError:
         size = sum(region.size for region in memory.regions() if region.is_writable)
         raise ArgumentError(
-            "args", f"{size} writable bytes", "arrays that fit into memory twice", "a launch keeps a copy of them"
+            "args", f"{size} writable bytes", "arrays that fit in memory twice, because a launch copies them"
         ) from None
 
 
@@ -501,18 +502,18 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
             raise ArgumentError(field, shape, f"at most {max_shape}")
     required = setup.program.function.directives.get("reqntid")
     if required and tuple([*required, 1, 1][:3]) != setup.block:
-        raise ArgumentError("block", setup.block, f".reqntid {required}")
+        raise ArgumentError("block", setup.block, f"{required}, the .reqntid of the kernel")
     blocks = _product(setup.cluster)
     for axis in range(3):
         if setup.grid[axis] % setup.cluster[axis]:
-            raise ArgumentError("cluster", setup.cluster, f"a divisor of the grid {setup.grid} on each axis")
+            raise ArgumentError("cluster", setup.cluster, f"a divisor of the grid {setup.grid} along each axis")
     max_blocks = target.max_cluster_blocks if target is not None else 8
     if blocks > max(max_blocks, 16 if max_blocks == 8 else max_blocks):
         raise ArgumentError(
             "cluster", setup.cluster, f"at most {max_blocks} CTAs on {target.name if target else 'this target'}"
         )
     if setup.program.param_bytes > MAX_PARAM_BYTES:
-        raise ArgumentError("args", f"{setup.program.param_bytes} bytes of parameters", f"at most {MAX_PARAM_BYTES}")
+        raise ArgumentError("args", f"{setup.program.param_bytes} bytes", f"at most {MAX_PARAM_BYTES} bytes")
     if setup.program.local_bytes > MAX_LOCAL_BYTES:
         raise ArgumentError("local", f"{setup.program.local_bytes} bytes per thread", f"at most {MAX_LOCAL_BYTES}")
     total = static_bytes + setup.dynamic_bytes
@@ -527,7 +528,7 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
 
 
 def _shape_text(setup: Setup, target: Target | None) -> str:
-    """Return the grid, the block and the cluster of a launch, and the target."""
+    """Return the grid, block and cluster shapes and the target of a launch as text."""
     shapes = {"grid": setup.grid, "block": setup.block, "cluster": setup.cluster}
     shown = [
         f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items() if name != "cluster" or max(shape) > 1

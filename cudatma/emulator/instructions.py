@@ -1,4 +1,4 @@
-"""Register all instructions. Determine which instructions the emulator supports and which ones a target lacks.
+"""Registration of all instructions, and queries for the instructions that the emulator or a target supports.
 
 Source: PTX ISA, "Target ISA Notes" of each instruction.
 """
@@ -29,14 +29,14 @@ from cudatma.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Instructions of a PTX file, divided into those that the emulator supports and those that it does not.
+    """Supported and unsupported instructions of a PTX file.
 
     Parameters
     ----------
     covered : dict of str to int
         Number of occurrences of each supported opcode.
     missing : tuple of (str, PtxError)
-        The function name and the error of each unsupported instruction.
+        Function name and error of each unsupported instruction.
     """
 
     covered: dict[str, int]
@@ -44,29 +44,29 @@ class Coverage:
 
     def __str__(self) -> str:
         total = sum(self.covered.values())
-        lines = [f"{total} instructions of {len(self.covered)} kinds are covered, {len(self.missing)} are not"]
+        lines = [f"{total} instructions of {len(self.covered)} kinds are supported, {len(self.missing)} are not"]
         lines += [f"  {count:6d}  {opcode}" for opcode, count in sorted(self.covered.items())]
-        lines += [f"  missing in {function}: {error}" for function, error in self.missing]
+        lines += [f"  not supported in {function}: {error}" for function, error in self.missing]
         return "\n".join(lines)
 
 
 def coverage(ptx: str) -> Coverage:
-    """Find the instructions of a PTX file that the emulator supports, without running it.
+    """Determine which instructions of a PTX file the emulator supports, without running a kernel.
 
     Parameters
     ----------
     ptx : str
-        PTX text.
+        Text of the PTX file.
 
     Returns
     -------
     Coverage
-        Supported and unsupported instructions of all functions.
+        Instructions of all functions in the file.
 
     Raises
     ------
     PtxError
-        If the text cannot be parsed.
+        If the text is not valid PTX.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def coverage(ptx: str) -> Coverage:
 
 
 def missing_feature(opcode: str, target: Target) -> str:
-    """Return the feature of `cudatma.target.FEATURES` that an opcode needs and the target lacks, or "" if none."""
+    """Return the feature of `cudatma.target.FEATURES` that an opcode requires but the target lacks, or ""."""
     parts = opcode.split(".")
     needed = []
     if parts[0] in ("wgmma", "setmaxnreg", "stmatrix"):
@@ -117,7 +117,7 @@ def missing_feature(opcode: str, target: Target) -> str:
 
 
 def unsupported(image: Image, entry: str, target: Target) -> list[tuple[str, int, str]]:
-    """Return (function, index in the body, missing feature) of each reachable instruction that the target lacks."""
+    """Return the function, body index and missing feature of each reachable instruction that a target lacks."""
     features = {opcode: missing_feature(opcode, target) for opcode in image.opcodes(entry)}
     if not any(features.values()):
         return []

@@ -1,4 +1,4 @@
-"""Progress line for long launches on a terminal."""
+"""Progress line for long launches in a terminal."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: Seconds until the line appears, and seconds between updates.
+#: Time until the line appears, and time between updates.
 _FIRST_S, _PERIOD_S = 5.0, 1.0
 
 
 def of_next(steps: int) -> str:
-    """Return the progress of the running schedule as text, or "" between schedules."""
+    """Return the progress of the current schedule as text, or "" between schedules."""
     return f", {steps:,} steps of the next one" if steps else ""
 
 
 @contextmanager
 def progress_line(kernel: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show how many of a kernel's ``total`` schedules have run if stderr is a terminal."""
+    """Show the number of finished schedules on stderr if it is a terminal."""
     next_at = time.monotonic() + _FIRST_S
     shown = False
 

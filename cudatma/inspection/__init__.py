@@ -1,4 +1,4 @@
-"""Tools that read, list, draw, check and compare tensor maps."""
+"""Functions that decode, display, draw, check and compare tensor maps."""
 
 from cudatma.inspection.fields import describe_descriptor
 from cudatma.inspection.inspection import Inspection, inspect

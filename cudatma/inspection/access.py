@@ -1,6 +1,6 @@
-"""Effect of a load, a store or a reduction: bytes, elements outside the tensor, clipping, or a trap.
+"""Effect of a load, store or reduction at given coordinates: bytes, fill, clipping, or a trap.
 
-The rules come from descriptor.access; the geometry comes from the emulator.
+The rules are defined in descriptor.access. The emulator computes the geometry.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cudatma.errors import DescriptorError, counted
 from cudatma.inspection.fields import WIDE_NOTE
 from cudatma.inspection.placement import Placement, check_size
 
-#: Maximum number of rows in the list of overwritten bytes.
+#: Maximum number of overwritten rows in a report.
 MAX_ROWS = 16
-_TRAPS = "illegal instruction; the context is lost"
+_TRAPS = "illegal instruction, which destroys the context"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why an access does not work: the field, the rule and the value, and the effect of breaking the rule."""
+    """Reason why an access is illegal: the field, the violated rule with the value, and the effect of the access."""
 
     field: str
     rule: str
@@ -41,7 +41,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Bytes that a store writes past the end of a box row. first_offset: number of bytes from the tensor's base."""
+    """Bytes that a store writes past the end of a box row. ``first_offset`` is relative to the tensor's base."""
 
     row: int
     coords: tuple[int, ...]
@@ -51,15 +51,35 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class AccessReport:
-    """The effect of accesses at ``coords`` (TMA order).
+    """The effect of accesses at given coordinates.
 
-    load_refusal, store_refusal: why a load or a store is illegal, or None if it is legal. expected_bytes: number of
-    bytes that the mbarrier counts for a load. elements, inside, outside: number of elements that a load covers in
-    total, inside the tensor, and outside it. fill: the value of the elements outside, or None if there are none.
-    gmem_range: offsets of the first byte in the tensor and of the byte after the last, from the tensor's base, or None
-    if the box is outside the tensor. stored: number of elements that a store writes, without im2col offsets.
-    overwrites, overwritten_rows, overwritten_bytes: the first overwrites past row ends by a store, and the total
-    numbers of rows and bytes. reductions: the legal reductions for the element type. note: what is not known.
+    Parameters
+    ----------
+    coords, offsets : tuple of int
+        Coordinates in TMA order, and im2col offsets, W first.
+    load_refusal, store_refusal : Refusal or None
+        Reason why a load or a store is illegal, or None if it is legal.
+    expected_bytes : int
+        Number of bytes by which a load advances the mbarrier's transaction count.
+    footprint_bytes : int
+        Number of bytes of shared memory that the box occupies.
+    elements, inside, outside : int or None
+        Number of elements of the box: all, those inside the tensor, and those outside it.
+    fill : str or None
+        Fill value of the elements outside the tensor, or None if all elements are inside.
+    gmem_range : tuple of int or None
+        Offsets from the tensor's base of the first byte read and of the byte after the last, or None if the box is
+        outside the tensor.
+    stored : int or None
+        Number of elements that a store writes, without im2col offsets.
+    overwrites : tuple of Overwrite
+        Bytes that a store writes past the end of rows, for the first rows.
+    overwritten_rows, overwritten_bytes : int
+        Total number of rows and bytes that a store overwrites.
+    reductions : tuple of str
+        Legal reductions for the element type.
+    note : str
+        Limitation of the report, or "".
     """
 
     coords: tuple[int, ...]
@@ -82,19 +102,19 @@ class AccessReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether both a load and a store are legal and the store stays inside the tensor."""
+        """Whether loads and stores are legal, and a store writes only inside the tensor."""
         return self.load_refusal is None and self.store_refusal is None and not self.overwritten_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
+        """Return the fields as JSON-compatible data."""
         return asdict(self) | {"is_clean": self.is_clean}
 
 
 def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
     """Return the effect of accesses at ``coords``.
 
-    ``offsets`` apply only to im2col loads, W first. Raise DescriptorError if coordinates or offsets are not integers,
-    or if there are too few or too many.
+    ``offsets`` applies only to im2col loads, W first. Raises DescriptorError if ``coords`` or ``offsets`` has the wrong
+    length or contains a value that is not an integer.
     """
     place = _well_formed(spec, coords, offsets)
     load = _refusal(lambda: check_load(spec, place, offsets), lambda: check_traps(spec, place))
@@ -102,7 +122,7 @@ def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | Non
     try:
         check_size(spec)
     except DescriptorError as error:
-        load = store = Refusal(error.field, _rule(error), "no block can hold the box")
+        load = store = Refusal(error.field, _rule(error), "the box exceeds the shared memory of a block")
     box = None
     if load is None and not isinstance(spec, Im2colWideSpec):
         box = Placement(spec, place, offsets).box
@@ -139,9 +159,10 @@ def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | Non
 
 
 def _well_formed(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None) -> tuple[int, ...]:
-    """Return coordinates as ints. Raise DescriptorError if no instruction can take them.
+    """Return the coordinates as ints.
 
-    If the instruction can take the coordinates but traps, the report says so and no error is raised.
+    Raises DescriptorError if they cannot be operands of an instruction. If the instruction would trap, the function
+    returns normally, and the report describes the trap.
     """
     try:
         check_load(spec, coords, offsets)
@@ -156,9 +177,9 @@ def _rule(error: DescriptorError) -> str:
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
-    """Return the rule that an access breaks according to ``check``, if any.
+    """Return the rule that an access violates according to ``check``, or None.
 
-    If ``trap`` also raises, a measurement has shown that the access traps.
+    If ``trap`` raises as well, measurements show that the access traps.
     """
     try:
         check()
@@ -167,12 +188,12 @@ def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal
             trap()
         except DescriptorError:
             return Refusal(error.field, _rule(error), _TRAPS)
-        return Refusal(error.field, _rule(error), "ruled out by NVIDIA's documents")
+        return Refusal(error.field, _rule(error), "not allowed by NVIDIA's documents")
     return None
 
 
 def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
-    """Run check_store() without its rule about the end of a row, which the report describes separately."""
+    """Run check_store() but ignore its rule about the end of a row, which the report describes separately."""
     check_write_traps(spec, place)
     try:
         check_store(spec, place)
@@ -182,7 +203,7 @@ def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
 
 
 def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
-    """Return the number of rows past whose end a store writes (it moves 16-byte chunks), and the overwritten bytes."""
+    """Return the number of rows past whose end a store writes, and the overwritten bytes of the first rows."""
     box = placed.box
     past = np.where((box.valid > 0) & (box.valid < box.unit_bytes), box.unit_bytes - box.valid, 0)
     rows = np.nonzero(past.any(axis=1))[0].tolist()
@@ -196,7 +217,7 @@ def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
 
 
 def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
-    """Return the reductions for the element type, including those whose only fault is clipping at 16 bytes."""
+    """Return the reductions for the element type, including those that are illegal only because of 16-byte clipping."""
     legal = []
     for op in REDUCE_TYPES:
         try:
@@ -209,20 +230,20 @@ def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
 
 
 def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
-    """Return a report as pairs of (kind of access, sentence)."""
+    """Return a report as pairs of the kind of access and a description."""
     lines = []
     if report.load_refusal is not None:
         lines.append(("load", f"{report.load_refusal.effect}: {report.load_refusal.rule}"))
     else:
-        text = f"the mbarrier counts {report.expected_bytes} bytes; {report.footprint_bytes} bytes of shared memory"
+        text = f"the mbarrier counts {report.expected_bytes} bytes; the box occupies {report.footprint_bytes} bytes"
         lines.append(("load", text))
         if report.elements is not None:
-            where = f"{report.inside} of {counted(report.elements, 'element')} are in the tensor"
-            where += f"; the other {report.outside} become {report.fill}" if report.outside else ""
+            where = f"{report.inside} of {counted(report.elements, 'element')} are inside the tensor"
+            where += f"; the other {report.outside} are filled with {report.fill}" if report.outside else ""
             lines.append(("", where))
         if report.gmem_range is not None:
             low, high = ((spec.address + end) % (1 << 64) for end in report.gmem_range)
-            lines.append(("", f"it reads from {low:#x} up to {high:#x}"))
+            lines.append(("", f"the load reads addresses {low:#x} to {high:#x}"))
     if report.store_refusal is not None:
         lines.append(("store", f"{report.store_refusal.effect}: {report.store_refusal.rule}"))
     else:
@@ -230,25 +251,23 @@ def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
         for part in report.overwrites[:3]:
             first = (spec.address + part.first_offset) % (1 << 64)
             lines.append(
-                ("", f"row {part.row}: {counted(part.size_bytes, 'byte')} from {first:#x} on, past the row's end")
+                ("", f"row {part.row}: {counted(part.size_bytes, 'byte')} after the end of the row, from {first:#x}")
             )
         if report.overwritten_rows > 3:
-            lines.append(
-                ("", f"and so on in {counted(report.overwritten_rows, 'row')}, {report.overwritten_bytes} bytes in all")
-            )
-        known = ", ".join(report.reductions) or f"none is known for {spec.dtype.name}"
+            lines.append(("", f"in all, {report.overwritten_bytes} bytes in {counted(report.overwritten_rows, 'row')}"))
+        known = ", ".join(report.reductions) or f"none for {spec.dtype.name}"
         lines.append(("reductions", known))
     return [*lines, *([("note", report.note)] if report.note else [])]
 
 
 def _store_line(report: AccessReport) -> str:
     if report.overwritten_bytes:
-        return f"overwrites {report.overwritten_bytes} bytes outside the tensor: rows are clipped at 16 bytes"
+        return f"overwrites {report.overwritten_bytes} bytes outside the tensor, because rows are clipped at 16 bytes"
     if report.stored is None:
         return "writes the box"
     if not report.stored:
-        return "writes nothing: the box is outside the tensor"
+        return "writes nothing, because the box is outside the tensor"
     clipped = (report.elements or report.stored) - report.stored
     return f"writes {counted(report.stored, 'element')}" + (
-        f"; {clipped} outside the tensor are clipped" if clipped else ""
+        f"; {clipped} elements outside the tensor are clipped" if clipped else ""
     )

@@ -1,7 +1,7 @@
-"""Cost of reading a box from shared memory along rows, down columns and with ldmatrix, and table of swizzle modes.
+"""Bank conflicts of reads from a box in shared memory, and the table of swizzle modes.
 
-cudatma.layout does the arithmetic. There are 32 banks of 4 bytes, and a read takes one wavefront unless two lanes need
-different words from one bank.
+Shared memory has 32 banks of 4 bytes. A read takes one wavefront unless lanes access different words of the same bank.
+cudatma.layout computes the wavefronts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cudatma.descriptor.spec import AnySpec, TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.layout import WARP_LANES, Interleave, Swizzle, required_alignment, swizzle, wavefronts
 
-#: Number of chunk columns to try, because the pattern repeats after eight.
+#: Number of chunk columns to evaluate. The pattern repeats after eight.
 _COLUMNS = 8
 
 
@@ -22,9 +22,15 @@ _COLUMNS = 8
 class ReadCost:
     """Cost of a read at the worst position in a box.
 
-    pattern: ``"row"`` (32 lanes along a row), ``"column"`` (32 rows, one element each) or ``"ldmatrix"`` (8 rows of 16
-    bytes, one matrix). lanes, access_bytes: number of lanes, and of bytes per lane. wavefronts, min_wavefronts: number
-    of wavefronts in this layout, and the minimum.
+    Parameters
+    ----------
+    pattern : str
+        "row" (32 lanes along a row), "column" (32 rows, one element each) or "ldmatrix" (8 rows of 16 bytes, one
+        matrix).
+    lanes, access_bytes : int
+        Number of lanes, and number of bytes per lane.
+    wavefronts, min_wavefronts : int
+        Number of wavefronts in this layout, and the minimum for this amount of data.
     """
 
     pattern: str
@@ -35,14 +41,14 @@ class ReadCost:
 
     @property
     def ways(self) -> float:
-        """Ratio of the number of wavefronts to the minimum; 1 means no conflicts."""
+        """Ratio of the number of wavefronts to the minimum. A ratio of 1 means no conflicts."""
         return self.wavefronts / max(1, self.min_wavefronts)
 
 
 def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
-    """Return the cost of each of the three reads for a box at shared address ``base``.
+    """Return the cost of reads by row, by column and with ldmatrix for a box at shared-memory address ``base``.
 
-    Reads that need a larger box are omitted. Packed elements smaller than a byte are read as bytes.
+    Reads that require a larger box are omitted. Packed elements smaller than a byte are read as bytes.
     """
     rows, row_bytes, pitch = _lines(spec)
     size = max(1, smem_bits(spec.dtype) // 8)
@@ -51,7 +57,7 @@ def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
         return swizzle(base + row * pitch + byte, spec.swizzle)
 
     def chunk(row: int, byte: int) -> int:
-        # The flip mode swaps the halves of a chunk but does not move the chunk.
+        # The flip mode swaps the halves of a chunk and leaves the chunk at its address.
         return at(row, byte) // CHUNK_BYTES * CHUNK_BYTES
 
     columns = range(0, min(row_bytes, _COLUMNS * CHUNK_BYTES), CHUNK_BYTES)
@@ -71,7 +77,7 @@ def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
 
 
 def _lines(spec: AnySpec) -> tuple[int, int, int]:
-    """Return the number of rows, their size in bytes and their pitch. With interleave, a row is one pixel's slice."""
+    """Return the number, size and pitch of the rows. With interleave, a row is the channel slice of a pixel."""
     layout = spec.box_layout
     if spec.interleave is Interleave.NONE:
         return layout.rows, layout.row_bytes, layout.pitch_bytes
@@ -85,16 +91,29 @@ def _worst(pattern: str, accesses: Sequence[Sequence[int]], size: int) -> ReadCo
     return ReadCost(pattern, worst[2], size, worst[0], worst[1])
 
 
-COLUMNS = ("mode", "span", "align", "address bits", "ldmatrix", "known from", "use")
+COLUMNS = ("mode", "span", "align", "address bits", "ldmatrix", "evidence", "use")
 
 
 @dataclass(frozen=True, slots=True)
 class SwizzleRow:
     """Row of the table of swizzle modes.
 
-    span_bytes: minimum pitch of a row, 0 without swizzle. alignment_bytes: alignment of the box in shared memory. xor:
-    the address bits that are XORed. ldmatrix_wavefronts: number of wavefronts for eight rows as wide as the span (128
-    bytes without swizzle); 1 means no conflicts. use: purpose of the mode. evidence: how the mode's pattern is known.
+    Parameters
+    ----------
+    mode : Swizzle
+        The swizzle mode.
+    span_bytes : int
+        Minimum pitch of a row, or 0 without swizzle.
+    alignment_bytes : int
+        Required alignment of the box in shared memory.
+    xor : str
+        Address bits that the mode XORs.
+    ldmatrix_wavefronts : int
+        Number of wavefronts for eight rows as wide as the span (128 bytes without swizzle). One means no conflicts.
+    use : str
+        Purpose of the mode.
+    evidence : str
+        Evidence for the pattern.
     """
 
     mode: str
@@ -113,7 +132,7 @@ class SwizzleRow:
 
 
 def swizzle_rows() -> tuple[SwizzleRow, ...]:
-    """Return a row for each mode in the order of CUtensorMapSwizzle."""
+    """Return one row per swizzle mode in the order of CUtensorMapSwizzle."""
     return tuple(_row(mode) for mode in Swizzle)
 
 
@@ -122,11 +141,11 @@ def _row(mode: Swizzle) -> SwizzleRow:
     spec = TiledSpec(dtype=tma_type("uint8"), dims=(width, 8), strides_bytes=(width,), box=(width, 8), swizzle=mode)
     ldmatrix = next(cost for cost in read_costs(spec) if cost.pattern == "ldmatrix")
     if mode is Swizzle.NONE:
-        use = "plain order: 1D copies, tables, rows read whole"
+        use = "linear layout for 1D copies, tables, and rows that are read whole"
     elif mode.is_atom:
-        use = "operands swizzled in larger chunks; sm_100 and up"
+        use = "operands swizzled in larger chunks, on sm_100 and later"
     else:
-        use = f"rows of up to {mode.span_bytes} bytes read by columns, by ldmatrix or by wgmma"
+        use = f"rows of up to {mode.span_bytes} bytes that are read by column, by ldmatrix or by wgmma"
     evidence = "documents" if mode.is_atom else "H200"
     return SwizzleRow(
         mode.label, mode.span_bytes, required_alignment(mode), _xor(mode), ldmatrix.wavefronts, use, evidence
@@ -134,7 +153,7 @@ def _row(mode: Swizzle) -> SwizzleRow:
 
 
 def _xor(mode: Swizzle) -> str:
-    """Return the XORed address bits, such as ``"4-6 ^= 7-9"``, computed bit by bit from swizzle()."""
+    """Return the XORed address bits, such as ``"4-6 ^= 7-9"``, which are derived from swizzle() bit by bit."""
     moved: dict[int, list[int]] = {}
     for bit in range(10):
         changed = swizzle(1 << bit, mode) ^ 1 << bit
@@ -150,6 +169,6 @@ def _bits(bits: list[int]) -> str:
 
 
 def markdown() -> str:
-    """Return the table of docs/reference/tensor_map_format.md as Markdown."""
+    """Return the table of swizzle modes as Markdown, for docs/reference/tensor_map_format.md."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in swizzle_rows())]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

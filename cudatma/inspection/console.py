@@ -1,4 +1,4 @@
-"""Terminal output of findings, accesses and bits as tables."""
+"""Tables of findings, accesses and bits for the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def print_rows(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """Print a table without lines. The last column is folded; the other columns keep their width."""
+    """Print a table without lines. Only the last column is wrapped."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -60,7 +60,7 @@ def print_element(element: Element, spec: AnySpec) -> None:
     print_rows(
         [
             ("coordinates", f"({', '.join(map(str, element.coords))})"),
-            ("global", f"{where:#x}{bit}" if element.is_inside else "outside the tensor: loads fill it"),
+            ("global", f"{where:#x}{bit}" if element.is_inside else "outside the tensor, filled by loads"),
             ("shared", f"{element.smem_address:#x}{bit}"),
             ("bank", str(element.bank)),
         ]
@@ -68,7 +68,7 @@ def print_element(element: Element, spec: AnySpec) -> None:
 
 
 def print_bits(ranges: Iterable[BitRange]) -> None:
-    """Print every field, and those bits outside all fields that are set or have a note."""
+    """Print every field, and the other bits that are set or have a note."""
     shown = [r for r in ranges if r.evidence is not Evidence.UNKNOWN or r.value or r.note]
     rows = [(r.place, r.name, f"{r.value:#x}", r.evidence.value + (f"; {r.note}" if r.note else "")) for r in shown]
-    print_rows(rows, ("bits", "field", "value", "known from"))
+    print_rows(rows, ("bits", "field", "value", "evidence"))

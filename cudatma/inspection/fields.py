@@ -1,4 +1,4 @@
-"""Fields of a tensor map as plain data, as ``cudatma inspect --json`` prints them."""
+"""Fields of a tensor map as the plain data that ``cudatma inspect --json`` prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudatma.descriptor.codec import DESCRIPTOR_BYTES, Decoded, decode
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 
 #: Note on every im2col wide map.
-WIDE_NOTE = "im2col wide (sm_100 and up): from NVIDIA's documents only, verified on no GPU"
+WIDE_NOTE = "im2col wide (sm_100 and later): based on NVIDIA's documents, not verified on a GPU"
 
 
 def describe_descriptor(data: bytes) -> dict[str, Any]:
@@ -17,14 +17,14 @@ def describe_descriptor(data: bytes) -> dict[str, Any]:
     Parameters
     ----------
     data : bytes
-        The 128 bytes.
+        The 128 bytes of the map.
 
     Returns
     -------
     dict
-        Lists are in TMA order. ``strides`` has rank - 1 pitches in bytes; ``shape``, ``box`` and the corners are in
-        elements. For im2col, ``box`` is None, and there are corners, channels and pixels instead. ``unknown_bits``
-        lists the numbers of the set bits that belong to no field.
+        Fields by name. Lists are in TMA order. ``strides`` contains rank - 1 pitches in bytes. ``shape``, ``box`` and
+        the corners are in elements. For im2col maps, ``box`` is None, and corners, channels and pixels replace it.
+        ``unknown_bits`` lists the numbers of set bits that belong to no field.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def describe_descriptor(data: bytes) -> dict[str, Any]:
 
 
 def describe_derived(decoded: Decoded) -> dict[str, Any]:
-    """Return the fields of a map that its config does not contain: derived fields and unknown bits."""
+    """Return the fields of a map that its spec does not contain: derived fields and unknown bits."""
     return {
         "version": decoded.version,
         "smem_bytes": decoded.smem_bytes,
@@ -46,9 +46,9 @@ def describe_derived(decoded: Decoded) -> dict[str, Any]:
 
 
 def describe_config(spec: AnySpec) -> dict[str, Any]:
-    """Return the fields that follow from a config, with the names of describe_descriptor().
+    """Return the fields that follow from a spec, named as in describe_descriptor().
 
-    An im2col wide config has its mode, its two corners along W, and a note about the evidence.
+    For an im2col wide spec, the fields include the mode, the two corners along W, and a note about the evidence.
     """
     fields: dict[str, Any] = {
         "kind": "tiled" if isinstance(spec, TiledSpec) else "im2col" if isinstance(spec, Im2colSpec) else "im2col_wide",
@@ -83,7 +83,7 @@ def describe_config(spec: AnySpec) -> dict[str, Any]:
 
 
 def headline(spec: AnySpec) -> str:
-    """Return one line that describes a map by type, shape, box and swizzle, innermost dimension first."""
+    """Return a one-line summary of a map: type, shape, box and swizzle, innermost dimension first."""
     shape = " × ".join(map(str, spec.dims))
     if isinstance(spec, TiledSpec):
         part = f"box {' × '.join(map(str, spec.box))}"

@@ -1,4 +1,4 @@
-"""``cudatma.inspect``, the function that explains a tensor map, and its result, Inspection."""
+"""The function ``cudatma.inspect``, which explains a tensor map, and the class of its result, Inspection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudatma.descriptor.bits import BitRange, Comparison, Evidence, compare, exp
 from cudatma.descriptor.codec import Decoded, decode, encode
 from cudatma.descriptor.spec import AnySpec, Im2colWideSpec
 from cudatma.errors import DescriptorError
-from cudatma.inspection.fields import WIDE_NOTE, describe_config, describe_derived, headline
+from cudatma.inspection.fields import describe_config, describe_derived, headline
 from cudatma.inspection.reading import content_of
 from cudatma.target import Target, get_target
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 def inspect(source: object, *, device: int | None = None) -> Inspection:
-    """Return an explanation of a tensor map, to print or to display in a notebook.
+    """Explain a tensor map.
 
     Parameters
     ----------
     source : object
-        A TensorMap or its config; the 128 bytes as bytes, a ctypes object or an array on the host or a GPU (CuPy,
-        torch, NumPy); text in a form that ``cudatma inspect`` reads; or a device pointer (int) with ``device``. GPU
-        memory is copied once, after the GPU has finished its work.
+        TensorMap or its spec; the 128 bytes as bytes, a ctypes object or an array on the host or a GPU (CuPy, torch,
+        NumPy); text in a format that ``cudatma inspect`` reads; or a device pointer (int) together with ``device``.
+        If the map is in GPU memory, the function synchronizes the GPU and copies the map once.
     device : int, optional
-        CUDA ordinal of the device to which a device pointer belongs.
+        CUDA ordinal of the device that holds the memory at a device pointer.
 
     Returns
     -------
     Inspection
-        The explanation.
+        Explanation, which can be printed or displayed in a notebook.
 
     Raises
     ------
     DescriptorError
         If the bytes are not a tensor map.
     ArgumentError, ArgumentTypeError
-        If the source has any other type.
+        If the type of the source is not supported, or if ``device`` is missing or superfluous.
     DriverError
         If GPU memory cannot be read.
 
@@ -63,14 +63,14 @@ def inspect(source: object, *, device: int | None = None) -> Inspection:
 
 
 class Inspection:
-    """An explanation of a tensor map, as ``cudatma.inspect`` returns it.
+    """Explanation of a tensor map, returned by ``cudatma.inspect``.
 
     Parameters
     ----------
     data : bytes or None
-        The 128 bytes. None for an im2col wide map, whose bytes only a driver for sm_100 and up knows.
+        The 128 bytes, or None for an im2col wide map, which only a driver for sm_100 or later can encode.
     spec : TiledSpec, Im2colSpec or Im2colWideSpec, optional
-        The config of a map without bytes.
+        Specification of a map without bytes.
     """
 
     def __init__(self, data: bytes | None, spec: AnySpec | None = None) -> None:
@@ -83,17 +83,17 @@ class Inspection:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields as plain data, as ``cudatma inspect --json`` prints them."""
+        """Fields as the plain data that ``cudatma inspect --json`` prints."""
         derived = describe_derived(self._decoded) if self._decoded is not None else {}
         return describe_config(self.spec) | derived
 
     @property
     def bits(self) -> tuple[BitRange, ...]:
-        """All 1024 bits by name. Empty for a map without bytes."""
+        """All 1024 bits by field, or an empty tuple for a map without bytes."""
         return explain(self.data) if self.data is not None else ()
 
     def at(self, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
-        """Return what a load, a store or a reduction at coordinates does.
+        """Return the effect of a load, store or reduction at given coordinates.
 
         Parameters
         ----------
@@ -105,12 +105,12 @@ class Inspection:
         Returns
         -------
         AccessReport
-            Bytes, elements outside the tensor, clipping, or a trap.
+            Transferred bytes, elements outside the tensor, clipping, or a trap.
 
         Raises
         ------
         DescriptorError
-            If the number of coordinates or offsets is wrong, or one is not an integer.
+            If the number of coordinates or offsets is wrong, or if a value is not an integer.
         """
         from cudatma.inspection.access import access_at
 
@@ -119,46 +119,46 @@ class Inspection:
     def place(
         self, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, *, base: int = 0
     ) -> Placement:
-        """Return where each element of a box is in the tensor and in shared memory.
+        """Return the position of each element of a box in the tensor and in shared memory.
 
         Parameters
         ----------
         coords : sequence of int, optional
-            Coordinates of the box in TMA order. Default: the first box.
+            Coordinates of the box in TMA order. Default: the first coordinates at which a box can be loaded.
         offsets : sequence of int, optional
             Im2col offsets, W first.
         base : int, default: 0
-            Shared-memory address of the box, a multiple of 128.
+            Shared-memory address of the box. It must be a multiple of 128.
 
         Returns
         -------
         Placement
-            The layout of the box.
+            Layout of the box.
 
         Raises
         ------
         DescriptorError
             If the access is illegal.
         ArgumentError
-            If ``base`` is not aligned.
+            If ``base`` is not a multiple of 128.
         """
         from cudatma.inspection.placement import Placement
 
         return Placement(self.spec, coords, offsets, base)
 
     def lint(self, *, target: Target | str | None = None) -> Lint:
-        """List the risks of the map.
+        """Find probable mistakes in the map.
 
         Parameters
         ----------
         target : Target or str, optional
-            Architecture for which the map is checked. Default: all targets. An error then means that no target can use
-            the map.
+            Architecture for which the map is checked. By default, all targets are considered, and only a map that no
+            target supports is an error.
 
         Returns
         -------
         Lint
-            The findings, the most severe first.
+            Findings in descending order of severity.
 
         Raises
         ------
@@ -170,17 +170,17 @@ class Inspection:
         return lint(self.spec, self._decoded, None if target is None else get_target(target))
 
     def compare(self, other: object) -> Comparison:
-        """Compare this map with another one, bit by bit.
+        """Compare this map with another one bit by bit.
 
         Parameters
         ----------
         other : object
-            Any source that ``inspect`` takes.
+            Any source that ``cudatma.inspect`` supports.
 
         Returns
         -------
         Comparison
-            The fields that differ.
+            Fields that differ.
 
         Raises
         ------
@@ -189,7 +189,9 @@ class Inspection:
         """
         theirs = other if isinstance(other, Inspection) else inspect(other)
         if self.data is None or theirs.data is None:
-            raise DescriptorError("source", "an im2col wide spec", "maps that have bytes", WIDE_NOTE)
+            raise DescriptorError(
+                "source", "an im2col wide spec", "maps with bytes", "pass the bytes of a driver's map"
+            )
         return compare(self.data, theirs.data, ("A", "B"))
 
     def svg(
@@ -201,16 +203,16 @@ class Inspection:
         element: tuple[int, int] | None = None,
         theme: str = "auto",
     ) -> str:
-        """Draw a box in the tensor, in shared memory, and in the banks.
+        """Draw a box in the tensor and in shared memory, with its banks.
 
         Parameters
         ----------
         coords, offsets, base : as in place
-            The box.
+            Position of the box. See ``place``.
         element : tuple of int, optional
-            (row, index) of an element of the box to outline.
+            (row, index) of an element of the box to outline. Default: none.
         theme : {"auto", "light", "dark"}, default: "auto"
-            Colors; "auto" follows the reader's settings.
+            Colors. "auto" follows the reader's settings.
 
         Returns
         -------
@@ -222,7 +224,7 @@ class Inspection:
         ArgumentError
             If the theme is unknown.
         DescriptorError
-            If there is nothing to draw.
+            If the map is im2col wide or the access is illegal.
         """
         from cudatma.inspection.picture import picture
 
@@ -239,14 +241,14 @@ class Inspection:
         theme: str = "auto",
         target: Target | str | None = None,
     ) -> str:
-        """Return an HTML page with the picture, the fields, the effect of accesses, the risks and all bits.
+        """Return an HTML page with the picture, the fields, the effect of accesses, the findings and all bits.
 
         Parameters
         ----------
         coords, offsets, base, element, theme : as in svg
-            The picture.
+            Contents of the picture. See ``svg``.
         target : Target or str, optional
-            As in ``lint``.
+            Architecture for which the map is checked. See ``lint``.
 
         Returns
         -------
@@ -256,7 +258,7 @@ class Inspection:
         from cudatma import pages
 
         parts = self._parts(coords, offsets, base, element, theme, target)
-        parts.append(("Every bit", pages.table(self._bit_rows(), ("bits", "field", "value", "known from", ""))))
+        parts.append(("All bits", pages.table(self._bit_rows(), ("bits", "field", "value", "evidence", ""))))
         return pages.document(headline(self.spec), pages.parts(parts), theme, script="map.js")
 
     def _repr_html_(self) -> str:
@@ -299,7 +301,7 @@ class Inspection:
         return None if element is None else placed.element(*element)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the fields as rows of a table.
+        """Return the fields as table rows.
 
         Returns
         -------
@@ -317,12 +319,12 @@ class Inspection:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields and all bits as plain data.
+        """Return the fields and all bits as JSON-compatible data.
 
         Returns
         -------
         dict
-            The fields and, under ``"bits"``, every bit.
+            The fields, and all bits under the key ``"bits"``.
         """
         parts = [asdict(part) | {"evidence": part.evidence.value} for part in self.bits]
         return self.fields | {"bits": parts}
@@ -334,7 +336,7 @@ class Inspection:
 
 
 def cell(name: str, value: Any) -> str:
-    """Return a value as a table shows it."""
+    """Return a value as the text of a table cell."""
     if name == "address":
         return hex(value)
     if isinstance(value, list):

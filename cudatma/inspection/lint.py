@@ -1,7 +1,7 @@
-"""Risks of a tensor map by severity. Each finding states its rule, the source of the rule, and a remedy.
+"""Checks of a tensor map. Each finding states a severity, the violated rule, the source of the rule, and a remedy.
 
-An error means that every access through the map fails, or that the target cannot use the map. A warning means a
-probable mistake, and a note is information. The rules come from descriptor.rules and descriptor.access.
+An error means that every access through the map fails, or that the target does not support the map. A warning means a
+probable mistake, and a note is information. The rules are defined in descriptor.rules and descriptor.access.
 """
 
 from __future__ import annotations
@@ -23,16 +23,28 @@ from cudatma.inspection.placement import MAX_SMEM_BYTES, origin
 from cudatma.layout import Interleave, Swizzle, traversed
 from cudatma.target import TARGETS, Target
 
-#: All severities, the most severe first.
+#: All severities in descending order.
 SEVERITIES = ("error", "warning", "note")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A risk of a tensor map.
+    """A finding about a tensor map.
 
-    name: the rule's name. severity: one of SEVERITIES. message: the finding for this map. rule: the requirement.
-    source: the document that states the rule. remedy: what the user can do.
+    Parameters
+    ----------
+    name : str
+        Name of the rule.
+    severity : str
+        "error", "warning" or "note".
+    message : str
+        Finding for this map.
+    rule : str
+        Requirement, independent of the map.
+    source : str
+        Document or measurement on which the rule is based.
+    remedy : str
+        Action that avoids the finding.
     """
 
     name: str
@@ -44,20 +56,20 @@ class Finding:
 
 
 _SECTOR_BYTES = 32
-#: Drivers for Blackwell described smaller allocations wrongly. [NVIDIA driver 595.71.05, release notes]
+#: Drivers set bit 85 incorrectly for smaller allocations on Blackwell. [NVIDIA driver 595.71.05, release notes]
 _SMALL_ALLOCATION_BYTES = 128 << 10
 _RELEASE_NOTES = "NVIDIA driver 595.71.05, release notes, known issues; Triton issue 10442 and pull request 11011"
 
 
 def _inner_bytes(spec: AnySpec) -> int:
-    """Return the number of bytes in one row of the tensor."""
+    """Return the number of bytes in a row of the tensor."""
     if spec.interleave is not Interleave.NONE:
         return spec.dims[0] * spec.interleave.slice_bytes
     return spec.dims[0] * spec.dtype.element_bits // 8
 
 
 def overlap(spec: AnySpec) -> Iterator[Finding]:
-    """Find strides with which elements share bytes, because a stride is 0 or less than the extent inside it."""
+    """Find dimensions whose elements overlap because the stride is smaller than the extent of the inner dimensions."""
     extent = _inner_bytes(spec)
     for index, (dim, stride) in enumerate(zip(spec.dims[1:], spec.strides_bytes, strict=True)):
         if dim > 1 and stride < extent:
@@ -65,27 +77,27 @@ def overlap(spec: AnySpec) -> Iterator[Finding]:
             yield Finding(
                 "stride-zero" if zero else "overlapping-strides",
                 "note" if zero else "warning",
-                f"strides_bytes[{index}] is {stride}, dimension {index + 1} steps over {extent} bytes: "
-                + ("every step reads the same bytes" if zero else "its elements overlap"),
-                "the driver accepts it; loads work, but stores and reductions write some bytes more than once",
+                f"strides_bytes[{index}] is {stride} but the inner dimensions span {extent} bytes, so "
+                + f"dimension {index + 1} {'repeats the same bytes' if zero else 'overlaps itself'}",
+                "the driver accepts the stride; loads work, but stores and reductions write some bytes repeatedly",
                 "measured on an H200",
-                "use a broadcast for loads only" if zero else "check that the pitch is in bytes and not in elements",
+                "use the map only for loads" if zero else "check that the pitch is in bytes and not in elements",
             )
         extent = max(extent, stride * dim)
 
 
 def l2(spec: AnySpec) -> Iterator[Finding]:
-    """Find missing L2 promotion and rows that do not start at a sector."""
+    """Find a missing L2 promotion and rows that do not start at a sector boundary."""
     if spec.l2_promotion is L2Promotion.NONE and spec.box_layout.row_bytes >= 64:
         row = spec.box_layout.row_bytes if spec.interleave is Interleave.NONE else spec.expected_bytes
         promotion = max(size for size in (64, 128, 256) if size <= max(64, row))
         yield Finding(
             "no-l2-promotion",
             "note",
-            f"L2 fetches only the sectors that a row touches; rows of the box have {row} bytes",
-            "l2_promotion rounds a fetch from memory up to 64, 128 or 256 bytes",
+            f"l2_promotion is none, so L2 fetches only the sectors that a box row touches ({row} bytes per row)",
+            "l2_promotion rounds each fetch from DRAM up to 64, 128 or 256 bytes",
             "CUDA driver API, CUtensorMapL2promotion",
-            f"l2_promotion='{promotion}B' if neighboring boxes are read soon; measure it",
+            f"try l2_promotion='{promotion}B' if neighboring boxes are loaded soon after each other",
         )
     outer = zip(spec.dims[1:], spec.strides_bytes, strict=True)
     odd = [stride for dim, stride in outer if dim > 1 and stride % _SECTOR_BYTES]
@@ -94,15 +106,17 @@ def l2(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "rows-across-sectors",
             "note",
-            f"{what} is not a multiple of {_SECTOR_BYTES}: rows begin inside a sector and fetch one more",
+            f"{what} is not a multiple of {_SECTOR_BYTES}, so each row touches an additional sector",
             "memory is read in sectors of 32 bytes",
             "CUDA C++ Best Practices Guide, coalesced access",
-            f"pad the pitch to a multiple of {_SECTOR_BYTES} bytes, better 128" if odd else "align the first element",
+            f"pad the pitch to a multiple of {_SECTOR_BYTES} bytes, preferably 128"
+            if odd
+            else "align the first element",
         )
 
 
 def outside(spec: AnySpec) -> Iterator[Finding]:
-    """Find boxes that extend beyond the tensor, and report the fill value."""
+    """Find boxes that extend beyond the tensor, and report a NaN fill value."""
     if isinstance(spec, TiledSpec) and spec.interleave is Interleave.NONE:
         spans = spec.box
         tails = [i for i, (dim, span) in enumerate(zip(spec.dims, spans, strict=True)) if dim % span]
@@ -110,23 +124,23 @@ def outside(spec: AnySpec) -> Iterator[Finding]:
             counts = traversed(spec.box, spec.element_strides, spec.interleave)
             boxes = prod(-(-dim // span) for dim, span in zip(spec.dims, spans, strict=True))
             moved = boxes * prod(counts)
-            shown = ", ".join(f"dims[{i}] {spec.dims[i]} by {spans[i]}" for i in tails)
+            shown = ", ".join(f"dims[{i}] is {spec.dims[i]}, box {spans[i]}" for i in tails)
             yield Finding(
                 "tail-boxes",
                 "note",
-                f"boxes do not divide the tensor ({shown}); covering it moves {moved} elements",
-                "the last box of a dimension reaches beyond the tensor; the mbarrier counts the filled elements",
+                f"the box does not divide the tensor ({shown}); the boxes that cover it have {moved} elements",
+                "the last box of a dimension extends beyond the tensor, and the mbarrier counts the filled elements",
                 "measured on an H200",
-                "expect the same bytes from every box",
+                "expect the same number of bytes from every box",
             )
     if spec.oob_fill is OobFill.NAN:
         yield Finding(
             "nan-fill",
             "note",
-            "outside the tensor, loads write 0x7FF7 into every 16 bits, for every type",
-            "the NaN fill is one 16-bit pattern",
+            "loads fill each 16 bits outside the tensor with 0x7FF7, regardless of the element type",
+            "the NaN fill value is a pattern of 16 bits",
             "measured on an H200",
-            "use zeros unless the consumer checks for this NaN",
+            "fill with zeros unless the consumer checks for this NaN",
         )
 
 
@@ -137,30 +151,30 @@ def address(spec: AnySpec) -> Iterator[Finding]:
             "null-address",
             "warning",
             "the global address is 0",
-            "the driver accepts it; an access inside the tensor then fails",
+            "the driver accepts address 0, but an access inside the tensor fails",
             "measured on an H200",
-            "set it with TensorMap.replace_address() or tensormap.replace before the launch",
+            "set the address with TensorMap.replace_address() or tensormap.replace before the launch",
         )
 
 
 def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
-    """Find bits that do not follow from the config. On some targets, drivers derive such bits from the allocation."""
+    """Find set bits that do not follow from the spec. On some targets, drivers derive a bit from the allocation."""
     spec, unknown = decoded.spec, decoded.unknown
     if unknown >> ALLOCATION_BIT & 1:
         yield Finding(
             "allocation-bit",
             "warning",
-            f"bit {ALLOCATION_BIT} is set, as by drivers for sm_100 and up",
-            "for allocations below 128 KiB that are not dense, the bit must be cleared, or accesses may fault",
+            f"bit {ALLOCATION_BIT} is set, which drivers do on sm_100 and later",
+            "accesses may fault if the bit is set, the allocation is below 128 KiB and the tensor is not contiguous",
             _RELEASE_NOTES,
-            "clear it for memory of this kind, or use a fixed driver; do not copy the map to another address",
+            "clear the bit for such a tensor, or use a fixed driver; do not change the address of the map",
         )
     elif target is not None and target.tensormap_knows_allocation and _is_small_and_sparse(spec):
         yield Finding(
             "small-allocation",
             "note",
-            f"the tensor spans less than {_SMALL_ALLOCATION_BYTES >> 10} KiB and is not dense",
-            f"drivers for {target.name} may set bit {ALLOCATION_BIT} for it, and accesses then fault occasionally",
+            f"the tensor spans less than {_SMALL_ALLOCATION_BYTES >> 10} KiB and is not contiguous",
+            f"drivers for {target.name} may set bit {ALLOCATION_BIT} for such a tensor, so that some accesses fault",
             _RELEASE_NOTES,
             f"clear bit {ALLOCATION_BIT} after encoding, or allocate more than 128 KiB",
         )
@@ -170,17 +184,17 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
         yield Finding(
             "unknown-bits",
             "warning",
-            f"bits {', '.join(map(str, shown[:8]))}{more} are set and belong to no field of this map",
-            "a driver of sm_90 sets none of them",
+            f"bits {', '.join(map(str, shown[:8]))}{more} are set but belong to no field of this map",
+            "drivers set none of these bits on sm_90",
             "20000 maps encoded by an H200's driver",
-            "list them with --bits, and check that all 128 bytes were copied in the right order",
+            "list all bits with --bits, and check that all 128 bytes were copied in order",
         )
     if decoded.version:
         yield Finding(
             "version",
             "note",
-            f"version is {decoded.version}; an H200's driver writes 0",
-            "other drivers may write other bits; on an H200 it changes nothing",
+            f"version is {decoded.version}, but an H200's driver writes 0",
+            "other drivers may write other values; an H200 ignores the field",
             "measured on an H200",
             "encode the map with the driver of the GPU that uses it",
         )
@@ -191,9 +205,9 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             "note",
             f"smem_bytes {decoded.smem_bytes} and smem_pattern {decoded.smem_pattern} differ from the driver's values, "
             f"{expected.smem_bytes} and {expected.smem_pattern}",
-            "tensormap.replace does not change them, and loads ignore them",
+            "tensormap.replace does not update these fields, and loads ignore them",
             "measured on an H200",
-            "nothing, if the map was edited on the GPU",
+            "ignore this note if a kernel has modified the map; otherwise, encode the map again",
         )
 
 
@@ -208,7 +222,7 @@ def _is_small_and_sparse(spec: AnySpec) -> bool:
 
 
 _TMA_ALIGNMENT = 128
-#: Smaller boxes cannot keep the memory busy if one thread issues them.
+#: Copies of smaller boxes do not saturate memory bandwidth if a single thread issues them.
 _SMALL_BOX_BYTES = 4096
 
 
@@ -220,38 +234,38 @@ def padding(spec: AnySpec) -> Iterator[Finding]:
     yield Finding(
         "padded-rows",
         "warning",
-        f"rows of {layout.row_bytes} bytes are {layout.pitch_bytes} bytes apart: the box needs "
-        f"{layout.footprint_bytes} bytes, the mbarrier counts {layout.expected_bytes}",
-        f"shared memory holds the rows at a pitch of the swizzle span, {spec.swizzle.span_bytes} bytes",
+        f"rows of {layout.row_bytes} bytes have a pitch of {layout.pitch_bytes} bytes, so the box occupies "
+        f"{layout.footprint_bytes} bytes but the mbarrier counts {layout.expected_bytes}",
+        f"the pitch of the rows in shared memory is the swizzle span, {spec.swizzle.span_bytes} bytes",
         "measured on an H200; docs/reference/tensor_map_format.md",
-        "reserve footprint_bytes, and expect expected_bytes; a narrower swizzle or a wider box wastes nothing",
+        "allocate footprint_bytes and expect expected_bytes, or avoid padding with a narrower swizzle or a wider box",
     )
 
 
 def alignment(spec: AnySpec) -> Iterator[Finding]:
-    """Find boxes whose size breaks the alignment of the next box."""
+    """Find boxes whose size misaligns the box that follows in shared memory."""
     need = spec.smem_alignment_bytes
     if need > _TMA_ALIGNMENT:
         yield Finding(
             "smem-alignment",
             "note",
-            f"swizzle {spec.swizzle.label} repeats after {need} bytes: start the box at a multiple of {need}",
-            "TMA itself requires 128 bytes; the XOR applies to absolute addresses, so elsewhere the pattern is shifted",
+            f"swizzle {spec.swizzle.label} repeats every {need} bytes, so the box must start at a multiple of {need}",
+            "TMA requires only 128 bytes, but the XOR applies to absolute addresses and would shift the pattern",
             "PTX ISA 5.5.7; measured on an H200",
-            f"declare the buffer __align__({need}), or round the dynamic shared memory's address up",
+            f"declare the buffer with __align__({need}), or round up the address of dynamic shared memory",
         )
     for step, severity, why in (
-        (_TMA_ALIGNMENT, "warning", "a box right after it traps with a misaligned address"),
-        (need, "warning", "a box right after it has its pattern shifted"),
+        (_TMA_ALIGNMENT, "warning", "a copy to the next box traps with a misaligned address"),
+        (need, "warning", "the swizzle pattern of the next box is shifted"),
     ):
         if spec.footprint_bytes % step:
             yield Finding(
                 "stage-alignment",
                 severity,
-                f"{spec.footprint_bytes} bytes are not a multiple of {step}: {why}",
-                f"each box of a ring of stages starts at a multiple of {step} bytes",
+                f"the box occupies {spec.footprint_bytes} bytes, not a multiple of {step}, so {why}",
+                f"each stage of a ring must start at a multiple of {step} bytes",
                 "cp.async.bulk.tensor, PTX ISA; measured on an H200",
-                f"place stages {-(-spec.footprint_bytes // step) * step} bytes apart",
+                f"place the stages {-(-spec.footprint_bytes // step) * step} bytes apart",
             )
             return
 
@@ -268,59 +282,60 @@ def banks(spec: AnySpec) -> Iterator[Finding]:
         severe = pattern == "ldmatrix" or cost.ways > 8
         wider = spec.swizzle is not Swizzle.B128 and not spec.swizzle.is_atom
         remedy = (
-            f"swizzle 128B with rows of {min(128, spec.box_layout.row_bytes)} bytes spreads eight rows over all banks"
+            f"use swizzle 128B with rows of {min(128, spec.box_layout.row_bytes)} bytes, which spreads 8 rows over all "
+            "banks"
             if wider
-            else "read it with ldmatrix or in rows; a swizzle spreads at most eight rows over the banks"
+            else "read the box with ldmatrix or in rows, because a swizzle spreads at most eight rows over the banks"
         )
         yield Finding(
             f"{pattern}-conflicts",
             "warning" if severe else "note",
-            f"{what} takes {cost.wavefronts} wavefronts instead of {cost.min_wavefronts}: {cost.ways:g}-way conflicts",
-            "lanes that access different words of one of the 32 banks are served one after another",
+            f"{what} takes {cost.wavefronts} wavefronts instead of {cost.min_wavefronts} ({cost.ways:g}-way conflicts)",
+            "accesses of different lanes to different words of one of the 32 banks are serialized",
             "CUDA C++ Programming Guide, shared memory; cudatma.layout.wavefronts",
             remedy,
         )
 
 
 def steps(spec: AnySpec) -> Iterator[Finding]:
-    """Find traversal steps that have no effect."""
+    """Find traversal strides that have no effect."""
     if spec.interleave is Interleave.NONE and spec.element_strides[0] > 1:
         yield Finding(
             "inner-step-ignored",
             "warning",
-            f"element_strides[0] is {spec.element_strides[0]}, and is ignored: the whole row of the box arrives",
-            "without interleave the innermost step has no effect; only the driver's smem_bytes divides by it",
+            f"element_strides[0] is {spec.element_strides[0]} but has no effect, because a load copies whole box rows",
+            "without interleave, the innermost traversal stride changes only the driver's smem_bytes",
             "CUDA driver API, cuTensorMapEncodeTiled; measured on an H200",
-            "set it to 1; to skip elements, describe them as another dimension",
+            "set it to 1, and describe skipped elements as another dimension",
         )
 
 
 def size(spec: AnySpec) -> Iterator[Finding]:
-    """Find boxes that are too small for one copy, or larger than the tensor."""
+    """Find boxes that are too small for high bandwidth, or larger than the tensor."""
     if spec.expected_bytes < _SMALL_BOX_BYTES:
         yield Finding(
             "small-box",
             "note",
-            f"one copy moves {spec.expected_bytes} bytes",
-            "a thread issues one copy at a time: 4 KiB copies reach about half of the bandwidth of 32 KiB ones",
+            f"one copy transfers only {spec.expected_bytes} bytes",
+            "copies of 4 KiB that one thread issues reach about half of the bandwidth of 32 KiB copies",
             "measured on an H200, one thread block per SM",
-            "enlarge the box, or let more blocks or threads issue copies",
+            "enlarge the box, or issue copies from more blocks or threads",
         )
     if not isinstance(spec, TiledSpec):
         return
     counts = traversed(spec.box, spec.element_strides, spec.interleave)
     wide = [i for i, (count, dim) in enumerate(zip(counts, spec.dims, strict=True)) if count > dim]
     if spec.interleave is not Interleave.NONE:
-        wide = [i for i in wide if i != spec.rank - 2]  # there the box counts channels and the tensor slices
+        wide = [i for i in wide if i != spec.rank - 2]  # Here, the box counts channels and the tensor counts slices.
     if wide:
-        shown = ", ".join(f"box[{i}] {spec.box[i]} of {spec.dims[i]}" for i in wide)
+        shown = ", ".join(f"box[{i}] is {spec.box[i]}, dims[{i}] is {spec.dims[i]}" for i in wide)
         yield Finding(
             "box-beyond-tensor",
             "note",
-            f"the box is larger than the tensor ({shown}): the rest is always filled, and counted",
-            "elements outside the tensor count for the mbarrier and take shared memory",
+            f"the box is larger than the tensor ({shown}), so every load fills the remaining elements",
+            "elements outside the tensor count toward expected_bytes and occupy shared memory",
             "measured on an H200",
-            "shrink the box if the tensor is never larger",
+            "reduce the box if the tensor is never larger",
         )
 
 
@@ -329,26 +344,35 @@ RULES = (padding, alignment, banks, steps, size, overlap, l2, outside, address)
 
 @dataclass(frozen=True, slots=True)
 class Lint:
-    """Findings, the most severe first. target: the architecture for which the map was checked, or None for all."""
+    """Result of ``lint``.
+
+    Parameters
+    ----------
+    findings : tuple of Finding
+        Findings in descending order of severity.
+    target : str or None
+        Architecture for which the map was checked, or None for all architectures.
+    """
 
     findings: tuple[Finding, ...]
     target: str | None
 
     @property
     def worst(self) -> str | None:
-        """Worst severity, or None if there are no findings."""
+        """Highest severity among the findings, or None if there are no findings."""
         return self.findings[0].severity if self.findings else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: target, worst and the findings."""
+        """Return the result as JSON-compatible data."""
         return {"target": self.target, "worst": self.worst, "findings": [asdict(f) for f in self.findings]}
 
 
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:
     """Return the findings about a map.
 
-    ``decoded`` holds the fields of the map's bytes that the config does not contain, if there are bytes. ``target`` is
-    the architecture for which the map is checked. By default, a map is an error only if no target can use it.
+    If the map has bytes, ``decoded`` is the decoded map, and its derived fields and unknown bits are checked, too.
+    ``target`` is the architecture for which the map is checked. If it is None, only a map that no target supports is an
+    error.
     """
     findings: list[Finding] = []
     for rule in (_targets(target), _accesses, _stores, *RULES):
@@ -375,9 +399,9 @@ def _targets(target: Target | None) -> Callable[[AnySpec], Iterable[Finding]]:
         yield Finding(
             "target",
             "error" if everywhere else "note",
-            f"{'cannot be used on' if everywhere else 'not for'} {names}: {first.field} is {first.got}",
+            f"not supported on {names}: {first.field} is {first.got}",
             f"{first.field}: {first.allowed}",
-            "descriptor.access.check_target: CUDA driver API, PTX ISA target notes, shared memory of a block",
+            "descriptor.access.check_target: CUDA driver API, PTX ISA target notes, shared memory per block",
             first.remedy or "choose another target, or change the map",
         )
 
@@ -385,7 +409,7 @@ def _targets(target: Target | None) -> Callable[[AnySpec], Iterable[Finding]]:
 
 
 def _accesses(spec: AnySpec) -> Iterator[Finding]:
-    """Find a map that traps at its first box, or that loads cannot use."""
+    """Find a map whose first box traps, or that does not support loads."""
     try:
         check_traps(spec, origin(spec))
         check_load(spec, origin(spec))
@@ -394,7 +418,7 @@ def _accesses(spec: AnySpec) -> Iterator[Finding]:
             yield Finding(
                 "stores-only",
                 "note",
-                f"{error.field} is {error.got}: loads are ruled out",
+                f"{error.field} is {error.got}, which loads do not support",
                 f"{error.field}: {error.allowed}",
                 "PTX ISA 5.5.1.1 and 5.5.7",
                 "use another swizzle for loads",
@@ -403,7 +427,7 @@ def _accesses(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "every-access-traps",
             "error",
-            f"{error.field} is {error.got}: every access traps",
+            f"{error.field} is {error.got}, so every access traps",
             f"{error.field}: {error.allowed}",
             "descriptor.access.check_traps, measured on an H200",
             error.remedy or "describe a part of the tensor",
@@ -418,11 +442,13 @@ def _stores(spec: AnySpec) -> Iterator[Finding]:
         check_store(spec)
     except DescriptorError as error:
         clips = error.field == "dims[0]"
-        effect = "a store that reaches the end of a row overwrites what follows" if clips else "stores are ruled out"
+        effect = (
+            "a store that reaches the end of a row overwrites the bytes after it" if clips else "stores are illegal"
+        )
         yield Finding(
             "store-clips-at-16-bytes" if clips else "loads-only",
             "warning" if clips else "note",
-            f"{error.field} is {error.got}: {effect}",
+            f"{error.field} is {error.got}, so {effect}",
             f"{error.field}: {error.allowed}",
             "measured on an H200; Triton issue 11583" if clips else "PTX ISA 5.5.1.1 and 5.5.7",
             error.remedy,
@@ -431,15 +457,15 @@ def _stores(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "im2col-store-traps",
             "note",
-            f"corners {list(spec.lower_corner)} and {list(spec.upper_corner)} reach beyond the tensor: stores trap",
-            "stores and reductions: no lower corner below 0, no upper corner above 0",
+            f"corners {list(spec.lower_corner)} and {list(spec.upper_corner)} extend beyond the tensor, so stores trap",
+            "for stores and reductions, lower corners must be at least 0, and upper corners at most 0",
             "descriptor.access.check_write_traps, measured on an H200",
             "store through a map without padding",
         )
 
 
 def _evidence(spec: AnySpec) -> Iterator[Finding]:
-    """Find features that were not verified on any GPU."""
+    """Find features that have not been verified on a GPU."""
     parts = []
     if isinstance(spec, Im2colWideSpec):
         parts.append("im2col wide")
@@ -452,8 +478,8 @@ def _evidence(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "documents-only",
             "note",
-            WIDE_NOTE if parts == ["im2col wide"] else f"{what}: from NVIDIA's documents only, verified on no GPU",
-            "its description follows the CUDA driver API and the PTX ISA",
+            WIDE_NOTE if parts == ["im2col wide"] else f"{what}: based on NVIDIA's documents, not verified on a GPU",
+            "the description follows the CUDA driver API and the PTX ISA",
             "CUDA driver API, cuTensorMapEncode*; PTX ISA 5.5",
-            "compare with the driver on such a GPU: TensorMap.compare()",
+            "compare with the driver on a GPU that supports the feature: TensorMap.compare()",
         )

@@ -1,7 +1,7 @@
-"""Picture of a box in the tensor and in shared memory, with positions, banks and padding.
+"""Picture of a box in the tensor and in shared memory, with addresses, banks and padding.
 
-In both grids a cell is 16 bytes, and the cell's color shows its four banks. Cells of one color in a column of the left
-grid are bank conflicts when a warp reads the column.
+Each cell of the two grids is 16 bytes, and its color identifies its four banks. A warp that reads a column of the left
+grid has bank conflicts between cells of the same color.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cudatma.inspection.placement import CHUNK, Element, Placement
 from cudatma.layout import BANK_BYTES, BANKS, Interleave
 
 THEMES = ("auto", "light", "dark")
-#: One color for each 16 bytes (four banks) of a 128-byte line. Lightness differs too, for color-blind readers.
+#: Color of each 16 bytes (four banks) of a 128-byte line. The colors also differ in lightness for color-blind readers.
 _BANKS = {
     "light": ("#ffbcb5", "#e6b285", "#efe3a2", "#9fcc99", "#a9ece5", "#86c7ed", "#d3d2ff", "#e1a9d4"),
     "dark": ("#8f4a45", "#6b3a00", "#7d6c10", "#265421", "#0b7a73", "#004e73", "#5d599b", "#66325c"),
@@ -34,24 +34,24 @@ _COLOURS = {
 }  # fmt: skip
 _FONT = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 _MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-#: Ancestor of every class, so that a picture does not style the page around it.
+#: Class of the root element. All CSS selectors start with it so that a picture does not affect the rest of the page.
 ROOT = "cudatma-map"
 
 
 def number(value: float) -> str:
-    """Return a coordinate as text that is as short as possible."""
+    """Format a number for SVG with as few characters as possible."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def check_theme(theme: str) -> str:
-    """Return the theme. Raise ArgumentError if it is not in THEMES."""
+    """Return the theme. Raises ArgumentError if it is unknown."""
     if theme not in THEMES:
         raise ArgumentError("theme", theme, ", ".join(THEMES))
     return theme
 
 
 def style(theme: str) -> str:
-    """Return the CSS of a picture: light, dark, or according to the reader's settings."""
+    """Return the CSS for a light or dark picture, or one that follows the reader's settings."""
     fixed = (
         f".{ROOT}{{font-family:{_FONT}}}.{ROOT} .m{{font-family:{_MONO}}}.{ROOT} .h{{font-weight:600}}"
         f".{ROOT} .clear{{fill:none}}.{ROOT} .hot rect{{stroke-width:2.5}}.{ROOT} .out rect:first-of-type{{opacity:.4}}"
@@ -71,7 +71,7 @@ def _colours(theme: str) -> str:
 
 
 class Drawing:
-    """SVG elements in drawing order. Coordinates are in pixels; style() defines ``classes``."""
+    """Builder of an SVG document. Coordinates are in pixels; style() defines the CSS classes."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -79,7 +79,7 @@ class Drawing:
     def rect(
         self, x: float, y: float, width: float, height: float, classes: str, *, radius: float = 0, more: str = ""
     ) -> None:
-        """Draw a rectangle. ``more`` is text with further attributes."""
+        """Draw a rectangle. ``more`` is a string of further attributes."""
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         corner = f' rx="{number(radius)}"' if radius else ""
         self.parts.append(f'<rect {place}{corner} class="{classes}"{f" {more}" if more else ""}/>')
@@ -96,7 +96,7 @@ class Drawing:
         self.parts.append(f'<line {ends} class="{classes}" stroke-width="{width:g}"/>')
 
     def begin(self, title: str, *, classes: str = "", key: str = "") -> None:
-        """Start a group with hover text. Groups with the same ``key`` are highlighted together."""
+        """Start a group with a tooltip. Groups with the same ``key`` are highlighted together."""
         name = f' class="{classes}"' if classes else ""
         mark = f" data-key={quoteattr(key)}" if key else ""
         self.parts.append(f"<g{name}{mark}><title>{escape(title)}</title>")
@@ -126,12 +126,12 @@ class Drawing:
         return "\n".join([*head, *self.parts, "</svg>"]) + "\n"
 
 
-#: Maximum width and height of images that are drawn pixel by pixel.
+#: Maximum width and height of an image whose pixels are drawn individually.
 _MAX_PIXELS = 48
 
 
 def draw_minimap(out: Drawing, placed: Placement, x: float, y: float, width: float, height: float) -> None:
-    """Draw the plane of dimensions 0 and 1, or of W and H, in a rectangle, with a caption below."""
+    """Draw the plane of dimensions 0 and 1, or of W and H, in a rectangle, with a caption below it."""
     if isinstance(placed.spec, Im2colSpec):
         _image(out, placed, placed.spec, x, y, width, height)
     else:
@@ -139,7 +139,7 @@ def draw_minimap(out: Drawing, placed: Placement, x: float, y: float, width: flo
 
 
 def _fit(across: float, down: float, width: float, height: float) -> tuple[float, float]:
-    """Return a rectangle with about these proportions and no side that is too thin to see."""
+    """Return the width and height of a rectangle with about these proportions and visible sides."""
     ratio = min(max(across / down, 0.22), 6.0)
     wide = min(width, height * ratio)
     return wide, max(10.0, min(height, wide / ratio))
@@ -158,7 +158,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
     for layer in range(layers, 0, -1):
         out.rect(x + 9 * layer, top - 7 * layer, wide, tall, "panel s-rule", radius=2)
     if gap:
-        out.begin(f"padding of the pitch: {spec.strides_bytes[0] - int(row)} bytes after each row")
+        out.begin(f"pitch padding: {spec.strides_bytes[0] - int(row)} bytes after each row")
         out.rect(x + body, top, wide - body, tall, "s-rule", more='fill="url(#cudatma-hatch)"')
         out.end()
     out.rect(x, top, body, tall, "panel s-rule", radius=2)
@@ -166,7 +166,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
     box_tall = max(5.0, min(1.2, (spec.box[1] if spec.rank > 1 else 1) / outer) * tall)
     at_x = x + min(max(placed.coords[0] / inner, -0.1), 1.05) * body
     at_y = top + (min(max(placed.coords[1] / outer, -0.1), 1.05) * tall if spec.rank > 1 else 0)
-    # Keep an enlarged box inside the plane if the real box is inside.
+    # The box may be drawn larger than it is. Keep it inside the plane if the real box is inside.
     if placed.coords[0] + spec.box[0] <= inner:
         at_x = min(at_x, x + body - box_wide)
     if spec.rank > 1 and placed.coords[1] + spec.box[1] <= outer:
@@ -185,7 +185,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
 
 
 def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float, width: float, height: float) -> None:
-    """Draw the image that contains the first pixel, with the bounding box and the pixels of the column."""
+    """Draw the image of the first pixel, with the bounding box and the pixels of the column."""
     first, spatial = first_pixel_dim(spec), spec.rank - 2
     across = spec.dims[first]
     down = spec.dims[first + 1] if spatial > 1 else 1
@@ -205,7 +205,7 @@ def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float
         here = placed.row_coords(0)
         for row in range(placed.rows):
             pixel = placed.row_coords(row)
-            # Each image and each depth is a separate plane.
+            # Draw only pixels of the same image and depth.
             if pixel[-1] != here[-1] or (spatial > 2 and pixel[first + 2] != here[first + 2]):
                 break
             w, h = pixel[first], pixel[first + 1] if spatial > 1 else 0
@@ -216,7 +216,7 @@ def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float
                 out.rect(px, py, unit[0], unit[1], "accent s-paper", more=f'fill-opacity="{strength:.2f}"')
                 out.end()
     left, top = place(low[0], low[1])
-    out.begin("the bounding box: a column begins inside of it, and walks through it")
+    out.begin("bounding box, in which every column starts and advances")
     box = (high[0] - low[0] + 1) * unit[0], (high[1] - low[1] + 1) * unit[1]
     out.rect(left, top, *box, "clear s-ink", more='stroke-dasharray="4 3" stroke-width="1.5"')
     out.end()
@@ -231,27 +231,28 @@ def _coords(coords: tuple[int, ...]) -> str:
 WIDTH, MARGIN = 1040, 28
 LEFT_LABEL, LEFT_CELLS, RIGHT_LABEL, RIGHT_CELLS = 28, 124, 556, 616
 CELL, ROW, GRID_WIDTH = 49, 23, 392
-#: Maximum rows and columns of a box, and lines of shared memory, in the drawing.
+#: Maximum number of box rows, shared-memory lines and box columns in the drawing.
 MAX_ROWS, MAX_LINES, MAX_COLUMNS = 16, 24, 16
 LINE_BYTES = BANKS * BANK_BYTES
 _GROUPS = LINE_BYTES // CHUNK
 _READS = {
-    "row": "along a row, an element for each lane",
-    "column": "down a column, an element for each lane",
+    "row": "along a row, one element per lane",
+    "column": "down a column, one element per lane",
     "ldmatrix": "ldmatrix, 8 rows of 16 bytes",
 }
 
 
 def picture(placed: Placement, theme: str = "auto", mark: Element | None = None) -> str:
-    """Return an SVG document. Raise ArgumentError for an unknown theme.
+    """Return an SVG document of a placed box.
 
-    ``theme`` is ``"light"``, ``"dark"``, or ``"auto"`` to follow the reader. ``mark`` is an element to outline.
+    ``theme`` is ``"light"``, ``"dark"``, or ``"auto"`` to follow the reader's settings. ``mark`` is an element to
+    outline. Raises ArgumentError for an unknown theme.
     """
     return _Picture(placed, mark).draw(check_theme(theme))
 
 
 class _Picture:
-    """Builder that draws from top to bottom; ``y`` is the start of the next part."""
+    """Builder that draws the picture from top to bottom. ``y`` is the top of the next part."""
 
     def __init__(self, placed: Placement, mark: Element | None) -> None:
         self.placed, self.mark, self.out = placed, mark, Drawing()
@@ -300,7 +301,7 @@ class _Picture:
             facts.insert(3, ("steps", ", ".join(map(str, spec.element_strides))))
         if self.mark is not None:
             mark = self.mark
-            text = f"({mark.row}, {mark.index}) lands at {mark.smem_address:#x}, bank {mark.bank}"
+            text = f"({mark.row}, {mark.index}) is at {mark.smem_address:#x}, bank {mark.bank}"
             facts.append(("element", text))
         for index, (name, value) in enumerate(facts):
             y = 78 + 20 * index
@@ -313,7 +314,7 @@ class _Picture:
         out, placed = self.out, self.placed
         y, width = self.y, GRID_WIDTH / max(8, self.columns)
         out.text(LEFT_LABEL, y, "In the tensor", "ink h", size=14)
-        out.text(LEFT_LABEL, y + 18, "A cell is 16 bytes; its number is its shared address.", "faint", size=11.5)
+        out.text(LEFT_LABEL, y + 18, "A cell is 16 bytes, labeled with its shared-memory offset.", "faint", size=11.5)
         y += 42
         out.text(LEFT_LABEL, y, "r", "faint m", size=11)
         out.text(LEFT_CELLS - 8, y, self._row_names(), "faint m", size=10, anchor="end")
@@ -346,7 +347,7 @@ class _Picture:
         out.text(
             RIGHT_LABEL,
             y + 18,
-            "A line is 128 bytes; a cell shows (r, c) of its first element.",
+            "A line is 128 bytes. A cell is labeled with (r, c) of its first element.",
             "faint",
             size=11.5,
         )
@@ -373,7 +374,7 @@ class _Picture:
                     self._cell(x, y + ROW * line, CELL, row, column, text)
                 elif address < end_of_rows:
                     self.out.begin(
-                        f"padding at {address:#x}: rows are {self.pitch} bytes apart; nothing is written here"
+                        f"padding at {address:#x}: the row pitch is {self.pitch} bytes; loads do not write here"
                     )
                     hatch = 'fill="url(#cudatma-hatch)"'
                     out.rect(x + 1, y + ROW * line + 1, CELL - 2, ROW - 2, "s-rule", radius=3, more=hatch)
@@ -388,7 +389,7 @@ class _Picture:
         return y + 20
 
     def _cell(self, x: float, y: float, width: float, row: int, column: int, text: str) -> None:
-        """Draw a chunk in the color of its banks, marked if it is outside the tensor or clipped."""
+        """Draw a chunk in the color of its banks. Mark it if it is outside the tensor or clipped."""
         out, box = self.out, self.placed.box
         valid, unit = int(box.valid[row, column]), box.unit_bytes
         group = int(box.smem[row, column]) // CHUNK % _GROUPS
@@ -407,7 +408,7 @@ class _Picture:
         out.end()
 
     def _title(self, row: int, column: int) -> str:
-        """Return the hover text of a chunk."""
+        """Return the tooltip of a chunk."""
         placed, box = self.placed, self.placed.box
         first = placed.element(row, column * placed.chunk_elems)
         last = first.index + placed.chunk_elems - 1
@@ -422,10 +423,10 @@ class _Picture:
         if size >= 8:
             lines.append(f"element ({row}, {first.index} + i) at {address:#x} + {size // 8} i")
         if valid == 0:
-            lines.append("outside of the tensor: loads fill it, stores leave it out")
+            lines.append("outside the tensor: loads fill it, stores skip it")
         elif valid < box.unit_bytes:
             lines.append(
-                f"{valid} bytes in the tensor: loads fill the rest, stores overwrite {box.unit_bytes - valid} bytes"
+                f"{valid} bytes inside the tensor: loads fill the rest, stores overwrite {box.unit_bytes - valid} bytes"
             )
         return "\n".join(lines)
 
@@ -456,15 +457,15 @@ class _Picture:
         if not costs:
             return
         out.line(MARGIN, self.y - 12, WIDTH - MARGIN, self.y - 12, "s-rule")
-        out.text(MARGIN, self.y + 12, "What a warp pays to read it", "ink h", size=14)
-        out.text(330, self.y + 12, "A square is a wavefront; the red ones are bank conflicts.", "faint", size=11.5)
+        out.text(MARGIN, self.y + 12, "Cost of a read by one warp", "ink h", size=14)
+        out.text(330, self.y + 12, "A square is a wavefront. Red squares are bank conflicts.", "faint", size=11.5)
         self.y += 24
         for cost in costs:
             out.text(MARGIN, self.y + 12, _READS[cost.pattern], "ink", size=12)
             for index in range(cost.wavefronts):
                 kind = "good" if index < cost.min_wavefronts else "bad"
                 out.rect(330 + 13 * index, self.y + 2, 11, 11, kind, radius=2)
-            text = "free of conflicts" if cost.ways <= 1 else f"{cost.ways:g}-way conflicts"
+            text = "no conflicts" if cost.ways <= 1 else f"{cost.ways:g}-way conflicts"
             word = "wavefront" if cost.wavefronts == 1 else "wavefronts"
             out.text(342 + 13 * cost.wavefronts, self.y + 12, f"{cost.wavefronts} {word}, {text}", "faint", size=12)
             self.y += 20
@@ -484,7 +485,7 @@ class _Picture:
         if self.pitch > self.placed.chunks * CHUNK:
             entries.append(("padding, not written", "s-rule", 'fill="url(#cudatma-hatch)"'))
         if (box.valid == 0).any():
-            entries.append(("outside of the tensor", "b5 s-rule", 'stroke-dasharray="3 2" opacity="0.4"'))
+            entries.append(("outside the tensor", "b5 s-rule", 'stroke-dasharray="3 2" opacity="0.4"'))
         if ((box.valid > 0) & (box.valid < box.unit_bytes)).any():
             entries.append(("overwritten by stores", "s-rule", 'fill="url(#cudatma-clip)"'))
         place, y = MARGIN + 44.0, y + 24 * bool(entries)

@@ -1,9 +1,9 @@
 """Position of each element of a box in global memory, in shared memory and in the banks.
 
-The geometry comes from the emulator, which is bit-exact with an H200 (cudatma.emulator.async_copy.tensor_box).
-Everything is in TMA order. Element (r, c) of a box is element c of row r. Rows have the order of shared memory, with
-dimension 1 fastest. In im2col mode, a row is a pixel and c is a channel. With interleave, a row holds pixels, and c
-counts the values of their slices.
+The emulator computes the geometry (cudatma.emulator.async_copy.tensor_box); it matches an H200 bit for bit. Sequences
+are in TMA order. Element (r, c) of a box is element c of row r. Rows are numbered in the order of shared memory, with
+dimension 1 fastest. In im2col mode, r is a pixel and c is a channel. With interleave, a row consists of pixels, and c
+counts the values of their channel slices.
 """
 
 from __future__ import annotations
@@ -20,17 +20,30 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.layout import BANK_BYTES, BANKS, Interleave, traversed
 from cudatma.target import TARGETS
 
-#: Maximum shared memory of a thread block on any GPU. A larger box has no layout.
+#: Maximum shared memory of a thread block on any supported GPU. A larger box has no layout.
 MAX_SMEM_BYTES = max(target.smem_per_block_bytes for target in TARGETS.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element (row, index) of a box.
+    """An element of a box.
 
-    coords: position in the tensor. is_inside: whether this position is inside the tensor. gmem_offset: number of bytes
-    from the tensor's base; exact if the element is inside. smem_address: absolute address. bit: the first bit of a
-    packed value in its byte, otherwise 0. bank: the first bank that the element touches.
+    Parameters
+    ----------
+    row, index : int
+        Row of the element and its index in the row.
+    coords : tuple of int
+        Position in the tensor.
+    is_inside : bool
+        Whether the position is inside the tensor.
+    gmem_offset : int
+        Number of bytes from the tensor's base. The number is exact only if the element is inside.
+    smem_address : int
+        Address in shared memory.
+    bit : int
+        First bit of a packed value in its byte, otherwise 0.
+    bank : int
+        First bank that the element occupies.
     """
 
     row: int
@@ -44,19 +57,35 @@ class Element:
 
 
 class Placement:
-    """Layout of the box at given coordinates and at a shared-memory address.
+    """Layout of the box at given coordinates and a shared-memory address.
 
-    spec: tiled or im2col. coords: coordinates as in the instruction; default: the first box. offsets: im2col offsets, W
-    first. base: shared-memory address of the box, which must be a multiple of 128. Raises DescriptorError if the access
-    is illegal, if the box is larger than the shared memory of any block, or if the map is im2col wide. Raise
-    ArgumentError if the base is not aligned.
+    Parameters
+    ----------
+    spec : TiledSpec or Im2colSpec
+        Specification of the map.
+    coords : sequence of int, optional
+        Coordinates of the box. Default: the first coordinates at which a box can be loaded.
+    offsets : sequence of int, optional
+        Im2col offsets, W first.
+    base : int, default: 0
+        Shared-memory address of the box. It must be a multiple of 128.
+
+    Raises
+    ------
+    DescriptorError
+        If the access is illegal, if the box is larger than the shared memory of any block, or if the map is im2col
+        wide.
+    ArgumentError
+        If ``base`` is not a multiple of 128.
     """
 
     def __init__(
         self, spec: AnySpec, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, base: int = 0
     ) -> None:
         if isinstance(spec, Im2colWideSpec):
-            raise DescriptorError("spec", "im2col wide", "tiled or im2col", "its layout is not documented")
+            raise DescriptorError(
+                "spec", "im2col wide", "tiled or im2col, because the layout of im2col wide is not documented"
+            )
         if isinstance(base, bool) or not isinstance(base, int) or base % 128 or not 0 <= base < MAX_SMEM_BYTES:
             raise ArgumentError("base", base, f"a multiple of 128 below {MAX_SMEM_BYTES}")
         check_size(spec)
@@ -86,7 +115,7 @@ class Placement:
 
     @property
     def chunk_elems(self) -> int:
-        """Number of elements per chunk, which holds 16 bytes or 16 packed values."""
+        """Number of elements per chunk of 16 bytes or of 16 packed values."""
         return self.box.unit_bytes * 8 // self.spec.dtype.element_bits
 
     @property
@@ -94,7 +123,7 @@ class Placement:
         return self.chunks * self.chunk_elems
 
     def row_coords(self, row: int) -> tuple[int, ...]:
-        """Return the tensor position of a row's first element; for im2col, the pixel plus the filter offset."""
+        """Return the tensor position of a row's first element. For im2col, this is the pixel plus the filter offset."""
         spec, place = self.spec, list(self.coords)
         if isinstance(spec, TiledSpec):
             counts = list(traversed(spec.box, spec.element_strides, spec.interleave))
@@ -118,13 +147,13 @@ class Placement:
         return rows
 
     def element(self, row: int, index: int) -> Element:
-        """Return element (row, index) of the box. Raise ArgumentError if it is outside the box."""
+        """Return element (row, index) of the box. Raises ArgumentError if it is outside the box."""
         if not (0 <= row < self.rows and 0 <= index < self.row_elems):
-            allowed = f"r from 0 to {self.rows - 1}, c from 0 to {self.row_elems - 1}"
+            allowed = f"row 0 to {self.rows - 1}, index 0 to {self.row_elems - 1}"
             raise ArgumentError("element", f"({row}, {index})", allowed)
         box, bits = self.box, self.spec.dtype.element_bits
         chunk, within = divmod(index, self.chunk_elems)
-        # Padded packed values are dense in the first bytes of their chunk. [PTX ISA 5.5.1.1]
+        # Padded packed values are contiguous at the start of their chunk. [PTX ISA 5.5.1.1]
         byte, bit = divmod(within * bits, 8)
         inside = bool((byte + 1) <= int(box.valid[row, chunk]))
         address = int(box.smem[row, chunk]) + (
@@ -152,14 +181,14 @@ class Placement:
 
 
 def check_size(spec: AnySpec) -> None:
-    """Raise DescriptorError unless the shared memory of some block can hold a box."""
+    """Raise DescriptorError if the box is larger than the shared memory of a block on any supported GPU."""
     size = max(spec.footprint_bytes, spec.expected_bytes)
     if size > MAX_SMEM_BYTES:
-        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES} on any GPU")
+        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES} bytes on any GPU")
 
 
 def origin(spec: AnySpec) -> tuple[int, ...]:
-    """Return the first coordinates at which a box can be loaded: 0, or the lower corner of im2col."""
+    """Return the first coordinates at which a box can be loaded: 0, or the lower corner for im2col."""
     place = [0] * spec.rank
     if isinstance(spec, Im2colSpec):
         first = first_pixel_dim(spec)

@@ -1,11 +1,11 @@
-"""Readers for the 128 bytes of a tensor map as bytes, hex digits, a debugger's dump or a Python literal.
+"""Parsers of tensor maps given as bytes, hex digits, a debugger's dump or a Python literal.
 
-The readers execute nothing, and they reject a pickle because loading it can run code. Every invalid input raises a
-one-line DescriptorError.
+The parsers never execute code. They reject pickles, because loading a pickle can run code. Every invalid input raises a
+DescriptorError with a one-line message.
 
 A dump (``x/16gx &map``, ``x/32wx``, ``x/64hx``, ``x/128bx``, ``p/x map``) may contain addresses, symbols, prompts and
-line breaks, even inside a word. The word size follows from the number of words. Addresses must increase with the words,
-so a lost line is detected. Source: GDB manual, "Examining Memory" and "Output Formats".
+line breaks, even inside a word. The number of words determines the word size. Addresses must increase with the words,
+so that a missing line is detected. Source: GDB manual, "Examining Memory" and "Output Formats".
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cudatma.descriptor.encode import TensorMap
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, check
 
-#: Number of words in a dump -> number of bytes per word.
+#: Maps the number of words in a dump to the number of bytes per word.
 WIDTHS = {16: 8, 32: 4, 64: 2, 128: 1}
-_COUNTS = "16 words of 8 bytes, 32 of 4, 64 of 2 or 128 of 1"
+_COUNTS = "16 words of 8 bytes, 32 words of 4 bytes, 64 words of 2 bytes or 128 words of 1 byte"
 _PRINT_IT = "print the tensor map with x/16gx or x/32wx"
 _PROMPT = re.compile(r"^[^\S\n]*(?:>>>|\((?:cuda-)?gdb\))[^\n]*$", re.MULTILINE)
-#: An item of a dump without white space: an address with its symbol, or a word.
+#: An item of a dump without white space: a word, or an address with its symbol.
 _ITEM = re.compile(r"0x(?P<digits>(?:(?!0x)[0-9a-fA-F])+)(?P<address>(?:<[^:]*(?:::[^:]*)*>)?:)?")
 _ARRAY = re.compile(r"\{([^{}]*)\}")
 _DECIMAL = re.compile(r"-?\d+(?: <repeats \d+ times>)?")
@@ -40,7 +40,7 @@ _ENTRY = re.compile(r"(?P<word>0x[0-9a-fA-F]+|\d+)(?:\s*<repeats (?P<times>\d+) 
 def looks_like_dump(text: str) -> bool:
     """Return whether a text looks like a debugger's dump.
 
-    A dump has words with 0x and either addresses, braces or many words.
+    A dump contains words with the prefix 0x, and also addresses, braces or many words.
     """
     array = _ARRAY.search(text)
     return text.count("0x") > 1 or (array is not None and ("0x" in text or _is_decimal(array[1])))
@@ -49,8 +49,8 @@ def looks_like_dump(text: str) -> bool:
 def parse_dump(text: str) -> bytes:
     """Return the 128 bytes of a dump.
 
-    Raise DescriptorError if the number or width of the words is wrong, if addresses are not consecutive, or if there
-    is other text.
+    Raises DescriptorError if the number or width of the words is invalid, if addresses are not consecutive, or if the
+    text contains anything else.
     """
     body = _PROMPT.sub("", text)
     array = _ARRAY.search(body)
@@ -58,7 +58,7 @@ def parse_dump(text: str) -> bytes:
         return _parse_array(array[1])
     body = "".join(body.split())
     words: list[int] = []
-    addresses: list[tuple[int, int]] = []  # address, words before it
+    addresses: list[tuple[int, int]] = []  # Each address and the number of words before it.
     at = 0
     for item in _ITEM.finditer(body):
         if item.start() != at:
@@ -71,26 +71,31 @@ def parse_dump(text: str) -> bytes:
             words.append(number)
     if at != len(body):
         rest = ascii(body[at : at + 12])
-        raise DescriptorError("dump", f"{rest} after {len(words)} words", "addresses and words with 0x", _PRINT_IT)
+        raise DescriptorError(
+            "dump", f"{rest} after {len(words)} words", "addresses and words with prefix 0x", _PRINT_IT
+        )
     width = _width(len(words))
     for (low, before), (high, after) in pairwise(addresses):
         if high - low != (after - before) * width:
             raise DescriptorError(
-                "dump", f"{hex(high)} after {hex(low)}", f"{hex(low + (after - before) * width)}", "a line is missing"
+                "dump",
+                f"{hex(high)} after {hex(low)}",
+                f"{hex(low + (after - before) * width)}",
+                "add the missing line",
             )
     return words_to_bytes(words, width)
 
 
 def _is_decimal(inside: str) -> bool:
-    """Return whether the words between braces are decimal, as ``p`` without ``/x`` prints them."""
+    """Return whether the words between braces are decimal, as in the output of ``p`` without ``/x``."""
     return all(_DECIMAL.fullmatch(part.strip()) for part in inside.split(","))
 
 
 def _parse_array(inside: str) -> bytes:
-    """Return the bytes of an array without its braces, such as ``0x1, 0x2, 0x0 <repeats 14 times>``."""
+    """Return the bytes of an array, given without its braces, such as ``0x1, 0x2, 0x0 <repeats 14 times>``."""
     if _is_decimal(inside):
         got = f"decimal words, {inside.strip()[:20]!a}"
-        raise DescriptorError("dump", got, "words with 0x", "print it with p/x")
+        raise DescriptorError("dump", got, "words with prefix 0x", "print the map with p/x")
     words: list[int] = []
     for part in inside.split(","):
         entry = _ENTRY.fullmatch(part.strip())
@@ -102,7 +107,7 @@ def _parse_array(inside: str) -> bytes:
                 _PRINT_IT,
             )
         times = int(entry["times"] or 1) if len(entry["times"] or "") < 4 else DESCRIPTOR_BYTES + 1
-        # int() rejects thousands of digits, and no word is that long.
+        # int() rejects strings of thousands of digits. Valid words are much shorter.
         if len(entry["word"]) > 20 or len(words) + times > DESCRIPTOR_BYTES:
             raise DescriptorError("dump", ascii(part.strip()[:20]), _COUNTS, _PRINT_IT)
         words += [int(entry["word"], 0 if entry["word"].startswith("0x") else 10)] * times
@@ -116,28 +121,28 @@ def _width(count: int) -> int:
 
 
 def words_to_bytes(words: Sequence[int], width: int) -> bytes:
-    """Return little-endian words as bytes. A DescriptorError names a word that exceeds ``width`` bytes."""
+    """Return little-endian words as bytes. Raises DescriptorError if a word exceeds ``width`` bytes."""
     for index, word in enumerate(words):
         if not 0 <= word < 1 << 8 * width:
             shown = hex(word) if abs(word) < 1 << 128 else "a number of more than 128 bits"
-            raise DescriptorError(f"word {index}", shown, f"{width} bytes in a dump of {len(words)} words", _PRINT_IT)
+            raise DescriptorError(f"word {index}", shown, f"a word of {width} bytes (of {len(words)} words)", _PRINT_IT)
     return b"".join(word.to_bytes(width, "little") for word in words)
 
 
 HEX_DIGITS = 2 * DESCRIPTOR_BYTES
-#: Maximum size of a file or of a batch line. A descriptor has 256 digits and some white space.
+#: Maximum size of a file or of a line of a batch. A tensor map has 256 hex digits and some white space.
 MAX_INPUT_BYTES = 1 << 16
 _HEX_TEXT = frozenset((string.hexdigits + string.whitespace).encode())
-_FORMS = f"{DESCRIPTOR_BYTES} bytes, {HEX_DIGITS} hex digits, a dump of cuda-gdb or a Python literal of bytes"
+_FORMS = f"{DESCRIPTOR_BYTES} bytes, {HEX_DIGITS} hex digits, a dump of cuda-gdb or a Python bytes literal"
 _REMEDY = "dump the CUtensorMap byte by byte, lowest address first"
-#: Number of words in a literal list -> number of bytes per word.
+#: Maps the number of words in a literal list to the number of bytes per word.
 _LITERAL_WIDTHS = {128: 1, 64: 2, 32: 4, 16: 8}
 
 
 def parse_hex(text: bytes) -> bytes:
-    """Return the 128 bytes that 256 hex digits in memory order encode. White space and a leading 0x are ignored.
+    """Return the 128 bytes that 256 hex digits in memory order encode. White space and a prefix 0x are ignored.
 
-    Raise DescriptorError for any other text.
+    Raises DescriptorError for any other text.
     """
     if len(text) > MAX_INPUT_BYTES:
         raise DescriptorError("descriptor", f"more than {MAX_INPUT_BYTES} characters", f"{HEX_DIGITS} hex digits")
@@ -159,11 +164,17 @@ def looks_like_hex(text: bytes) -> bool:
 
 
 def parse_content(content: bytes) -> bytes:
-    """Return 128 bytes from the contents of a file in any known form.
+    """Return the 128 bytes of a map from the contents of a file in any supported format.
 
-    The forms are the bytes themselves; hex digits in memory order; the output of cuda-gdb for ``x/16gx``, ``x/32wx``,
-    ``x/64hx``, ``x/128bx`` or ``p/x``; the repr of bytes or a bytearray; and a list of 16, 32, 64 or 128 integers.
-    Raise DescriptorError for any other form.
+    The formats are:
+
+    - the 128 bytes themselves
+    - hex digits in memory order
+    - the output of cuda-gdb for ``x/16gx``, ``x/32wx``, ``x/64hx``, ``x/128bx`` or ``p/x``
+    - the repr of bytes or a bytearray
+    - a list of 16, 32, 64 or 128 integers
+
+    Raises DescriptorError for any other format.
     """
     if len(content) == DESCRIPTOR_BYTES:
         return content
@@ -172,7 +183,7 @@ def parse_content(content: bytes) -> bytes:
     if looks_like_hex(content):
         return parse_hex(content)
     if _is_pickle(content):
-        remedy = "a pickle can run code when it is loaded: write bytes(tensor_map), or use --object MODULE:NAME"
+        remedy = "write bytes(tensor_map) to the file instead of a pickle, or use --object MODULE:NAME"
         raise DescriptorError("descriptor", "a pickle", _FORMS, remedy)
     data = parse_text(content.decode("utf-8", "replace"))
     if data is not None:
@@ -181,20 +192,20 @@ def parse_content(content: bytes) -> bytes:
 
 
 def parse_text(text: str) -> bytes | None:
-    """Return 128 bytes from a debugger's dump or a Python literal, or None for other text.
+    """Return the 128 bytes of a debugger's dump or a Python literal, or None for other text.
 
-    Raise DescriptorError for an invalid dump or literal.
+    Raises DescriptorError for an invalid dump or literal.
     """
     return parse_dump(text) if looks_like_dump(text) else _parse_literal(text)
 
 
 def _is_pickle(content: bytes) -> bool:
-    """Return whether the first bytes and the final period identify the content as a pickle of protocol 2 or later."""
+    """Return whether the first bytes and the final period indicate a pickle of protocol 2 or later."""
     return len(content) > 2 and content[0] == 0x80 and 2 <= content[1] <= 5 and content.endswith(b".")
 
 
 def _parse_literal(text: str) -> bytes | None:
-    """Return 128 bytes from ``b'...'``, ``bytearray(b'...')``, or a list or tuple of integers; None for other text."""
+    """Return the bytes of ``b'...'``, ``bytearray(b'...')``, or a list or tuple of integers, or None for other text."""
     body = text.strip()
     if body.startswith("bytearray(") and body.endswith(")"):
         body = body.removeprefix("bytearray(")[:-1]
@@ -202,10 +213,10 @@ def _parse_literal(text: str) -> bytes | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escape sequences
+            warnings.simplefilter("ignore")  # Invalid escape sequences are not reported.
             value = ast.literal_eval(body)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise DescriptorError("descriptor", "a broken Python literal", _FORMS, _REMEDY) from None
+        raise DescriptorError("descriptor", "an invalid Python literal", _FORMS, _REMEDY) from None
     if isinstance(value, bytes):
         if len(value) != DESCRIPTOR_BYTES:
             raise DescriptorError("descriptor", f"{len(value)} bytes", f"{DESCRIPTOR_BYTES} bytes", _REMEDY)
@@ -218,16 +229,22 @@ def _parse_literal(text: str) -> bytes | None:
     return words_to_bytes(value, width)
 
 
-_ACCEPTED = "a TensorMap, a spec, 128 bytes, an array of 128 bytes, text as `cudatma inspect` reads it, or a pointer"
+_ACCEPTED = "a TensorMap, a spec, 128 bytes, an array of 128 bytes, text in a supported format, or a device pointer"
 
 
 def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
-    """Return the 128 bytes of a tensor map, or the object itself if it is a config.
+    """Return the 128 bytes of a tensor map, or the object itself if it is a spec.
 
-    ``source`` is a TensorMap, TiledSpec, Im2colSpec or Im2colWideSpec; bytes, bytearray, memoryview or a ctypes object;
-    a CuPy, torch or NumPy array of 128 bytes that holds the map; a CUtensorMap from cuda.bindings; text in any form
-    that this module reads; or a pointer (int) with ``device``, the CUDA ordinal of its memory. Raise
-    ArgumentTypeError, ArgumentError, DescriptorError or DriverError.
+    ``source`` may be any of the following:
+
+    - a TensorMap, TiledSpec, Im2colSpec or Im2colWideSpec
+    - bytes, a bytearray, a memoryview or a ctypes object
+    - a CuPy, torch or NumPy array of 128 bytes that contains the map
+    - a CUtensorMap of cuda.bindings
+    - text in any format that this module parses
+    - a pointer (int), with ``device`` as the CUDA ordinal of its memory
+
+    Raises ArgumentTypeError, ArgumentError, DescriptorError or DriverError if the map cannot be read.
     """
     if isinstance(source, bool) or source is None:
         raise ArgumentTypeError("source", repr(source), _ACCEPTED)
@@ -238,23 +255,23 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
     if isinstance(source, int):
         return _at_pointer(source, device)
     if device is not None:
-        raise ArgumentError("device", device, "None unless the source is a pointer", "an object knows its own device")
+        raise ArgumentError("device", device, "None unless the source is a pointer", "omit device for other sources")
     if isinstance(source, str):
         return parse_content(source.encode("utf-8", "surrogatepass"))
     words = getattr(source, "opaque", None)
-    if isinstance(words, Sequence):  # cuda.bindings' CUtensorMap: sixteen words
+    if isinstance(words, Sequence):  # A CUtensorMap of cuda.bindings has sixteen words.
         return b"".join(int(word).to_bytes(8, "little") for word in words)
     if hasattr(source, "__array_interface__") or not _has_buffer(source):
         return _of_array(source)
     data = memoryview(source).tobytes()  # type: ignore[arg-type]
-    # Bytes of another length may be text.
+    # Contents of any other length may be text.
     return data if len(data) == DESCRIPTOR_BYTES else parse_content(data)
 
 
 def load_object(name: str) -> object:
-    """Return the object named ``module:attribute``. The call imports the module, so name only code that you trust.
+    """Import a module and return the object that ``module:attribute`` names. Pass only names of trusted modules.
 
-    Raise ArgumentError if the name has another form, or if the module or the attribute does not exist.
+    Raises ArgumentError if the name has another form, or if the module or the attribute does not exist.
     """
     module, separator, attribute = name.partition(":")
     if not separator or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
@@ -263,11 +280,9 @@ def load_object(name: str) -> object:
         value: Any = importlib.import_module(module)
         for part in attribute.split("."):
             value = getattr(value, part)
-    except (Exception, SystemExit) as error:  # the module may raise anything when it is imported
+    except (Exception, SystemExit) as error:  # An import may raise any exception.
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ArgumentError(
-            "--object", ascii(name), "a module that can be imported and a name in it", detail
-        ) from error
+        raise ArgumentError("--object", ascii(name), "an attribute of a module that can be imported", detail) from error
     return value
 
 
@@ -280,7 +295,7 @@ def _has_buffer(source: object) -> bool:
 
 
 def _of_array(source: object) -> bytes:
-    """Return the bytes of an array that holds a tensor map."""
+    """Return the bytes of an array that contains a tensor map."""
     from cudatma.arrays import describe
 
     try:
@@ -292,8 +307,8 @@ def _of_array(source: object) -> bytes:
         raise DescriptorError(
             "source",
             f"an array of {size} bytes",
-            f"a contiguous array of {DESCRIPTOR_BYTES} bytes with a tensor map",
-            "to describe an array itself, make TensorMap.from_array(array, box) and inspect that",
+            f"a contiguous array of {DESCRIPTOR_BYTES} bytes that contains a tensor map",
+            "pass TensorMap.from_array(array, box) to inspect a map over the array",
         )
     if info.device is None:
         return ctypes.string_at(info.pointer, DESCRIPTOR_BYTES)
@@ -301,11 +316,11 @@ def _of_array(source: object) -> bytes:
 
 
 def _at_pointer(pointer: int, device: int | None) -> bytes:
-    """Return 128 bytes from a GPU's memory. [CUDA driver API, cuMemcpyDtoH]"""
+    """Copy 128 bytes from device memory. [CUDA driver API, cuMemcpyDtoH]"""
     if device is None:
         raise ArgumentError("device", None, "the CUDA ordinal of the pointer's memory")
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:
-        raise ArgumentError("device", device, "a CUDA ordinal, 0 and up")
+        raise ArgumentError("device", device, "a CUDA ordinal of at least 0")
     if not 0 < pointer < 1 << 64:
         raise ArgumentError("source", hex(pointer), "a device address")
     from cudatma import context

@@ -1,8 +1,8 @@
-"""Rules that exempt mutants which change nothing, because another instruction in the PTX gives the same order.
+"""Rules that exempt equivalent mutants, in which another instruction of the PTX enforces the same order.
 
-Each rule names the instruction with the same effect. A rule applies only to mutants for which the emulator reports
-nothing. Source: PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async
-proxy", "wgmma.fence".
+Each rule names this other instruction. A rule applies only if the emulator reports no hazard for the mutant. Source:
+PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async proxy",
+"wgmma.fence".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cudatma.mutants.ptx_text import (
 
 
 class Exemptions:
-    """Control flow of a module, and the rules that find another instruction with the effect of a missing one."""
+    """Control flow of a module, and the rules that find an instruction with the effect of the mutated one."""
 
     def __init__(self, ptx: str) -> None:
         self.functions = {name: function for name, function in parse(ptx).functions.items() if function.is_defined}
@@ -36,7 +36,7 @@ class Exemptions:
         self._graphs: dict[str, Graph] = {}
 
     def reason(self, mutant: Mutant) -> str:
-        """Return text that names the instruction which gives the same order, with the reason, or "" if none does."""
+        """Return the instruction that enforces the same order and the reason as text, or "" if there is none."""
         if mutant.operator == "map_base":
             return self._replaced_address()
         if mutant.operator == "wgmma_swizzle":
@@ -52,11 +52,11 @@ class Exemptions:
     def _replaced_address(self) -> str:
         for instruction in self.all:
             if instruction.parts[0] == "tensormap" and "global_address" in instruction.parts:
-                return f"`{instruction.opcode}` writes the address anew"
+                return f"`{instruction.opcode}` overwrites the address"
         return ""
 
     def _tiles_of_no_map(self) -> str:
-        """Return a reason if no tensor map loads tiles, because a descriptor's swizzle then contradicts nothing."""
+        """Return a reason if no tensor map loads tiles. A wgmma descriptor then has no swizzle to contradict."""
         copies = [instruction for instruction in self.all if instruction.parts[:2] == ("cp", "async")]
         if not copies or any("tensor" in instruction.parts for instruction in copies):
             return ""
@@ -64,18 +64,18 @@ class Exemptions:
 
 
 def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt fence.mbarrier_init if neither the async proxy nor another CTA uses the barriers."""
+    """Exempt fence.mbarrier_init if neither the async proxy nor another CTA uses the mbarriers."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
     for other in known.all:
         parts = set(other.parts)
         if is_bulk_copy(other) or ("async" in parts and other.parts[0] in ("st", "red")) or "shared::cluster" in parts:
             return ""
-    return "`bar.sync` orders mbarrier.init for this CTA, and no asynchronous proxy or other CTA uses the barriers"
+    return "`bar.sync` orders mbarrier.init within the CTA, and no async proxy or other CTA uses the mbarriers"
 
 
 def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt an init fence that precedes fence.proxy.async, because that fence also publishes mbarrier.init in time."""
+    """Exempt an init fence before fence.proxy.async, because fence.proxy.async also publishes mbarrier.init."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
     fence: Instruction | None = None
@@ -83,7 +83,7 @@ def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
         if halts and not _is_proxy_fence(instruction):
             return ""
         fence = instruction if halts else fence
-    return f"`{fence.opcode}` after it covers mbarrier.init too" if fence else ""
+    return f"`{fence.opcode}` after this instruction also publishes mbarrier.init" if fence else ""
 
 
 def _is_proxy_fence(instruction: Instruction) -> bool:
@@ -91,9 +91,9 @@ def _is_proxy_fence(instruction: Instruction) -> bool:
 
 
 def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a wgmma.fence if every path passes an earlier one after which only wgmmas write their own registers.
+    """Exempt wgmma.fence if every path passes an earlier one, after which only wgmmas write the accumulator registers.
 
-    Wgmmas of one shape accumulate into the same registers in order.
+    Wgmmas of the same shape accumulate into the same registers in order.
     """
     mine, body = graph.body[at], graph.body
     if mine.parts[:2] != ("wgmma", "fence"):
@@ -107,24 +107,24 @@ def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
     without = replace(graph.function, body=[*body[:at], nothing, *body[at + 1 :]])
     if fence is None or unfenced_wgmmas(Flow(without)):
         return ""
-    return f"`{fence.opcode}` before it: only wgmmas have written their registers since"
+    return f"`{fence.opcode}` before this instruction, because only wgmmas have written the registers since"
 
 
 def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a fence right before a release, because the release publishes the same writes."""
+    """Exempt a fence immediately before a release, because the release publishes the same writes."""
     if graph.body[at].parts[1].startswith(("proxy", "mbarrier_init", "fence")):
         return ""
     release = graph.ends_on(at, True, is_release)
-    return f"`{release.opcode}` after it is a release itself" if release else ""
+    return f"`{release.opcode}` after this instruction is a release" if release else ""
 
 
 def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a relaxed write after a fence, and a relaxed read before a fence: release and acquire patterns."""
+    """Exempt a relaxed write after a fence (release pattern) and a relaxed read before a fence (acquire pattern)."""
     instruction = graph.body[at]
     if instruction.parts[0] not in ("st", "atom", "red"):
         return ""
     fence = graph.ends_on(at, False, _is_fence)
-    return f"`{fence.opcode}` before it and the relaxed write are a release pattern" if fence else ""
+    return f"`{fence.opcode}` before this instruction and the relaxed write form a release pattern" if fence else ""
 
 
 def _is_fence(instruction: Instruction) -> bool:
@@ -133,16 +133,16 @@ def _is_fence(instruction: Instruction) -> bool:
 
 
 def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt an arrival if only copies into shared memory precede it."""
+    """Exempt an arrival if it follows only copies into shared memory."""
     mine = graph.body[at].parts
     arrives = mine[0] == "mbarrier" and mine[1].startswith("arrive")
     if not arrives or graph.any_before(at, lambda i: touches_shared(i) and not is_load(i)):
         return ""
-    return "`mbarrier complete_tx` of the copies: only they touch shared memory before this arrival"
+    return "`mbarrier complete_tx` of the copies, which are the only earlier accesses to shared memory"
 
 
 def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt an instruction if nothing accesses memory after it, including in threads that wait for it."""
+    """Exempt an instruction if neither this thread nor a thread that waits for it accesses memory afterward."""
     mine = graph.body[at]
     if mine.parts[:2] == ("barrier", "cluster") or _touches_later(graph, at):
         return ""
@@ -150,7 +150,9 @@ def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
     if publishes and any(_could_wait_elsewhere(graph, at, wait) for wait in graph.places(_waits)):
         return ""
     cluster = graph.any_after(at, lambda i: i.parts[:2] == ("barrier", "cluster"))
-    return f"`{'barrier.cluster' if cluster else 'ret'}`: nothing after this instruction touches memory"
+    return (
+        f"`{'barrier.cluster' if cluster else 'ret'}` after this instruction: no memory access follows the instruction"
+    )
 
 
 def _touches_later(graph: Graph, at: int) -> bool:
@@ -162,7 +164,7 @@ def _waits(instruction: Instruction) -> bool:
 
 
 def _could_wait_elsewhere(graph: Graph, at: int, wait: int) -> bool:
-    """Return whether other threads may wait at ``wait`` for what ``at`` publishes, and then touch memory.
+    """Return whether other threads may wait at ``wait`` for data that ``at`` publishes, and then access memory.
 
     They cannot do so if every thread passes the wait before it reaches ``at``.
     """
@@ -170,33 +172,33 @@ def _could_wait_elsewhere(graph: Graph, at: int, wait: int) -> bool:
 
 
 def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a warp barrier next to another warp-wide instruction if nothing touches memory between the two.
+    """Exempt a warp barrier if no memory access separates it from another instruction that synchronizes the warp.
 
-    A warp-wide instruction that touches memory (stmatrix) does so after the lanes have reconverged, so it orders only
-    earlier accesses.
+    An instruction that synchronizes the warp and also accesses memory (stmatrix) orders only earlier accesses, because
+    its access follows the synchronization.
     """
     after = graph.ends_on(at, True, is_meeting)
     if after:
-        return f"`{after.opcode}` after it: the lanes of the warp synchronize there"
+        return f"`{after.opcode}` after this instruction synchronizes the lanes of the warp"
     before = graph.ends_on(at, False, lambda i: is_meeting(i) and not touches_memory(i))
-    return f"`{before.opcode}` before it: the lanes of the warp have synchronized there" if before else ""
+    return f"`{before.opcode}` before this instruction has synchronized the lanes of the warp" if before else ""
 
 
 def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a warp barrier in a loop if an earlier warp-wide instruction in the loop synchronizes the lanes.
+    """Exempt a warp barrier in a loop if an earlier instruction of the loop synchronizes the lanes.
 
-    The first iteration has released nothing yet.
+    The first iteration needs no exemption, because no slot has been released yet.
     """
     for instruction in graph.main_path_before(at):
         if is_meeting(instruction) and not touches_memory(instruction):
-            return f"`{instruction.opcode}` before it: the lanes have synchronized after their last access to the slot"
+            return f"`{instruction.opcode}` before this instruction synchronizes the lanes after their last access"
         if touches_memory(instruction):
             return ""
     return ""
 
 
 def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a warp barrier if only copies and arrivals separate it from an mbarrier wait, because every lane waits."""
+    """Exempt a warp barrier next to an mbarrier wait by every lane, with only copies and arrivals in between."""
 
     def halts(instruction: Instruction) -> bool:
         plain = touches_memory(instruction) and not is_copy(instruction)
@@ -209,17 +211,17 @@ def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
     wait = next((i for i in [*before, *after] if _is_mbarrier_wait(i)), None)
     if wait is None or not (all(map(_is_mbarrier_wait, before)) or all(map(_is_mbarrier_wait, after))):
         return ""
-    return f"`{wait.opcode}` next to it: every lane waits there itself, and only copies and arrivals are in between"
+    return f"`{wait.opcode}`, which every lane executes, with only copies and arrivals in between"
 
 
 def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a barrier before barrier.cluster, because barrier.cluster also synchronizes the threads of a CTA."""
+    """Exempt a barrier before barrier.cluster, which also synchronizes the threads of the CTA."""
     barrier = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
-    return f"`{barrier.opcode}` after it also synchronizes the CTA's threads" if barrier else ""
+    return f"`{barrier.opcode}` after this instruction also synchronizes the threads of the CTA" if barrier else ""
 
 
 def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt one of two waits for the same groups if nothing accesses shared memory between the two waits."""
+    """Exempt one of two waits for the same groups if no access to shared memory separates the two waits."""
     mine = graph.body[at]
     if "bulk" not in mine.parts:
         return ""
@@ -230,8 +232,8 @@ def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
     wait = graph.ends_on(at, True, same) or graph.ends_on(at, False, same)
     if wait and "read" in wait.parts and "read" not in mine.parts and _touches_later(graph, at):
-        return ""  # the source is free, but the result may be read
-    return f"`{wait.opcode} {_count(wait)}` next to it waits for the same groups" if wait else ""
+        return ""  # The source may be reused after .read, but the results may not be read.
+    return f"`{wait.opcode} {_count(wait)}` next to this instruction waits for the same groups" if wait else ""
 
 
 def _count(instruction: Instruction) -> int:
@@ -240,9 +242,9 @@ def _count(instruction: Instruction) -> int:
 
 
 def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a wgmma.wait_group if the next one, or the previous one in the loop, comes before a slot is released.
+    """Exempt wgmma.wait_group if the next one, or the previous one in the loop, precedes the release of a slot.
 
-    Registers need no rule, because the emulator watches the registers of every group in flight.
+    Accumulator registers need no rule, because the emulator checks the registers of all pending groups.
     """
     mine = graph.body[at]
     if mine.parts[0] != "wgmma":
@@ -256,17 +258,17 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
     after = [i for i, halted in graph.walk(at, True, lambda i: waits(i) or publishes(i)) if halted]
     if after and all(map(waits, after)):
-        return f"`{after[0].opcode} {_count(after[0])}` after it, before a slot is released"
+        return f"`{after[0].opcode} {_count(after[0])}` after this instruction, before a slot is released"
     for instruction in graph.main_path_before(at):
         if publishes(instruction):
             return ""
         if waits(instruction):
-            return f"`{instruction.opcode} {_count(instruction)}` before it: older groups have read the released slot"
+            return f"`{instruction.opcode} {_count(instruction)}` ensures that older groups have read the released slot"
     return ""
 
 
 def _arrivals_cover_copies(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a wait if cp.async.mbarrier.arrive follows every copy, because the readers then wait on an mbarrier."""
+    """Exempt a wait if cp.async.mbarrier.arrive follows every copy, because the readers then wait for the mbarrier."""
     if "bulk" in graph.body[at].parts:
         return ""
     arrival: Instruction | None = None
@@ -284,7 +286,7 @@ def _is_copy_arrival(instruction: Instruction) -> bool:
 
 
 def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt the last barrier.cluster.wait if a wait on an mbarrier follows every remote access."""
+    """Exempt the last barrier.cluster.wait if an mbarrier wait follows every remote access."""
     if "wait" not in graph.body[at].parts or graph.body[at].parts[0] != "barrier":
         return ""
     if graph.any_after(at, lambda i: touches_memory(i) or i.parts[0] == "mbarrier"):
@@ -294,18 +296,18 @@ def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
         if halts and not _is_mbarrier_wait(instruction):
             return ""
         wait = instruction if halts else wait
-    return f"`{wait.opcode}` before it waits for the other CTAs' arrivals" if wait else ""
+    return f"`{wait.opcode}` before this instruction waits for the other CTAs' arrivals" if wait else ""
 
 
 def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt griddepcontrol.wait in a warp that waits for a ring if the warp that fills the ring has the same wait."""
+    """Exempt griddepcontrol.wait in a warp that waits for a ring if the ring's producer warp also executes it."""
     others = [place for place in graph.places(lambda i: i.parts[:2] == ("griddepcontrol", "wait")) if place != at]
     fills = any(graph.any_after(place, lambda i: is_copy(i) or is_release(i)) for place in others)
     after = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))
     wait = next((i for i in (*after, *graph.main_path_before(at)) if _is_mbarrier_wait(i)), None)
     if not fills or wait is None or any(graph.reaches(at, place) for place in others):
         return ""
-    return f"`griddepcontrol.wait` of the warp that fills the ring, and `{wait.opcode}` for what it fills"
+    return f"`griddepcontrol.wait` of the producer warp, and `{wait.opcode}` for the slots that this warp fills"
 
 
 def _is_mbarrier_wait(instruction: Instruction) -> bool:

@@ -1,4 +1,4 @@
-"""Mutants of a launch: its tensor maps, its shared memory, and the alignment of shared arrays."""
+"""Mutants of a launch that change a tensor map, the shared memory size, or the alignment of a shared array."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cudatma.mutants.ptx_text import loaded_parameters, without_comments
 
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b\d+\s+([\w$]+)\s*\[(\d*)\]")
 _MISPLACED = frozenset({"trap", "barrier_misaligned", "swizzle_alignment", "swizzle_mismatch", "uninitialised_shared"})
-#: Half of the alignment in bytes that a tensor copy and a bulk copy require.
+#: Half of the alignment in bytes that tensor copies and bulk copies require.
 _HALF_TENSOR, _HALF_BULK = 64, 8
 
 
 def mutants_of_call(ptx: str, call: Call) -> list[Mutant]:
-    """Return every mutant of a launch's tensor maps, shared memory size, and shared array alignment."""
+    """Return all mutants of a launch."""
     mutants = list(_bases(ptx, call))
     functions = parse(ptx).functions
     entries = [function.name for function in functions.values() if function.is_entry]
@@ -49,7 +49,7 @@ def _launch_mutant(operator: str, text: str, change: Callable[[Call], Call], exp
 
 
 def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """Yield mutants of the 128 bytes with another swizzle or a misaligned address."""
+    """Yield mutants of a tensor map with another swizzle or a misaligned address."""
     for mode in (Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128):
         if mode is not spec.swizzle:
             yield _launch_mutant(
@@ -67,7 +67,7 @@ def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
 
 
 def _boxes(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """Yield mutants that load one row fewer or more than the barrier expects. Stores keep their box."""
+    """Yield mutants whose load transfers one row fewer or more than the mbarrier expects. Stores keep their box."""
     outer = spec.rank - 1
     for step in (-1, 1):
         if outer and 1 <= spec.box[outer] + step <= 256:
@@ -91,7 +91,7 @@ def _field(position: int, field: str, ordinal: int, value: int) -> Callable[[Cal
 
 
 def _bases(ptx: str, call: Call) -> Iterator[Mutant]:
-    """Yield mutants that move a shared array by half of the alignment that its users require."""
+    """Yield mutants in which a shared array starts at half of the required alignment."""
     text = without_comments(ptx)
     swizzles = [value.spec.swizzle for value in call.args if isinstance(getattr(value, "spec", None), TiledSpec)]
     pattern = max((required_alignment(mode) for mode in swizzles if mode), default=0)
@@ -109,7 +109,7 @@ def _bases(ptx: str, call: Call) -> Iterator[Mutant]:
 
 
 def _base(text: str, array: re.Match[str], step: int, places: Sequence[int]) -> Mutant:
-    """Return a mutant with a moved array, enlarged together with the launch's memory so that nothing overlaps."""
+    """Return a mutant with a moved array. The array and the launch's shared memory grow by ``step`` bytes."""
     name, size = array[2], array[3]
     grown = [(array.start(3), array.end(3), str(int(size) + step))] if size else []
     return Mutant(

@@ -1,4 +1,4 @@
-"""Data classes for a launch and for a mutant, which changes one synchronization and has expected hazards."""
+"""Dataclasses for a launch and for a mutant of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudatma.emulator import EmulatedModule, Report
 class Call:
     """Arguments of ``EmulatedModule.launch`` except schedules and hazards.
 
-    options: further keyword arguments. keep: objects that own the memory to which address arguments refer.
+    ``options`` contains further keyword arguments. ``keep`` contains objects that own the memory of address arguments.
     """
 
     entry: str
@@ -27,7 +27,7 @@ class Call:
     keep: Any = None
 
     def run(self, module: EmulatedModule, **options: Any) -> Report:
-        """Launch the call. ``options`` may be schedules, seed, replay, hazards and step_limit."""
+        """Launch the kernel. ``options`` may contain schedules, seed, replay, hazards and step_limit."""
         return module.launch(
             self.entry,
             self.grid,
@@ -41,21 +41,32 @@ class Call:
         )
 
 
-#: Hazard kinds of two common mistakes: a reader does not wait, or a slot is refilled too early.
+#: Hazards of a reader that does not wait.
 EARLY_READ = frozenset({"read_before_load", "wrong_parity", "exit_with_pending_load"})
 REFILL = frozenset({"overwritten_while_read", "write_race"})
-#: Races between ordinary accesses to shared memory, to global memory, and by the lanes of one warp.
+#: Races between ordinary accesses to shared memory, to global memory, or by the lanes of a warp.
 RACE = frozenset({"data_race", "global_race", "lane_race"})
 HANG = frozenset({"deadlock", "byte_count"})
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change to the PTX text, to the launch, or to both.
+    """A change of one synchronization in the PTX text or the launch, and the hazards that it should cause.
 
-    operator: the kind of change, a key of OPERATORS. line: line in the PTX, or 0 for a change to the launch. expected:
-    hazard kinds, one of which must be reported. at: index of the instruction in the function. edits: (first character,
-    end, new text) of each replaced part, in the order of the text.
+    Parameters
+    ----------
+    operator : str
+        Kind of change, a key of OPERATORS.
+    line : int
+        Line in the PTX, or 0 for a change of the launch.
+    text : str
+        Description of the change.
+    expected : frozenset of str
+        Hazard kinds, of which at least one must be reported.
+    at : int
+        Index of the instruction in the function.
+    edits : tuple
+        First character, end and new text of each replaced part, in the order of the text.
     """
 
     operator: str
@@ -70,7 +81,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """``operator:line``, or the operator and text for a change to the launch."""
+        """``operator:line``, or the operator and the text for a change of the launch."""
         return f"{self.operator}:{self.line}" if self.line else f"{self.operator}:{self.text}"
 
     def apply(self, ptx: str) -> str:
@@ -83,5 +94,5 @@ class Mutant:
         return "".join([*pieces, ptx[done:]])
 
     def changed(self, call: Call) -> Call:
-        """Return the mutant's launch."""
+        """Return the launch with the mutant's changes."""
         return call if self.change is None else self.change(call)

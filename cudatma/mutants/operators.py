@@ -1,7 +1,7 @@
-"""Operators that remove a synchronization instruction, or change what the instruction waits for, counts or orders.
+"""Operators, each of which removes a synchronization instruction or changes its operands or its memory order.
 
-Each operator states the kinds of hazards that the missing or wrong order causes. Source: PTX ISA, "mbarrier", "Async
-proxy", "bar, barrier", "wgmma.fence", "Memory Consistency Model".
+Each operator lists the hazards that the change should cause. Source: PTX ISA, "mbarrier", "Async proxy", "bar,
+barrier", "wgmma.fence", "Memory Consistency Model".
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Callable, Iterator
 from cudatma.mutants.mutant import EARLY_READ, HANG, RACE, REFILL, Mutant
 from cudatma.mutants.ptx_text import Site, sites_of
 
-#: Hazards that a missing barrier causes.
+#: Hazards of a missing barrier.
 _UNORDERED = RACE | EARLY_READ | REFILL | {"missing_proxy_fence", "missing_init_sync"}
 _UNORDERED |= {"store_source_reused", "read_before_store"}
-#: Hazards that a bulk store without a timely wait causes.
+#: Hazards of a bulk store that is not waited for in time.
 _LATE_STORE = frozenset({"store_source_reused", "exit_with_pending_store", "read_before_store", "write_race"})
 _TX_STEP = 16
 
-#: Operator -> description.
+#: Maps each operator to its description.
 OPERATORS: dict[str, str] = {
     "drop_fence": "a fence (mbarrier_init, proxy, acq_rel, membar, wgmma) is removed",
     "drop_init": "an mbarrier.init is removed",
     "drop_arrive": "an arrive on an mbarrier, named or cluster barrier is removed",
     "repeat_arrive": "an arrive on an mbarrier is executed twice",
-    "drop_expect": "an arrive.expect_tx arrives but expects no bytes; an expect_tx is removed",
-    "drop_wait": "a wait on an mbarrier or cluster barrier passes at once",
+    "drop_expect": "an arrive.expect_tx arrives without expecting bytes, or an expect_tx is removed",
+    "drop_wait": "a wait on an mbarrier or cluster barrier returns immediately",
     "drop_barrier": "a bar.sync is removed",
     "drop_warp_sync": "a bar.warp.sync is removed",
     "drop_commit": "a commit_group (bulk, cp.async, wgmma) is removed",
     "drop_group_wait": "a wait_group (bulk, cp.async, wgmma) is removed",
     "drop_dependency_wait": "a griddepcontrol.wait is removed",
     "weaken_group_wait": "a wait_group leaves one more group pending",
-    "relax": "an arrive, wait, flag store or flag load loses its release or acquire",
+    "relax": "an arrive, wait, flag store or flag load loses its release or acquire semantics",
     "flip_parity": "a wait uses the other parity",
-    "expect_less": "an expect_tx announces 16 bytes too few",
-    "expect_more": "an expect_tx announces 16 bytes too many",
+    "expect_less": "an expect_tx expects 16 bytes too few",
+    "expect_more": "an expect_tx expects 16 bytes too many",
     "count_less": "an mbarrier is initialized with one arrival too few",
     "count_more": "an mbarrier is initialized with one arrival too many",
     "stages_less": "a ring wraps one slot early on one side",
@@ -44,9 +44,9 @@ OPERATORS: dict[str, str] = {
     "other_barrier": "a wait uses the mbarrier 8 bytes after its own",
     "barrier_count": "a named barrier expects one more warp",
     "multicast_mask": "a multicast omits one CTA",
-    "wgmma_swizzle": "a wgmma descriptor has another swizzle",
+    "wgmma_swizzle": "a wgmma descriptor has another swizzle mode",
     "move_base": "a shared array starts at a misaligned address",
-    "map_swizzle": "a tensor map has another swizzle",
+    "map_swizzle": "a tensor map has another swizzle mode",
     "map_box": "a tensor map's box is one row shorter or longer",
     "map_base": "a tensor map's address is not a multiple of 16",
     "less_shared": "the launch requests less shared memory",
@@ -54,9 +54,9 @@ OPERATORS: dict[str, str] = {
 
 
 def mutants_of(ptx: str) -> list[Mutant]:
-    """Return every mutant that changes the text of a PTX module, in the order of the text.
+    """Return all mutants that change the text of a PTX module, in the order of the text.
 
-    ``mutants_of_call`` returns the mutants that change the launch. Raise PtxError for text that is not valid PTX.
+    ``mutants_of_call`` returns the mutants that change the launch. Raises PtxError if the PTX is invalid.
     """
     sites = sites_of(ptx)
     mutants = [
@@ -85,7 +85,7 @@ Change = tuple[str, str, frozenset[str]]
 
 
 def _changes(site: Site) -> Iterator[Change]:
-    """Yield (operator, new text, hazard kinds) for each mutant of an instruction."""
+    """Yield the operator, new text and hazard kinds of each mutant of an instruction."""
     make = _BY_ROOT.get(site.parts[0])
     if make is not None:
         yield from make(site)
@@ -114,13 +114,13 @@ def _mbarrier(site: Site) -> Iterator[Change]:
     elif form in ("arrive", "arrive_drop"):
         yield "drop_arrive", "", HANG
         if "expect_tx" in site.parts:
-            # The release orders only the copies, which complete_tx orders anyway.
+            # The release orders only the copies, and complete_tx orders them as well.
             plain = site.opcode.replace(".expect_tx", "")
             yield "drop_expect", site.spelled(operands[:-1], plain), HANG | EARLY_READ
             yield from _bytes(site)
         else:
-            # If the arrival is the last of its phase, the next phase completes early; otherwise the extra one overflows
-            # this phase.
+            # If the arrival is the last of its phase, the next phase completes early. Otherwise, the second arrival
+            # exceeds the count of this phase.
             yield "repeat_arrive", site.spelled(operands) * 2, _UNORDERED | HANG | {"arrival_overflow"}
             if "relaxed" not in site.parts:
                 published = EARLY_READ | REFILL | RACE | {"missing_proxy_fence"}
@@ -140,7 +140,7 @@ def _mbarrier(site: Site) -> Iterator[Change]:
 
 
 def _relaxed(site: Site) -> str:
-    """Return the opcode with .relaxed and a scope instead of its release or acquire."""
+    """Return the opcode with .relaxed and a scope instead of release or acquire."""
     parts = [part for part in site.parts if part not in ("release", "acquire")]
     scoped = any(part in ("cta", "cluster") for part in parts)
     place = next(i for i, part in enumerate(parts) if part.startswith(("shared", "b64", "cta", "cluster")))
@@ -149,7 +149,7 @@ def _relaxed(site: Site) -> str:
 
 def _bytes(site: Site) -> Iterator[Change]:
     last = len(site.operands) - 1
-    # An expect_tx of 0 bytes is left alone: a CTA expects 0 if its neighbors send nothing, and no count is negative.
+    # An expect_tx of 0 bytes is not reduced, because a count is never negative. A CTA may receive no data.
     yield "expect_less", _moved(site, last, -_TX_STEP), frozenset({"byte_count", "trap"})
     yield "expect_more", _moved(site, last, _TX_STEP), frozenset({"byte_count"})
 
@@ -159,7 +159,7 @@ def _moved(site: Site, position: int, step: int) -> str:
 
 
 def _with(site: Site, position: int, operation: str, value: int) -> str:
-    """Return the statement with ``operand operation value`` instead of an operand."""
+    """Return the statement with an operand replaced by ``operand operation value``."""
     operand = site.operands[position]
     if re.fullmatch(r"-?\d+", operand):
         number = int(operand) + value if operation == "add" else int(operand) ^ value
@@ -179,7 +179,7 @@ def _barrier(site: Site) -> Iterator[Change]:
     elif "arrive" in parts:
         yield "drop_arrive", "", frozenset({"deadlock"})
     else:
-        # divergent_warp and register_pool result from setmaxnregs that the barrier orders.
+        # divergent_warp and register_pool occur if setmaxnregs depends on the barrier.
         unset = {"uninitialised_shared", "barrier_uninitialised"}
         yield "drop_barrier", "", _UNORDERED | unset | {"deadlock", "divergent_warp", "register_pool"}
         if len(site.operands) == 2 and "sync" in parts:
@@ -190,7 +190,7 @@ def _copy(site: Site) -> Iterator[Change]:
     parts = set(site.parts)
     bulk = "bulk" in parts
     if "commit_group" in parts:
-        # Uncommitted operations join the next group, if there is one, and the wait for them then comes too late.
+        # Uncommitted operations join the next group, if there is one. The wait then covers them too late.
         yield "drop_commit", "", _LATE_STORE | {"uncommitted_group"} if bulk else EARLY_READ
     elif "wait_group" in parts or "wait_all" in parts:
         expected = (_LATE_STORE if bulk else EARLY_READ) | REFILL | RACE
@@ -233,7 +233,7 @@ def _dependency(site: Site) -> Iterator[Change]:
 
 
 def _ordered(site: Site) -> Iterator[Change]:
-    """Yield mutants of a flag access in global or shared memory: ld.acquire, st.release, and ordered atom and red."""
+    """Yield mutants of a flag access to global or shared memory: ld.acquire, st.release, and ordered atom and red."""
     orders = [part for part in site.parts if part in ("acquire", "release", "acq_rel")]
     if orders:
         opcode = ".".join("relaxed" if part in orders else part for part in site.parts)
@@ -241,7 +241,7 @@ def _ordered(site: Site) -> Iterator[Change]:
 
 
 def _tensor_map(site: Site) -> Iterator[Change]:
-    """Yield mutants of tensormap.cp_fenceproxy that copy the map without the release."""
+    """Yield mutants of tensormap.cp_fenceproxy that copy the map without a release."""
     if site.parts[1] == "cp_fenceproxy":
         yield "drop_fence", "", frozenset({"tensor_map_fence", "out_of_bounds", "trap"})
 
@@ -264,7 +264,7 @@ _BY_ROOT: dict[str, Callable[[Site], Iterator[Change]]] = {
 
 
 def _ring_wraps(sites: list[Site]) -> Iterator[Mutant]:
-    """Yield mutants of ``stage + 1 == STAGES ? 0 : stage + 1``, compiled to setp with a constant and selp of 0."""
+    """Yield mutants of ``stage + 1 == STAGES ? 0 : stage + 1``, which compiles to setp with a constant and selp."""
     expected = _UNORDERED | HANG | {"arrival_overflow", "out_of_bounds", "barrier_uninitialised", "barrier_misaligned"}
     for place, site in enumerate(sites):
         if site.parts[0] != "setp" or len(site.operands) != 3 or not site.operands[2].isdigit():

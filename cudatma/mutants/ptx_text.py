@@ -1,4 +1,4 @@
-"""Instructions in a PTX text: their positions, the control flow between them, and the memory that they touch."""
+"""Instructions in a PTX text: their positions, the control flow between them, and their memory accesses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,18 @@ _GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*$")
 class Site:
     """An instruction and its position in the text.
 
-    at: index of the instruction in the function's body. start, end: positions of the first character and of the end,
-    including guard and semicolon. guard: ``"@%p1 "`` or "". operands: the operands as written.
+    Parameters
+    ----------
+    instruction : Instruction
+        The parsed instruction.
+    at : int
+        Index of the instruction in the function's body.
+    start, end : int
+        Index of the statement's first character, including the guard, and of the character after the semicolon.
+    guard : str
+        ``"@%p1 "`` or "".
+    operands : tuple of str
+        Operands as written in the text.
     """
 
     function: Function
@@ -44,17 +54,17 @@ class Site:
         return self.instruction.line
 
     def spelled(self, operands: tuple[str, ...], opcode: str = "") -> str:
-        """Return the statement with other operands, and optionally another opcode."""
+        """Return the statement with other operands and, optionally, another opcode."""
         return f"{self.guard}{opcode or self.opcode} {', '.join(operands)};"
 
 
 def without_comments(ptx: str) -> str:
-    """Return the text with comments replaced with blanks. Every other character keeps its position."""
+    """Return the text with comments replaced by blanks. All other characters keep their positions."""
     return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment.group()), ptx)
 
 
 def sites_of(ptx: str) -> list[Site]:
-    """Return every instruction in the functions of a module, in the order of the text. Raise PtxError."""
+    """Return all instructions of a module in the order of the text. Raises PtxError if the PTX is invalid."""
     text = without_comments(ptx)
     begins = [0] + [newline.end() for newline in re.finditer("\n", text)]
     searched: dict[int, int] = {}
@@ -68,7 +78,7 @@ def sites_of(ptx: str) -> list[Site]:
 def _locate(
     text: str, begins: list[int], searched: dict[int, int], function: Function, at: int, instruction: Instruction
 ) -> Site:
-    """Find an instruction in the line that the parser reported. Instructions on one line must be located in order."""
+    """Find an instruction in its source line. Instructions of the same line must be located in order."""
     line, opcode = instruction.line, instruction.opcode
     pattern = re.compile(rf"(?<![\w$%.:]){re.escape(opcode)}(?![\w$.:])")
     match = pattern.search(text, searched.get(line, begins[line - 1]))
@@ -83,7 +93,7 @@ def _locate(
 
 
 def split_operands(text: str) -> Iterator[str]:
-    """Yield the operands, split at commas outside brackets."""
+    """Yield the operands of an operand list. Commas inside brackets do not separate operands."""
     depth, begin = 0, 0
     for position, character in enumerate(text):
         depth += character in "[{(" or -(character in "]})")
@@ -113,9 +123,9 @@ _MEETINGS = {
 
 
 def touches_memory(instruction: Instruction) -> bool:
-    """Return whether an instruction reads, writes or copies shared or global memory, but not parameters.
+    """Return whether an instruction reads, writes or copies shared or global memory other than parameters.
 
-    tensormap.cp_fenceproxy does not count, because it releases what it writes.
+    tensormap.cp_fenceproxy does not count, because it releases its own write.
     """
     parts = instruction.parts
     if "cp_fenceproxy" in parts or (parts[0] == "wgmma" and parts[1] != "mma_async"):
@@ -134,7 +144,7 @@ def touches_shared(instruction: Instruction) -> bool:
 
 
 def is_copy(instruction: Instruction) -> bool:
-    """Return whether an instruction is any form of cp.async except groups, arrivals and prefetches."""
+    """Return whether an instruction is a form of cp.async that copies data, not a group, arrival or prefetch."""
     parts = set(instruction.parts)
     return instruction.parts[0] == "cp" and not parts & {"commit_group", "wait_group", "wait_all", "arrive", "prefetch"}
 
@@ -150,9 +160,9 @@ def is_load(instruction: Instruction) -> bool:
 
 
 def is_meeting(instruction: Instruction) -> bool:
-    """Return whether an instruction synchronizes the lanes of a warp, which then see each other's writes.
+    """Return whether an instruction synchronizes the lanes of a warp and makes their writes visible to each other.
 
-    A relaxed barrier does not do so.
+    A relaxed barrier synchronizes the lanes but does not make writes visible.
     """
     parts = instruction.parts
     if parts[0] in ("bar", "barrier"):
@@ -161,7 +171,7 @@ def is_meeting(instruction: Instruction) -> bool:
 
 
 def is_release(instruction: Instruction) -> bool:
-    """Return whether an instruction is an arrival or a strong write that publishes earlier writes."""
+    """Return whether an instruction is an arrival or a strong write, which publishes earlier writes."""
     parts = instruction.parts
     if "relaxed" in parts:
         return False
@@ -171,7 +181,7 @@ def is_release(instruction: Instruction) -> bool:
 
 
 def loaded_parameters(function: Function) -> set[int]:
-    """Return the positions of parameters whose tensor maps tensor loads read, as far as address copies show."""
+    """Return the positions of the parameters that tensor loads use as tensor maps, directly or through copies."""
     sources: dict[int, list[Operand]] = {}
     for instruction in function.body:
         if instruction.parts[0] in ("mov", "cvta", "cvt", "add") and isinstance(instruction.operands[0], Reg):
@@ -187,7 +197,7 @@ def loaded_parameters(function: Function) -> set[int]:
 
 
 def _symbols(operand: Operand, sources: dict[int, list[Operand]]) -> set[str]:
-    """Return the names of symbols from which an address may be computed."""
+    """Return the names of all symbols from which an address may be computed."""
     names: set[str] = set()
     todo, seen = [operand], set()
     while todo:
@@ -201,7 +211,7 @@ def _symbols(operand: Operand, sources: dict[int, list[Operand]]) -> set[str]:
 
 
 class Graph:
-    """Control flow graph of a function with one node per instruction."""
+    """Control-flow graph of a function with one node per instruction."""
 
     def __init__(self, function: Function) -> None:
         self.function, self.body = function, function.body
@@ -219,7 +229,7 @@ class Graph:
                 self.before[other].append(at)
 
     def walk(self, at: int, forward: bool, stop: Callable[[Instruction], bool]) -> Iterator[tuple[Instruction, bool]]:
-        """Yield (instruction, whether it stops the walk) for all instructions that may follow or precede another."""
+        """Yield each instruction that may follow or precede ``at``, and whether it stops the walk."""
         edges = self.after if forward else self.before
         seen: set[int] = set()
         todo = list(edges[at])
@@ -234,7 +244,7 @@ class Graph:
                 todo += edges[here]
 
     def ends_on(self, at: int, forward: bool, matches: Callable[[Instruction], bool]) -> Instruction | None:
-        """Return a matching instruction if every path reaches one before anything touches memory, otherwise None."""
+        """Return a matching instruction if every path reaches one before any memory access, otherwise None."""
         last: Instruction | None = None
         for instruction, halts in self.walk(at, forward, lambda i: matches(i) or touches_memory(i)):
             if halts and not matches(instruction):
@@ -246,7 +256,7 @@ class Graph:
         return last
 
     def main_path_before(self, at: int) -> Iterator[Instruction]:
-        """Yield the instructions before another one, nearest first, along a loop's back edge where there is one."""
+        """Yield the instructions before another one, nearest first. Inside a loop, follow the loop's back edge."""
         seen: set[int] = set()
         while self.before[at] and at not in seen:
             seen.add(at)
@@ -255,7 +265,7 @@ class Graph:
             yield self.body[at]
 
     def places(self, matches: Callable[[Instruction], bool]) -> list[int]:
-        """Return the positions of matching instructions."""
+        """Return the indices of all matching instructions."""
         return [at for at, instruction in enumerate(self.body) if matches(instruction)]
 
     def reaches(self, at: int, other: int) -> bool:

@@ -1,4 +1,4 @@
-"""Functions that run mutants on the emulator and count the outcomes."""
+"""Execution of mutants on the emulator, and statistics of the outcomes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from cudatma.mutants.launch_mutants import mutants_of_call
 from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS, mutants_of
 
-#: Verdicts on a mutant, in order: an expected kind of hazard was reported; only other kinds were reported; nothing was
-#: reported because another instruction gives the same order or no warp reaches the instruction; nothing was reported
-#: for no known reason.
+#: Verdicts on a mutant. Reported: an expected hazard was reported. Wrong kind: only other hazards were reported.
+#: Exempt: no hazard was reported because another instruction enforces the same order or no warp reaches the
+#: instruction. Survived: no hazard was reported, and no reason is known.
 REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
 _GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*")
-#: A mutant counts as an infinite loop after this multiple of the original kernel's steps.
+#: A mutant is stopped as an infinite loop after this multiple of the original kernel's steps.
 _PATIENCE = 20
 _MIN_STEPS = 20_000
-#: Number of schedules for a mutant that another instruction makes harmless: in order, and with maximum delays.
+#: Number of schedules in which an exempt mutant runs: one in order, and one with maximum delays.
 _EXEMPT_SCHEDULES = 2
 
 
@@ -30,7 +30,8 @@ _EXEMPT_SCHEDULES = 2
 class Outcome:
     """Verdict on a mutant.
 
-    kinds: the reported hazard kinds, sorted. note: the reason for the exemption, or how the run ended.
+    ``kinds`` contains the reported hazard kinds in sorted order. ``note`` states the reason for the exemption, or how
+    the run ended.
     """
 
     mutant: Mutant
@@ -39,18 +40,17 @@ class Outcome:
     note: str = ""
 
 
-#: Function (PTX, mutant, schedule) -> report that runs one schedule and collects hazards instead of raising them.
+#: Function of (PTX, mutant, schedule) that runs one schedule and returns a report that includes its hazards.
 Runner = Callable[[str, Mutant, int], Report]
 
 
 def try_mutants(
     ptx: str, mutants: Iterable[Mutant], run: Runner, schedules: int = 8, known: frozenset[str] = frozenset()
 ) -> Iterator[Outcome]:
-    """Run each mutant under schedules 0, 1, ... until one reports an expected kind.
-
-    ``known`` are the kinds of hazards in the unchanged kernel. These kinds do not count.
+    """Run each mutant under schedules 0, 1, ... until an expected hazard is reported.
 
     ``run`` is ``lambda text, mutant, schedule: emulator.load(text).launch(..., replay=schedule, hazards="collect")``.
+    ``known`` contains the hazard kinds of the original kernel, which are ignored.
     """
     exemptions = Exemptions(ptx)
     for mutant in mutants:
@@ -71,7 +71,7 @@ def _try_one(
             kinds.add("trap")
             note = str(error)
         except StepLimitError:
-            note = "it never ends"
+            note = "it does not terminate"
         except CudaTmaError as error:
             note = f"{type(error).__name__}: {error}".partition("\n")[0]
             break
@@ -85,7 +85,7 @@ def _try_one(
 
 
 def _is_reached(ptx: str, mutant: Mutant, run: Runner) -> bool:
-    """Return whether a warp executes the mutant's instruction in schedule 0. The test puts a trap in its place."""
+    """Replace the mutated instruction with a trap, and return whether a warp reaches it in schedule 0."""
     if mutant.at < 0 or len(mutant.edits) != 1:
         return True
     start, end, _ = mutant.edits[0]
@@ -98,19 +98,19 @@ def _is_reached(ptx: str, mutant: Mutant, run: Runner) -> bool:
 
 
 class Trial:
-    """Mutants of a kernel and its launch. ``make`` must return a new Call with fresh arrays."""
+    """Mutants of a kernel and its launch. ``make`` must return a new Call with new arrays every time."""
 
     def __init__(self, ptx: str, make: Callable[[], Call]) -> None:
         self.ptx, self.make = ptx, make
         self.mutants = mutants_of(ptx) + mutants_of_call(ptx, make())
         self._step_limit = 0
-        #: Kinds of hazards that the unchanged kernel reports.
+        #: Hazard kinds that the original kernel reports.
         self._known: frozenset[str] = frozenset()
-        #: The module of the last run, and the initial values of the module's variables.
+        #: PTX and module of the last run, and the initial values of the module's variables.
         self._last: tuple[str, EmulatedModule, dict[str, bytes]] | None = None
 
     def unchanged(self, schedules: int, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
-        """Run the unchanged kernel, which should have no hazards, under ``schedules`` schedules."""
+        """Run the original kernel, which should have no hazards, under ``schedules`` schedules."""
         options = {"schedules": schedules, "seed": seed, "progress": progress}
         report = self.make().run(load(self.ptx), hazards="collect", **options)
         self._known = frozenset(report.kinds)
@@ -125,7 +125,7 @@ class Trial:
         return call.run(self._loaded(text), replay=schedule, hazards="collect", **options)
 
     def _loaded(self, text: str) -> EmulatedModule:
-        """Return a mutant's module with the initial values of its variables. All schedules share the module."""
+        """Return a mutant's module, which all schedules share, with its variables reset to their initial values."""
         if self._last is None or self._last[0] != text:
             module = load(text)
             self._last = text, module, {name: data.tobytes() for name, data in module.globals.items()}
@@ -135,19 +135,19 @@ class Trial:
         return module
 
     def outcomes(self, schedules: int = 8, chosen: Iterable[Mutant] | None = None) -> Iterator[Outcome]:
-        """Yield the outcome of each mutant, or only of the mutants in ``chosen``."""
+        """Yield the outcome of each mutant, or only of those in ``chosen``."""
         if not self._step_limit:
             self.unchanged(2)
         return try_mutants(self.ptx, self.mutants if chosen is None else chosen, self.run, schedules, self._known)
 
 
 VERDICTS = (REPORTED, WRONG_KIND, EXEMPT, SURVIVED)
-#: Required share of reported mutants among those that are not exempt.
+#: Required fraction of reported mutants among those that are not exempt.
 MIN_REPORTED = 0.95
 
 
 def by_operator(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
-    """Return the count of each verdict by operator, in the order of OPERATORS."""
+    """Return the number of outcomes per operator and verdict, in the order of OPERATORS."""
     counts_by_operator: dict[str, Counter[str]] = {operator: Counter() for operator in OPERATORS}
     for outcome in outcomes:
         counts_by_operator[outcome.mutant.operator][outcome.verdict] += 1
@@ -155,11 +155,11 @@ def by_operator(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
 
 
 def by_verdict(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """Return the count of each verdict."""
+    """Return the number of outcomes per verdict."""
     return Counter(outcome.verdict for outcome in outcomes)
 
 
 def reported_share(counts: Mapping[str, int]) -> float:
-    """Return the fraction of non-exempt mutants that were reported with an expected kind, or 1 if there are none."""
+    """Return the fraction of non-exempt mutants with the verdict "reported", or 1 if there are none."""
     tried = sum(counts.get(verdict, 0) for verdict in VERDICTS) - counts.get(EXEMPT, 0)
     return counts.get(REPORTED, 0) / tried if tried else 1.0

@@ -1,6 +1,6 @@
-"""The tables of docs/reference/tensor_map_format.md equal the code.
+"""The tables of docs/reference/tensor_map_format.md agree with the code.
 
-`python tests/descriptor/test_descriptor_docs.py` writes the tables between markers.
+Run `python tests/descriptor/test_descriptor_docs.py` to regenerate the marked tables.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from cudatma.inspection.banks import markdown
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tensor_map_format.md"
 
 MEANINGS = {
-    "address": "global address",
+    "address": "global address in bytes",
     "im2col": "0 tiled, 1 im2col",
     "version": "0",
     "rank_minus_1": "rank - 1",
     "format": "element format, `TmaType.descriptor_format`",
     "interleave": "0 none, 1 16B, 2 32B",
     "swizzle": "0 none, 1 32B, 2 64B, 3 128B",
-    "nan_fill": "1 fills with NaN outside of the tensor",
-    "tf32": "1 rounds fp32 to tf32",
+    "nan_fill": "fill value outside the tensor, 0 zero, 1 NaN",
+    "tf32": "1 if loads round fp32 to tf32",
     "l2_promotion": "0 none, 1 64B, 2 128B, 3 256B",
-    "swizzle_atomicity": "1 32B, 2 32B with flip of 8B, 3 64B; sm_100 and up",
-    "stride_low": "pitch of dimension i + 1 in units of 16 bytes, low 32 bits",
-    "stride_high": "its high 4 bits",
-    "dim_minus_1": "size of dimension i, minus 1",
-    "element_stride_minus_1": "traversal step, minus 1",
-    "box_minus_1": "size of the box in dimension i, minus 1",
+    "swizzle_atomicity": "1 32B, 2 32B with flip of 8B, 3 64B; sm_100 and later",
+    "stride_low": "low 32 bits of the pitch of dimension i + 1 in units of 16 bytes",
+    "stride_high": "high 4 bits of this pitch",
+    "dim_minus_1": "size of dimension i in elements, minus 1",
+    "element_stride_minus_1": "traversal stride of dimension i in elements, minus 1",
+    "box_minus_1": "size of the box in dimension i in elements, minus 1",
     "channels_minus_1": "channels per pixel, minus 1",
-    "lower_corner": "W lowest, then H, D: one of 16, two of 8 or three of 5 signed bits",
-    "upper_corner": "as above",
+    "lower_corner": "one number of 16 bits, two of 8 bits or three of 5 bits, signed; W in the lowest bits, then H, D",
+    "upper_corner": "same format as `lower_corner`",
     "pixels_minus_1": "pixels per column, minus 1",
-    "smem_bytes": "product of floor(box / step), times the element's bytes",
-    "smem_pattern": "16 without swizzle, else 8 spans: 256, 512, 1024",
+    "smem_bytes": "product of floor(box / traversal stride) over all dimensions, times the element size in bytes",
+    "smem_pattern": "period of the swizzle in bytes: 16 without swizzle, 256, 512 or 1024 (8 spans) with swizzle",
 }
 
 

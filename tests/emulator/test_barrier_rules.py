@@ -166,7 +166,7 @@ def test_too_many_arrivals_are_called_too_many(arrive: str) -> None:
     assert launch(text).is_clean
     report = launch(text, count=1)
     assert first_kind(report) == "arrival_overflow", str(report)
-    assert "too many arrivals (32 by one instruction)" in report.hazards[0].message
+    assert "an instruction arrives 32 times" in report.hazards[0].message
 
 
 @pytest.mark.parametrize(

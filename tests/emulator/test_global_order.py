@@ -184,7 +184,7 @@ def test_a_flag_that_nobody_sets_is_a_deadlock() -> None:
     """
     report = kernel(body, 1).launch("k", 2, 32, (np.zeros(1, np.uint32),), schedules=3, hazards="collect")
     assert report.kinds == {"deadlock"}
-    assert "polls byte 0 of p0, which stays 0" in str(report)
+    assert "polls byte 0 of p0, whose value remains 0" in str(report)
     assert report.schedules == 1, "the first infinite loop ends the search"
 
 

@@ -251,7 +251,7 @@ def counters() -> Made:
     return (bins, found, keys), lambda: bool((bins == np.bincount(keys, minlength=8)).all() and found[0] == 1)
 
 
-# ---- the asynchronous proxy in global memory
+# ---- the async proxy in global memory
 
 STORE_THEN_LOAD = """
 extern "C" __global__ void k(const __grid_constant__ Map map, u32* data, u32* out) {

@@ -171,7 +171,7 @@ def test_the_register_pool_shows_its_arithmetic() -> None:
     report, _ = CASES[2].run("GREEDY", schedules=2)
     (hazard,) = report.hazards
     assert "needs 240 - 168 more registers per thread, 2304 for the warp" in hazard.message
-    assert "12 warps started with 168 per thread by the launch bounds (64512 in total)" in hazard.message
+    assert "12 warps started with 168 per thread according to the launch bounds (64512 in total)" in hazard.message
     assert "setmaxnreg.dec has freed 16384, setmaxnreg.inc has taken 16128" in hazard.message
 
 

@@ -149,8 +149,8 @@ def test_endless_loops_meet_the_step_limit(body: str) -> None:
 @pytest.mark.parametrize(
     ("body", "line", "what"),
     [
-        ("L: ld.global.u32 %r1, [%rd1];\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra L;", 11, "a plain load"),
-        ("bra L;\nL: bra L;", 12, "reads no memory"),
+        ("L: ld.global.u32 %r1, [%rd1];\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra L;", 11, "an ordinary load"),
+        ("bra L;\nL: bra L;", 12, "does not read memory"),
         ("mov.u32 %r2, %tid.x;\nsetp.gt.u32 %p2, %r2, 31;\n@%p2 bra E;\nL: bra L;\nE: bar.sync 0;", 14, "bar.sync"),
     ],
 )
@@ -161,7 +161,7 @@ def test_an_endless_loop_names_its_lines(body: str, line: int, what: str) -> Non
     (hazard,) = report.hazards
     assert (hazard.ptx_line, hazard.blocks) == (line, 3)
     assert what in hazard.message
-    assert "the loop never comes true" in hazard.cause
+    assert "the loop never becomes true" in hazard.cause
     assert hazard.message.count("an infinite loop") == 1, "warps that loop alike have one line"
 
 
@@ -194,7 +194,7 @@ def test_a_loop_with_barriers_is_endless_if_nothing_changes(body: str, last: int
     text = kernel(TOGETHER.replace("BODY", body).replace("LAST", str(last)))
     report = run(text, grid=1, block=64, schedules=1, shared_bytes=16)
     assert report.kinds == ({"deadlock"} if is_endless else set()), str(report)
-    assert not is_endless or "polls byte 0 of p, which stays 1" in str(report)
+    assert not is_endless or "polls byte 0 of p, whose value remains 1" in str(report)
 
 
 def test_the_step_limit_names_the_loop() -> None:
@@ -217,7 +217,7 @@ def test_waiting_for_ever_is_a_deadlock_and_not_the_step_limit() -> None:
     named = "mov.u32 %r1, %tid.x;\nshr.u32 %r1, %r1, 5;\nadd.u32 %r1, %r1, 1;\nbarrier.sync %r1, 64;"
     report = run(kernel(named), block=64)
     assert "deadlock" in report.kinds
-    assert "a branch skips the barrier" in report.hazards[0].cause
+    assert "a branch skips it" in report.hazards[0].cause
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_pointers_to_nowhere(address: int) -> None:
     ("access", "memory"),
     [
         ("mov.u64 %rd2, s;\ncvta.shared.u64 %rd2, %rd2;\nld.global.u32 %r1, [%rd2];", "of shared memory"),
-        ("mov.u64 %rd2, s;\nst.u32 [%rd2], 0;", "cvta.shared converts it to a generic address"),
+        ("mov.u64 %rd2, s;\nst.u32 [%rd2], 0;", "convert it to a generic address with cvta.shared"),
         ("ld.shared.u32 %r1, [%rd1];", "of global memory"),
         ("mov.u64 %rd2, l;\ncvta.local.u64 %rd2, %rd2;\nld.global.u32 %r1, [%rd2];", "of local memory"),
         ("mov.u64 %rd2, l;\ncvta.local.u64 %rd2, %rd2;\nld.local.u32 %r1, [%rd2];", "of local memory"),

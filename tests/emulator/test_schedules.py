@@ -156,7 +156,9 @@ def test_live_ctas_take_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPa
     module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
     flag[:] = 0
     monkeypatch.setattr(launching, "MAX_LIVE_BYTES", 8 << 20)
-    with pytest.raises(ResidencyError, match=r"^grid: \d+ live CTAs occupy \d MiB and all wait"):
+    with pytest.raises(
+        ResidencyError, match=r"^grid: \d+ live CTAs occupy \d MiB of host memory \(limit \d MiB\) and wait"
+    ):
         module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
 
 
@@ -264,5 +266,5 @@ def test_a_kernel_tells_the_emulator_what_ptxas_made_of_setmaxnreg() -> None:
     report = cudatma.compile(source, target="sm_90a").emulate(1, 128)
     assert "unchecked: register_pool: ptxas ignores setmaxnreg" in str(report)
     bounded = source.replace("void k", "void __launch_bounds__(384, 1) k")
-    with pytest.raises(HazardError, match="started with 168 per thread by the cubin"):
+    with pytest.raises(HazardError, match="started with 168 per thread according to the cubin"):
         cudatma.compile(bounded, target="sm_90a").emulate(1, 384)

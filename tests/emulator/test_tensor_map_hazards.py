@@ -69,9 +69,9 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, int c0, int 
     ("arguments", "match"),
     [
         ((2, 0, 0, 0), r"coords\[0\]: got 2; allowed: multiples of 4"),
-        ((-4, 0, 1, 0), r"coords\[0\]: got -4; allowed: 0 and up in a store"),
-        ((0, -1, 1, 0), r"coords\[1\]: got -1; allowed: 0 and up in a store"),
-        ((0, 0, 0, 64), "128-byte alignment"),
+        ((-4, 0, 1, 0), r"coords\[0\]: got -4; allowed: at least 0 in a store"),
+        ((0, -1, 1, 0), r"coords\[1\]: got -1; allowed: at least 0 in a store"),
+        ((0, 0, 0, 64), "128-byte aligned"),
     ],
 )
 def test_what_the_hardware_traps(arguments: tuple[Any, ...], match: str) -> None:

@@ -226,8 +226,8 @@ def test_arrows_lead_from_copy_to_phase_to_waiter() -> None:
     for event in events:
         if event["ph"] in "sf":
             ends[event["name"], event["ph"]].add(names[event["tid"]].split()[0])
-    assert ends["lands in", "s"] == {"warp"}
-    assert ends["lands in", "f"] == {"full"}
+    assert ends["completes", "s"] == {"warp"}
+    assert ends["completes", "f"] == {"full"}
     assert ends["releases", "s"] == {"full", "empty"}
     assert ends["releases", "f"] == {"warp"}
     assert "warp 8: producer" in names.values()

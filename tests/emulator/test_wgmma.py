@@ -194,16 +194,16 @@ def test_each_tile_under_one_descriptor_is_compared(second: str, kinds: set[str]
         (
             "128B",
             ("A_OFFSETS 16, 4 * SPAN",),
-            "takes row 7 and row 8 from row 7 column 0 and row 4 column 0 of one box",
+            "reads row 7 and row 8 from row 7 column 0 and row 4 column 0 of a box",
         ),
-        ("128B", ("A_OFFSETS 8 * SPAN, 16",), "takes neighboring bytes of row 56 from row 0 column 7 and row 1"),
-        ("128B", ("A_OFFSETS 16, 16 * SPAN",), "takes row 31 from row 55 of a box, which has more rows"),
-        ("128B", ("A_TRANSPOSED 1",), "takes neighboring elements of k 0 from row 0 column 7 and row 1 column 0"),
+        ("128B", ("A_OFFSETS 8 * SPAN, 16",), "reads neighboring bytes of row 56 from row 0 column 7 and row 1"),
+        ("128B", ("A_OFFSETS 16, 16 * SPAN",), "reads row 31 from row 55 of a box that has more rows"),
+        ("128B", ("A_TRANSPOSED 1",), "reads neighboring elements of k 0 from row 0 column 7 and row 1 column 0"),
         ("128B", ("A_BASE 2ull",), "reads column 6 of a box for column 0"),
         (
             "64B",
             ("B_MN", "B_OFFSETS 8 * SPAN, K * SPAN"),
-            "takes neighboring elements of k 0 from row 0 column 3 and row 8",
+            "reads neighboring elements of k 0 from row 0 column 3 and row 8",
         ),
         ("128B", ("A_OFFSETS 8192, 8 * SPAN",), ""),  # the leading offset of swizzled K-major operands is not used
         ("128B", ("A_OFFSETS 0, 8 * SPAN",), ""),
@@ -294,7 +294,7 @@ def test_a_target_without_wgmma_is_named() -> None:
         schedules=1,
     )
     assert "target" in report.kinds
-    assert "sm_120a has no wgmma" in str(report)
+    assert "sm_120a does not support wgmma" in str(report)
 
 
 # ---- wgmma of every element type, sparse A, negation, scale-d and saturation, on shared memory without swizzle

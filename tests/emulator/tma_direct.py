@@ -97,7 +97,7 @@ def _without_map(case: dict[str, Any], gmem: Any, window: Any) -> None:
     to, source = case["to"], case["from"]
     family, operation, *rest = case["op"].split("_")
     if family == "shared" and not case.get("cluster"):
-        raise BoxError("a launch without a cluster")
+        raise BoxError("a launch with a cluster")
     used = (
         *((to, source) if family == "shared" else (to, at) if operation in ("load", "multicast") else (source, at)),
     )

@@ -133,9 +133,9 @@ def test_cells_stand_where_their_bytes_land(name: str) -> None:
 def test_padding_outside_and_clipped_bytes_are_drawn() -> None:
     svg = cudatma.inspect(NARROW).svg((88, 56))
     assert svg.count("padding at 0x") == 12 * 6, "six of eight chunks in each of twelve lines"
-    assert len([text for *_, text in cells(svg) if "outside of the tensor" in text]) == 2 * 2 * 4
+    assert len([text for *_, text in cells(svg) if "outside the tensor" in text]) == 2 * 2 * 4
     assert len([text for *_, text in cells(svg) if "stores overwrite 8 bytes" in text]) == 2 * 8
-    for word in ("padding, not written", "outside of the tensor", "overwritten by stores"):
+    for word in ("padding, not written", "outside the tensor", "overwritten by stores"):
         assert word in svg
     plain = cudatma.inspect(MAPS["swizzle"][0]).svg((128, 256))
     assert "padding at" not in plain
@@ -147,8 +147,8 @@ def test_padding_outside_and_clipped_bytes_are_drawn() -> None:
 def test_an_element_is_marked_in_both_grids() -> None:
     svg = cudatma.inspect(NARROW).svg((88, 56), element=(3, 9))
     assert svg.count('class="clear s-ink"') == 2
-    assert "(3, 9) lands at 0x1a2, bank 8" in svg
-    with pytest.raises(ArgumentError, match=r"r from 0 to 11"):
+    assert "(3, 9) is at 0x1a2, bank 8" in svg
+    with pytest.raises(ArgumentError, match=r"row 0 to 11"):
         cudatma.inspect(NARROW).svg(element=(12, 0))
 
 
@@ -173,7 +173,7 @@ def test_pictures_and_pages_are_well_formed_and_closed(name: str, theme: str) ->
     assert_closed(page)
     assert_alone(page)
     assert page.count("<svg") == 1
-    assert "Every bit" in page
+    assert "All bits" in page
 
 
 def test_a_notebook_shows_the_map() -> None:
@@ -287,34 +287,34 @@ def test_a_plain_map_has_two_notes() -> None:
 @pytest.mark.parametrize(
     ("name", "severity", "spec", "words"),
     [
-        ("padded-rows", "warning", tiled(box=(16, 64)), "the box needs 8192 bytes, the mbarrier counts 2048"),
-        ("padded-rows", "warning", im2col(channels_per_pixel=16), "rows of 32 bytes are 128 bytes apart"),
-        ("stage-alignment", "warning", tiled(box=(64, 9)), "1152 bytes are not a multiple of 1024"),
-        ("stage-alignment", "warning", tiled(box=(8, 9), swizzle="none"), "144 bytes are not a multiple of 128"),
+        ("padded-rows", "warning", tiled(box=(16, 64)), "the box occupies 8192 bytes but the mbarrier counts 2048"),
+        ("padded-rows", "warning", im2col(channels_per_pixel=16), "rows of 32 bytes have a pitch of 128 bytes"),
+        ("stage-alignment", "warning", tiled(box=(64, 9)), "1152 bytes, not a multiple of 1024"),
+        ("stage-alignment", "warning", tiled(box=(8, 9), swizzle="none"), "144 bytes, not a multiple of 128"),
         ("ldmatrix-conflicts", "warning", tiled(swizzle="none"), "8-way"),
         ("column-conflicts", "warning", tiled(swizzle="none"), "32-way"),
         ("inner-step-ignored", "warning", tiled(element_strides=(2, 1)), "element_strides[0] is 2"),
         ("small-box", "note", tiled(box=(64, 8)), "1024 bytes"),
-        ("box-beyond-tensor", "note", tiled(dims=(4096, 32)), "box[1] 64 of 32"),
+        ("box-beyond-tensor", "note", tiled(dims=(4096, 32)), "box[1] is 64, dims[1] is 32"),
         ("stride-zero", "note", tiled(strides_bytes=(0,)), "strides_bytes[0] is 0"),
-        ("overlapping-strides", "warning", tiled(strides_bytes=(4096,)), "steps over 8192 bytes"),
+        ("overlapping-strides", "warning", tiled(strides_bytes=(4096,)), "span 8192 bytes"),
         ("no-l2-promotion", "note", tiled(l2_promotion="none"), "128 bytes"),
         ("rows-across-sectors", "note", tiled(strides_bytes=(8208,)), "strides_bytes 8208"),
         ("rows-across-sectors", "note", tiled(address=(1 << 20) + 16), "address 0x100010"),
-        ("tail-boxes", "note", tiled(dims=(4096, 4000)), "dims[1] 4000 by 64"),
+        ("tail-boxes", "note", tiled(dims=(4096, 4000)), "dims[1] is 4000, box 64"),
         ("nan-fill", "note", tiled(oob_fill="nan"), "0x7FF7"),
         ("null-address", "warning", tiled(address=0), "address is 0"),
         ("store-clips-at-16-bytes", "warning", tiled(dims=(4092, 4096)), "end of a row"),
-        ("loads-only", "note", tiled(swizzle="128B_ATOM_32B_FLIP_8B"), "stores are ruled out"),
+        ("loads-only", "note", tiled(swizzle="128B_ATOM_32B_FLIP_8B"), "stores are illegal"),
         ("stores-only", "note",
-         tiled(dtype="16u6_align16b", box=(128, 64), swizzle="128B_ATOM_64B"), "loads are ruled out"),
+         tiled(dtype="16u6_align16b", box=(128, 64), swizzle="128B_ATOM_64B"), "which loads do not support"),
         ("im2col-store-traps", "note", im2col(lower_corner=(-1, 0)), "stores trap"),
         ("every-access-traps", "error", tiled(dims=(4096, (1 << 31) + 64)), "every access traps"),
         ("target", "error", tiled(swizzle="none", box=(256, 256), dtype="float32"), "262144 bytes"),
         ("target", "error", tiled(**SLICES | {"box": (16, 9, 5)}), "box[1]"),
-        ("target", "note", tiled(box=(64, 256), swizzle="128B_ATOM_64B"), "not for sm_90, sm_90a"),
-        ("documents-only", "note", tiled(swizzle="128B_ATOM_64B"), "no GPU"),
-        ("documents-only", "note", WIDE, "documents only"),
+        ("target", "note", tiled(box=(64, 256), swizzle="128B_ATOM_64B"), "not supported on sm_90, sm_90a"),
+        ("documents-only", "note", tiled(swizzle="128B_ATOM_64B"), "not verified on a GPU"),
+        ("documents-only", "note", WIDE, "based on NVIDIA's documents"),
     ],
 )  # fmt: skip
 def test_each_rule_finds_its_risk(name: str, severity: str, spec: Any, words: str) -> None:

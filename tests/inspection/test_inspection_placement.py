@@ -115,7 +115,7 @@ def test_a_report_counts_what_a_plain_loop_counts(case: tuple[TiledSpec, tuple[i
     if min(coords) < 0:
         assert report.store_refusal is not None
         assert "in a store" in report.store_refusal.rule
-        assert "context is lost" in report.store_refusal.effect
+        assert "destroys the context" in report.store_refusal.effect
         return
     # A store writes every 16-byte chunk that begins inside of the tensor, all of it.
     past: Counter[int] = Counter()
@@ -139,9 +139,9 @@ def test_a_report_counts_what_a_plain_loop_counts(case: tuple[TiledSpec, tuple[i
 @pytest.mark.parametrize(
     ("spec", "coords", "field", "effect"),
     [
-        (tiled(), (4, 0), "coords[0]", "context is lost"),
-        (tiled(dims=(100, (1 << 31) + 1)), (0, 0), "dims[1]", "context is lost"),
-        (COLUMN, (0, 14, 0, 0), "coords[1]", "context is lost"),
+        (tiled(), (4, 0), "coords[0]", "destroys the context"),
+        (tiled(dims=(100, (1 << 31) + 1)), (0, 0), "dims[1]", "destroys the context"),
+        (COLUMN, (0, 14, 0, 0), "coords[1]", "destroys the context"),
         (tiled(dtype="16u6_align16b", dims=(128, 8), strides_bytes=(96,), box=(128, 8), swizzle="128B_ATOM_64B"),
          (0, 0), "swizzle", "documents"),
     ],

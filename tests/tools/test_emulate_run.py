@@ -331,9 +331,9 @@ def test_wrong_calls_are_one_line(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "got none; allowed: reverse, other; the PTX has 2 kernels; name one"),
+        ([], "got none; allowed: reverse, other; pass a name, because the PTX has 2 kernels"),
         (["--entry", "revers_"], "got revers_ (did you mean reverse?); allowed: reverse, other"),
-        (["--entry", "er"], "got er; allowed: reverse, other; 2 names match; give more of the name"),
+        (["--entry", "er"], "got er; allowed: reverse, other; pass a longer part, because 2 names match"),
         (["--entry", "x"], "got x; allowed: reverse, other"),
     ],
 )
@@ -383,7 +383,7 @@ def test_a_file_that_includes(command: str, is_file: bool, tmp_path: Path, monke
 def test_a_file_without_a_kernel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.cu").write_text("__device__ int x;")
     assert emulate("empty.cu") == 2
-    assert "--entry: got none; allowed: none: the PTX has no kernels" in capsys.readouterr().err
+    assert "--entry: got none; allowed: none, because the PTX has no kernels" in capsys.readouterr().err
 
 
 def test_a_report_without_source_lines_says_how_to_get_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -469,7 +469,7 @@ def strange(tmp_path: Path) -> Path:
 def test_a_covered_file(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["emulate", "--coverage", str(ptx)]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("6 instructions of 5 kinds are covered, 0 are not\n")
+    assert shown.startswith("6 instructions of 5 kinds are supported, 0 are not\n")
     assert "     2  add.u32" in shown
     assert cli.main(["emulate", "--coverage", str(ptx), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {

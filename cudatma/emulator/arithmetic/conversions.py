@@ -1,4 +1,4 @@
-"""Conversions between integers and floats, bit for bit for floats of at most 16 bits.
+"""Conversions between integers and floats, which are exact to the bit for floats of at most 16 bits.
 
 Source: PTX ISA, "cvt", "cvt.pack", "Alternate Floating-Point Data Formats"; OCP Microscaling Formats for floats of 8, 6
 and 4 bits.
@@ -20,7 +20,7 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary floating-point format with a sign bit, ``exponent`` exponent bits and ``mantissa`` mantissa bits.
+    """Binary floating-point format with a sign bit, ``exponent`` exponent bits and ``mantissa`` mantissa bits.
 
     ``top`` is the bit pattern of the largest finite value. ``nan`` is the NaN that conversions write, or ``top`` if the
     format has no NaN. If ``has_inf`` is true, infinity is top + 1.
@@ -54,7 +54,7 @@ FORMATS: dict[str, Format] = {
 
 
 def _whole(scaled: Array, mode: str, negative: Array, random: Array | None) -> Array:
-    """Round nonnegative magnitudes to integers: rn, rz, rm, rp, rna (ties away) or rs (``random`` is from 0 to 1)."""
+    """Round nonnegative magnitudes to integers. ``mode`` may be rna (ties away) or rs (``random`` is from 0 to 1)."""
     if mode == "rn":
         return np.rint(scaled)
     if mode == "rna":
@@ -140,7 +140,7 @@ def join_nibbles(low: Array, high: Array) -> Array:
 def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
     """Convert magnitudes to powers of two, rounded down (rz) or up (rp).
 
-    NaN becomes 255, which is the NaN of the format. Overflow becomes 255, or 254 with .satfinite.
+    NaN becomes 255, the NaN of the format. Overflow becomes 255, or 254 with .satfinite.
     """
     wide = np.abs(a.astype(np.float64))
     finite = np.where(np.isfinite(wide), wide, 1.0)
@@ -153,7 +153,7 @@ def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
 
 @runtime
 def from_ue8m0(a: Array) -> Array:
-    """Convert to float32 powers of two. 255 becomes NaN."""
+    """Convert the bits of ue8m0 to powers of two as float32. 255 becomes NaN."""
     return np.where(a == 255, np.nan, np.ldexp(1.0, a.astype(np.int64) - 127)).astype(np.float32)
 
 
@@ -196,9 +196,9 @@ _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 @runtime
 def float_to_int(a: Array, mode: str, to: str) -> Array:
-    """Round (rni, rzi, rmi or rpi), and then clamp to the integer type.
+    """Round with mode rni, rzi, rmi or rpi, and then clamp to the integer type.
 
-    NaN becomes 0, or a value with only the top bit set if the source or the result has 64 bits.
+    NaN becomes 0 or, if the source or the result has 64 bits, a value in which only the top bit is set.
     """
     rounded = _INTEGRAL[mode](a.astype(np.float64))
     info = np.iinfo(to)
@@ -268,7 +268,7 @@ def clamp_int(a: Array, to: str) -> Array:
 
 @runtime
 def pack_fields(high: Array, low: Array, upper: Array, bits: int, signed: bool) -> Array:
-    """Compute cvt.pack: clamp two int32 to ``bits`` bits each and append them below the low bits of ``upper``."""
+    """Compute cvt.pack, which clamps two int32 to ``bits`` bits each and appends them below the bits of ``upper``."""
     low_limit, high_limit = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     mask = np.uint32((1 << bits) - 1)
     a, b = (np.clip(value, low_limit, high_limit).view(np.uint32) & mask for value in (high, low))

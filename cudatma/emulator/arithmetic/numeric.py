@@ -1,8 +1,8 @@
 """Float arithmetic on NumPy vectors with the rounding of PTX.
 
-Fused operations are computed in float64 and rounded to odd (Boldo & Melquiond, 2008), so that a second rounding, to
-float32, float16 or bfloat16, returns the correct result. NaN results of f32, f16 and bf16 are canonical (0x7FFFFFFF,
-0x7FFF). Source: PTX ISA, "Floating Point Instructions", "Half Precision", "Mixed Precision".
+Fused operations are computed in float64 with rounding to odd (Boldo & Melquiond, 2008), so that a second rounding to
+float32, float16 or bfloat16 is correct. NaN results of f32, f16 and bf16 are canonical (0x7FFFFFFF, 0x7FFF). Source:
+PTX ISA, "Floating Point Instructions", "Half Precision", "Mixed Precision".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TINY32 = np.float32(2.0**-126)
 _TINY16 = np.float16(2.0**-14)
 _NAN32 = np.uint32(0x7FFFFFFF).view(np.float32)
 _NAN16 = np.uint16(0x7FFF).view(np.float16)
-#: The 16-bit NaN with which TMA fills elements outside a tensor. fma.oob returns zero for an operand with this value.
+#: 16-bit NaN with which TMA fills elements outside a tensor. fma.oob returns zero for an operand with this value.
 _OOB_NAN16 = 0x7FFF
 
 
@@ -48,7 +48,7 @@ def canon16(a: Array) -> Array:
 
 @runtime
 def halves(a: Array) -> Array:
-    """Return both f16 values of each 32-bit lane, or the f16 value of each 16-bit lane, as float16, shape (n,)."""
+    """Return both f16 values of each 32-bit lane, or the f16 value of each 16-bit lane, as float16 of shape (n,)."""
     return np.ascontiguousarray(a).view(np.float16)
 
 
@@ -72,7 +72,7 @@ def brains(a: Array) -> Array:
 
 @runtime
 def to_bf16(a: Array) -> Array:
-    """Round float32 to the bits of bf16, to nearest even; NaN becomes 0x7FFF."""
+    """Round float32 to nearest even and return the bits of bf16. NaN becomes 0x7FFF."""
     bits = a.view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
     result: Array = np.where(np.isnan(a), np.uint16(0x7FFF), rounded)
@@ -81,7 +81,7 @@ def to_bf16(a: Array) -> Array:
 
 @runtime
 def flush(a: Array) -> Array:
-    """Replace subnormal float32 or float16 with zeros of the same sign (.ftz)."""
+    """Replace subnormal float32 or float16 values with zeros of the same sign (.ftz)."""
     tiny = _TINY32 if a.dtype.itemsize == 4 else _TINY16
     return np.where(np.abs(a) < tiny, np.copysign(a.dtype.type(0), a), a)
 
@@ -114,7 +114,7 @@ def fma_odd(a: Array, b: Array, c: Array) -> Array:
 
 
 def round32(a: Array, mode: str) -> Array:
-    """Round float64 to float32: rn, rz, rm (down) or rp (up)."""
+    """Round float64 to float32. ``mode`` is rn, rz, rm (down) or rp (up)."""
     near = a.astype(np.float32)
     if mode in ("rn", ""):
         return near
@@ -138,8 +138,8 @@ def _rounding_masks(size: int, cut: int, min_exponent: int) -> tuple[Array, ...]
 def _fused(a: Array, b: Array, c: Array, to: type, cut: int, min_exponent: int) -> Array:
     """Return a * b + c, rounded once to a type with ``cut`` fewer mantissa bits than float64.
 
-    The smallest normal number of the type is 2**min_exponent. The intermediate rounding to float64 is harmless unless
-    the sum is halfway between two numbers of the type, or is subnormal and therefore loses more bits.
+    The smallest normal number of the type is 2**min_exponent. The intermediate rounding to float64 affects the result
+    only if the sum is halfway between two numbers of the type, or is subnormal and therefore loses more bits.
     """
     total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
     low, half, magnitude, one, normal = _rounding_masks(total.size, cut, min_exponent)
@@ -156,7 +156,7 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def fma32_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
-    """Return a * b + c in a rounding mode. "rm" negates twice, so that an exact zero sum of opposite terms is -0."""
+    """Return a * b + c in a rounding mode. For "rm", two negations make an exact zero sum of opposite terms -0."""
     exact = -fma_odd(-a, b, -c) if mode == "rm" else fma_odd(a, b, c)
     return canon(round32(exact, mode))
 
@@ -175,7 +175,7 @@ def mul32_mode(a: Array, b: Array, mode: str) -> Array:
 def div32_mode(a: Array, b: Array, mode: str) -> Array:
     """Return a / b in a rounding mode.
 
-    Rounding the float64 quotient is correct, because the distance between an inexact quotient and any float32 exceeds
+    Rounding the float64 quotient is correct because the distance between an inexact quotient and any float32 exceeds
     the rounding error of float64.
     """
     return canon(round32(a.astype(np.float64) / b.astype(np.float64), mode))
@@ -188,7 +188,7 @@ def sqrt32_mode(a: Array, mode: str) -> Array:
 
 @runtime
 def div32_approx(a: Array, b: Array) -> Array:
-    """Compute div.approx: a * (1 / b), where divisors above 2^126 are treated as infinite."""
+    """Compute div.approx as a * (1 / b), where divisors above 2^126 count as infinite."""
     return canon(np.where(np.abs(b) > np.float32(2.0**126), a * np.copysign(np.float32(0), b), a / b))
 
 
@@ -200,7 +200,7 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def fma_brain(a: Array, b: Array, c: Array) -> Array:
-    """Return the bf16 fused multiply-add. Operands and result are float32 vectors that hold bf16 values."""
+    """Return the bf16 fused multiply-add. Operands and result are float32 vectors of bf16 values."""
     odd = fma_odd(a, b, c)
     single = round32(odd, "rz")
     inexact = (single.astype(np.float64) != odd) & np.isfinite(single)
@@ -211,13 +211,13 @@ def fma_brain(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def mul_brain(a: Array, b: Array) -> Array:
-    """Return the bf16 product. The code adds -0 to it because -0 does not change any value."""
+    """Return the bf16 product. The addend of the fused operation is -0, which does not change any value."""
     return fma_brain(a, b, np.full_like(a, -0.0))
 
 
 @runtime
 def oob_zero(result: Array, *operands: Array) -> Array:
-    """Replace results with +0 where a 16-bit operand is TMA's out-of-bounds NaN (.oob)."""
+    """Replace results with +0 where a 16-bit operand is the NaN that TMA writes outside a tensor (.oob)."""
     special = np.zeros(result.shape, bool)
     for operand in operands:
         special |= np.ascontiguousarray(operand).view(np.uint16) == _OOB_NAN16
@@ -234,21 +234,21 @@ def _libm() -> Any:
 
 @runtime
 def fma64(a: Array, b: Array, c: Array) -> Array:
-    """Return the fused multiply-add of float64, computed by the C library's fma."""
+    """Return the fused multiply-add of float64, which the C library computes."""
     fma = _libm()
     return np.array([fma(x, y, z) for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)])
 
 
 @runtime
 def smaller(a: Array, b: Array) -> Array:
-    """Compute min. If one operand is a NaN, the result is the other operand; -0 is less than +0."""
+    """Compute min. If one operand is a NaN, the result is the other operand. -0 is less than +0."""
     raw = np.dtype(f"u{a.dtype.itemsize}")
     return np.where(a == b, (a.view(raw) | b.view(raw)).view(a.dtype), np.fmin(a, b))
 
 
 @runtime
 def larger(a: Array, b: Array) -> Array:
-    """Compute max. If one operand is a NaN, the result is the other operand; +0 is greater than -0."""
+    """Compute max. If one operand is a NaN, the result is the other operand. +0 is greater than -0."""
     raw = np.dtype(f"u{a.dtype.itemsize}")
     return np.where(a == b, (a.view(raw) & b.view(raw)).view(a.dtype), np.fmax(a, b))
 
@@ -267,7 +267,7 @@ def larger_nan(a: Array, b: Array) -> Array:
 
 @runtime
 def xor_sign(result: Array, a: Array, b: Array) -> Array:
-    """Give a non-NaN result the sign of a * b (.xorsign)."""
+    """Return the result with the sign of a * b unless it is a NaN (.xorsign)."""
     magnitude = np.abs(result)
     return np.where(np.signbit(a) != np.signbit(b), -magnitude, magnitude)
 
@@ -290,7 +290,7 @@ def special_function(name: str, a: Array) -> Array:
 def upper_word(name: str, a: Array) -> Array:
     """Compute rcp.approx.ftz.f64 or rsqrt.approx.ftz.f64 from the upper 32 bits of the operand.
 
-    The lower 32 bits of the result are 0. Subnormal operands and results become zeros; NaN is 0x7FFFFFFF00000000.
+    The lower 32 bits of the result are 0. Subnormal operands and results become zeros. NaN is 0x7FFFFFFF00000000.
     """
     high = np.uint64(0xFFFFFFFF00000000)
     value = (a.view(np.uint64) & high).view(np.float64)

@@ -41,7 +41,7 @@ def cnot(e: SegmentWriter, i: Instruction) -> None:
 def shift(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for shl and shr.
 
-    As in NumPy, the result of a shift by at least the width is 0, or the sign for a signed right shift.
+    As in NumPy, a shift by at least the width returns 0 or, for a signed right shift, the sign.
     """
     operands(e, i, 3)
     code = kind(e, i)
@@ -76,11 +76,11 @@ def minimum(a: Array, b: Array) -> Array:
 def lop3(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for lop3.b32 d, a, b, c, table.
 
-    The .BoolOp form d|p also tests the result and combines the test with q.
+    The .BoolOp form with destination d|p also tests the result and combines the test with q.
     """
     table = i.operands[4] if len(i.operands) > 4 else None
     if not isinstance(table, Imm):
-        raise e.error("lop3 needs an immediate table as its fifth operand")
+        raise e.error("the fifth operand of lop3 must be an immediate")
     a, b, c = (e.src(o, "u32") for o in i.operands[1:4])
     text = lut_expression(table.bits & 255, a, b, c, e.splat(0, "u32"))
     to = i.operands[0]
@@ -95,7 +95,7 @@ def lop3(e: SegmentWriter, i: Instruction) -> None:
 
 
 def lut_expression(table: int, a: str, b: str, c: str, zero: str) -> str:
-    """Return a bitwise expression for a truth table (bit 4a + 2b + c), split on a and then on b."""
+    """Return a bitwise expression for a truth table. Bit 4a + 2b + c of the table is the result for a, b and c."""
 
     def on_c(bits: int) -> str:
         return {0: "0", 1: f"~{c}", 2: c, 3: "1"}[bits]
@@ -144,7 +144,7 @@ def prmt(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def permute_fixed(a: Array, b: Array, selector: int) -> Array:
-    """Compute prmt with a constant selector: select four of eight bytes, or replicate their signs."""
+    """Compute prmt with a constant selector, which selects four of eight bytes or replicates their signs."""
     both = np.stack((a, b), axis=1).view(np.uint8)
     fields = [selector >> (4 * k) & 15 for k in range(4)]
     picked = both[:, [f & 7 for f in fields]]
@@ -201,9 +201,9 @@ def bit_fields(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def extract(a: Array, start: Array, length: Array) -> Array:
-    """Compute bfe: extract a field and zero- or sign-extend it.
+    """Compute bfe, which extracts a field and extends it with zeros or the sign.
 
-    If the field extends above the top bit, the operand's sign is used.
+    If the field extends beyond the top bit, the sign of the operand is used.
     """
     bits = 8 * a.dtype.itemsize
     values, first, count = a.astype(object), start & 255, length & 255
@@ -226,7 +226,7 @@ def unsigned_dtype(a: Array) -> np.dtype[Any]:
 
 @runtime
 def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
-    """Compute bfi: insert the low ``length`` bits of a into b at ``start``."""
+    """Compute bfi, which inserts the low ``length`` bits of a into b at ``start``."""
     bits = 8 * a.dtype.itemsize
     kind_of = a.dtype.type
     p = np.minimum(start & 255, bits).astype(a.dtype)
@@ -249,7 +249,7 @@ def bit_mask(start: Array, length: Array, wrap: bool) -> Array:
 
 @runtime
 def find_nth_set(mask: Array, base: Array, offset: Array) -> Array:
-    """Compute fns: the position of the n-th set bit up (or down) from ``base``, or 0xFFFFFFFF if none."""
+    """Compute fns, the position of the n-th set bit up (or down) from ``base``, or 0xFFFFFFFF if there is none."""
     out = []
     for m, b, n in zip(mask.tolist(), base.tolist(), offset.tolist(), strict=True):
         b &= 31
@@ -273,7 +273,7 @@ def count_bits(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _bits(a: Array) -> Array:
-    """Return the bits of each lane, the lowest first, shape (lanes, width)."""
+    """Return the bits of each lane, lowest first, shape (lanes, width)."""
     return np.unpackbits(np.ascontiguousarray(a).view(np.uint8).reshape(len(a), -1), axis=1, bitorder="little")
 
 

@@ -23,10 +23,10 @@ def cvt(e: SegmentWriter, i: Instruction) -> None:
     if i.parts[1] == "pack":
         _cvt_pack(e, i)
         return
-    e.need(len(i.parts) >= 3, "cvt needs two types")
+    e.need(len(i.parts) >= 3, "cvt must have two types")
     to, source = i.parts[-2], i.parts[-1]
     if to == "tf32":
-        e.need(source == "f32", "tf32 can only be converted from f32")
+        e.need(source == "f32", "the source of a conversion to tf32 must be f32")
         value = _relu(i, e.src(i.operands[1], "f32"))
         e.dst(i.operands[0], f"to_tf32({value}, {_mode(i)!r}, {'satfinite' in i.parts})", "u32")
     elif "s2f6x2" in (to, source):
@@ -36,7 +36,7 @@ def cvt(e: SegmentWriter, i: Instruction) -> None:
         tail = f"{_mode(i)!r}, {'satfinite' in i.parts}"
         e.dst(i.operands[0], f"pack((to_ue8m0({low}, {tail}), to_ue8m0({high}, {tail})), u16)", "u16")
     elif source == "ue8m0x2":
-        e.need(to == "bf16x2", "ue8m0x2 can only be converted to bf16x2")
+        e.need(to == "bf16x2", "the result of a conversion from ue8m0x2 must be bf16x2")
         value = f"from_ue8m0(bytes_of_lanes({e.src(i.operands[1], 'u16')}))"
         e.dst(i.operands[0], f"to_bf16({value}).view(u32)", "u32")
     elif source in _SMALL:
@@ -58,18 +58,18 @@ def _relu(i: Instruction, text: str) -> str:
 
 
 def _parts(e: SegmentWriter, i: Instruction, source: str) -> tuple[str, str]:
-    """Return the (upper, lower) values for ``d, a, b`` with f32 sources or for ``d, a`` with a packed source."""
+    """Return the upper and lower values, from ``d, a, b`` with f32 sources or ``d, a`` with a packed source."""
     if source == "f32":
         high, low = (e.src(o, "f32") for o in i.operands[1:3])
         return _relu(i, high), _relu(i, low)
-    e.need(source in _PAIRS, f"unknown conversion from .{source}")
+    e.need(source in _PAIRS, f"a conversion from .{source} is not supported")
     both = f"{'halves' if source == 'f16x2' else 'brains'}({e.src(i.operands[1], 'u32')})"
     both = e.temporary(_relu(i, both))
     return f"{both}[1::2]", f"{both}[0::2]"
 
 
 def _random(e: SegmentWriter, operand: Operand, shift: int, bits: int) -> str:
-    """Return a field of the random bits for .rs as a fraction of 1."""
+    """Return an expression for a field of the random bits of .rs, as a fraction of 1."""
     mask = (1 << bits) - 1
     text = f"({e.src(operand, 'u32')} >> {e.splat(shift, 'u32')}) & {e.splat(mask, 'u32')}"
     return f"({text}) / {float(1 << bits)}"
@@ -95,10 +95,10 @@ def _to_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
     if to.endswith("x4"):
         vector = i.operands[1]
         e.need(
-            isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", ".x4 needs {a, b, e, f} and .rs"
+            isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", ".x4 requires {a, b, e, f} and .rs"
         )
         items = vector.items if isinstance(vector, Vec) else ()
-        # First bit and number of the random bits for each item. a and b use the upper bits.
+        # First bit and number of the random bits of each item. Items a and b use the upper bits.
         places = ((24, 8), (8, 8), (16, 8), (0, 8)) if name == "e2m1" else ((16, 16), (16, 16), (0, 16), (0, 16))
         codes = [
             f"encode({_relu(i, e.src(item, 'f32'))}, {name!r}, 'rs', True, {_random(e, i.operands[2], *place)})"
@@ -118,7 +118,7 @@ def _to_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
 
 
 def _from_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
-    e.need(to == "f16x2" and source.endswith("x2"), f"unknown conversion from .{source} to .{to}")
+    e.need(to == "f16x2" and source.endswith("x2"), f"a conversion from .{source} to .{to} is not supported")
     name = _SMALL[source]
     if name == "e2m1":
         raw = f"nibbles({e.src(i.operands[1], 'u8')})"
@@ -139,7 +139,7 @@ def _fixed_point(e: SegmentWriter, i: Instruction, to: str, source: str) -> None
             high, low = f"({high} / {scales}[1::2])", f"({low} / {scales}[0::2])"
         e.dst(i.operands[0], f"pack((to_s2f6({low}, {relu}), to_s2f6({high}, {relu})), u16)", "u16")
         return
-    e.need(to == "bf16x2", "s2f6x2 can only be converted to bf16x2")
+    e.need(to == "bf16x2", "the result of a conversion from s2f6x2 must be bf16x2")
     value = f"from_s2f6(bytes_of_lanes({e.src(i.operands[1], 'u16')}))"
     if scales != "None":
         value = f"({value} * {scales})"
@@ -149,7 +149,10 @@ def _fixed_point(e: SegmentWriter, i: Instruction, to: str, source: str) -> None
 
 def _cvt_scalar(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
     known = (*CODES, "bf16")
-    e.need(to in known and source in known and not to.endswith("x2"), f"unknown conversion to .{to} from .{source}")
+    e.need(
+        to in known and source in known and not to.endswith("x2"),
+        f"a conversion from .{source} to .{to} is not supported",
+    )
     operand, code = i.operands[1], CODES[source]
     if source in ("f16", "bf16"):
         text = f"{'halves' if source == 'f16' else 'brains'}({e.src(operand, 'u16')})"
@@ -199,7 +202,7 @@ def _to_float(e: SegmentWriter, i: Instruction, text: str, source: str, to: str)
 def _cvt_pack(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for cvt.pack.sat.{u16,s16}.s32 d, a, b and cvt.pack.sat.{u8,s8,...}.s32.b32 d, a, b, c."""
     name = i.parts[3]
-    e.need(name[1:] in ("2", "4", "8", "16") and name[0] in "us", f"cvt.pack to .{name}")
+    e.need(name[1:] in ("2", "4", "8", "16") and name[0] in "us", f"cvt.pack to .{name} is not supported")
     a, b = (e.src(o, "i32") for o in i.operands[1:3])
     upper = e.src(i.operands[3], "u32") if len(i.operands) == 4 else e.splat(0, "u32")
     e.dst(i.operands[0], f"pack_fields({a}, {b}, {upper}, {int(name[1:])}, {name[0] == 's'})", "u32")

@@ -1,4 +1,4 @@
-"""Emitters for float arithmetic and for the opcodes that integers and floats share.
+"""Emitters for float arithmetic and for opcodes that support both integers and floats.
 
 Source: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "Mixed Precision Floating
 Point Instructions".
@@ -26,15 +26,15 @@ _SYMBOLS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def rounding(i: Instruction) -> str:
-    """Return the rounding mode that the opcode names, or "rn" if it names none."""
+    """Return the rounding mode in the opcode, or "rn" if there is none."""
     return next((p for p in i.parts[1:] if p in _MODES), "rn")
 
 
 class Values:
-    """The operands and the result of a float instruction as expressions in the type of its arithmetic.
+    """The operands and the result of a float instruction, as expressions in the type of its arithmetic.
 
     f16 values are computed in float16, and bf16 values are computed in float32. Packed types become vectors of all
-    their parts.
+    their elements.
     """
 
     def __init__(self, e: SegmentWriter, i: Instruction) -> None:
@@ -57,7 +57,7 @@ class Values:
         return [self.source(position) for position in range(1, len(self.i.operands))]
 
     def store(self, text: str, is_canonical: bool = False) -> None:
-        """Assign a result and apply .ftz, .sat and .relu; ``is_canonical`` means that NaNs are already canonical."""
+        """Assign a result and apply .ftz, .sat and .relu. ``is_canonical`` is true if NaNs are already canonical."""
         parts = self.i.parts
         if not is_canonical and not self.is_brain and self.name != "f64":
             text = f"{'canon16' if self.is_half else 'canon'}({text})"
@@ -100,7 +100,7 @@ def arithmetic(e: SegmentWriter, i: Instruction) -> None:
 def _mixed(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for {add,sub}.f32.f16 d, a, c and fma.f32.f16 d, a, b, c, and for the forms with bf16."""
     convert = {"f16": "halves({}).astype(f32)", "bf16": "brains({})"}
-    e.need(i.parts[-1] in convert, f"f32 cannot be mixed with .{i.parts[-1]}")
+    e.need(i.parts[-1] in convert, f"f32 cannot be combined with .{i.parts[-1]}")
     small = [convert[i.parts[-1]].format(e.src(o, "u16")) for o in i.operands[1:-1]]
     last, mode = e.src(i.operands[-1], "f32"), rounding(i)
     if i.parts[0] == "fma":
@@ -135,7 +135,7 @@ def fma(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("neg", "abs")
 def sign(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for neg and abs. For floats, they change only the sign bits."""
+    """Emit code for neg and abs, which change only the sign bits of floats."""
     operands(e, i, 2)
     if i.parts[-1] not in _FLOATS:
         write_sign(e, i)
@@ -154,7 +154,7 @@ def extreme(e: SegmentWriter, i: Instruction) -> None:
     if i.parts[-1] not in _FLOATS:
         write_extreme(e, i)
         return
-    e.need(len(i.operands) in (3, 4), "expected two or three sources")
+    e.need(len(i.operands) in (3, 4), "the instruction must have two or three sources")
     v = Values(e, i)
     function = ("larger" if i.parts[0] == "max" else "smaller") + ("_nan" if "NaN" in i.parts else "")
     values = [e.temporary(text) for text in v.sources()]
@@ -169,7 +169,7 @@ def extreme(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh")
 def special(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for the special functions; rcp and sqrt also have rounding modes."""
+    """Emit code for the special functions. rcp and sqrt also have rounding modes."""
     operands(e, i, 2)
     v, root, mode = Values(e, i), i.parts[0], rounding(i)
     a = v.source(1)
@@ -207,7 +207,7 @@ def _bits(e: SegmentWriter, operand: Operand, name: str) -> str:
 
 @emitter("copysign")
 def copysign(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for copysign: d has the sign of a and the magnitude of b."""
+    """Emit code for copysign. The result has the sign of a and the magnitude of b."""
     name = i.parts[-1]
     raw, bit = ("u32", 1 << 31) if name == "f32" else ("u64", 1 << 63)
     a, b = (_bits(e, o, name) for o in i.operands[1:3])
@@ -226,5 +226,5 @@ def testp(e: SegmentWriter, i: Instruction) -> None:
         "normal": f"isfinite({a}) & (abs({a}) >= smallest_normal({tiny!r}))",
         "subnormal": f"({a} != 0) & (abs({a}) < smallest_normal({tiny!r}))",
     }
-    e.need(i.parts[1] in text, "unknown test")
+    e.need(i.parts[1] in text, "the test is not supported")
     e.dst(i.operands[0], text[i.parts[1]], "pred")

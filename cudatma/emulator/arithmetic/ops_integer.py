@@ -15,19 +15,19 @@ _WIDER = {"u16": "u32", "i16": "i32", "u32": "u64", "i32": "i64"}
 
 
 def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
-    """Return the emulator type that a part of the opcode names, by default the last part."""
+    """Return the emulator type of a type in the opcode, by default of the last part."""
     name = i.parts[position]
     if name not in CODES:
-        raise e.error(f"unknown type `.{name}`")
+        raise e.error(f"type `.{name}` is not supported")
     return CODES[name]
 
 
 def operands(e: SegmentWriter, i: Instruction, count: int) -> None:
-    e.need(len(i.operands) == count, f"expected {count} operands, got {len(i.operands)}")
+    e.need(len(i.operands) == count, f"the instruction must have {count} operands, got {len(i.operands)}")
 
 
 def write_add_sub(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for integer add and sub with .sat (s32) and the carry form .cc, and for addc and subc."""
+    """Emit code for integer add and sub, including .sat (s32) and .cc, and for addc and subc."""
     operands(e, i, 3)
     code = kind(e, i)
     a, b = (e.src(o, code) for o in i.operands[1:])
@@ -59,7 +59,7 @@ def write_sign(e: SegmentWriter, i: Instruction) -> None:
 
 
 def write_extreme(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for integer min and max, including packed pairs; .relu clamps the result to at least 0."""
+    """Emit code for integer min and max, including packed pairs. .relu clamps the result to at least 0."""
     operands(e, i, 3)
     function = "maximum" if i.parts[0] == "max" else "minimum"
     code, name = kind(e, i), i.parts[-1]
@@ -88,8 +88,8 @@ def with_carry(
 ) -> Array:
     """Add or subtract with extended precision, and update the warp's carry flag if ``sets`` is true.
 
-    Subtraction adds the complement and 1 (or the flag), so the new flag is 1 where there is no borrow. NVIDIA's
-    compilers rely on this: their 128-bit division reads the flag with addc.
+    Subtraction adds the complement and 1 (or the flag), so the new flag is 1 if there is no borrow. NVIDIA's compilers
+    depend on this behavior, because their 128-bit division reads the flag with addc.
     """
     if minus:
         b = ~b
@@ -103,18 +103,18 @@ def with_carry(
 
 
 def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for integer mul, mad and madc: .lo, .hi and .wide, with .sat (mad.hi.s32) and the carry forms."""
+    """Emit code for integer mul, mad and madc: .lo, .hi and .wide, including .sat (mad.hi.s32) and the carry forms."""
     code, root = kind(e, i), i.parts[0]
     operands(e, i, 3 if root == "mul" else 4)
     form = next((p for p in i.parts if p in ("lo", "hi", "wide")), "")
-    e.need(bool(form), "expected one of .lo, .hi, .wide")
+    e.need(bool(form), "the opcode must have .lo, .hi or .wide")
     a, b = e.src(i.operands[1], code), e.src(i.operands[2], code)
     result = code
     if form == "lo":
         text = f"{a} * {b}"
     elif form == "wide":
         result = _WIDER.get(code, "")
-        e.need(bool(result), f".wide is not defined for {code}")
+        e.need(bool(result), f".wide is not supported for {code}")
         text = f"{a}.astype({result}) * {b}.astype({result})"
     else:
         text = f"high_product({a}, {b})"
@@ -171,7 +171,7 @@ def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def quotient(a: Array, b: Array) -> Array:
-    """Divide and round toward zero. Division by zero sets all bits, as in ptxas's code (not specified by the ISA)."""
+    """Divide and round toward zero. Division by zero sets all bits, like the code that ptxas generates."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     result = a // safe
     if a.dtype.kind == "i":
@@ -181,7 +181,7 @@ def quotient(a: Array, b: Array) -> Array:
 
 @runtime
 def remainder(a: Array, b: Array) -> Array:
-    """Return the remainder. Division by zero sets all bits, as in ptxas's code for every width."""
+    """Return the remainder. Division by zero sets all bits, like the code that ptxas generates for every width."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     return np.where(b == 0, ~np.zeros_like(a), a - quotient(a, safe) * safe).astype(a.dtype)
 

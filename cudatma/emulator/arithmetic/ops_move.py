@@ -22,7 +22,7 @@ def mov(e: SegmentWriter, i: Instruction) -> None:
     if isinstance(source, Vec) and len(source.items) > 1:
         parts = [e.src(item, f"u{8 * BYTES[code] // len(source.items)}") for item in source.items]
         if code == "b128":
-            e.need(len(parts) == 2, "mov.b128 packs two halves")
+            e.need(len(parts) == 2, "mov.b128 must have two halves")
             parts = [e.src(item, "u64") for item in source.items]
             e.dst(to, f"pack128({', '.join(parts)})", "b128")
         else:
@@ -46,7 +46,7 @@ def mov(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def pack(parts: tuple[Array, ...], to: type) -> Array:
-    """Pack vectors of narrow elements into one vector of wider elements, with the first vector in the lowest bits."""
+    """Pack vectors of narrow elements into one vector of wider elements. The first vector provides the lowest bits."""
     return np.stack(parts, axis=1).view(to)[:, 0]
 
 
@@ -57,7 +57,7 @@ def pack128(low: Array, high: Array) -> Array:
 
 @runtime
 def unpack(value: Array, to: type, count: int) -> Array:
-    """Split each element into narrow parts; result[k] holds the k-th lowest part of all lanes."""
+    """Split each element into narrow parts. result[k] contains the k-th lowest part of all lanes."""
     result: Array = np.ascontiguousarray(value).view(to).reshape(len(value), count).T
     return result
 
@@ -84,7 +84,7 @@ def slct(e: SegmentWriter, i: Instruction) -> None:
 def cvta(e: SegmentWriter, i: Instruction) -> None:
     """Emit conversions of addresses to and from the generic window of a state space."""
     spaces = {p.split("::")[0] for p in i.parts[1:]} & {"global", "shared", "local", "const", "param"}
-    e.need(len(spaces) == 1, "cvta needs one state space")
+    e.need(len(spaces) == 1, "cvta must have one state space")
     (space,) = spaces
     value = e.src(i.operands[1], "u64")
     base = {"shared": 1 << 60, "local": 1 << 61}.get(space, 0)
@@ -101,7 +101,7 @@ def isspacep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("mapa", "getctarank")
 def cluster_address(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for mapa and getctarank. Bits 24 and up of a shared address hold the rank of the CTA."""
+    """Emit code for mapa and getctarank. Bits 24 and up of a shared address contain the rank of the CTA."""
     code = kind(e, i)
     address = e.src(i.operands[1], code)
     if i.parts[0] == "getctarank":
@@ -137,7 +137,7 @@ def _compare(e: SegmentWriter, operator: str, a: str, b: str, is_float: bool) ->
         return f"~({a} {_INVERSE[operator]} {b})"
     if operator in ("num", "nan"):
         return f"{'~' if operator == 'num' else ''}(isnan({a}) | isnan({b}))"
-    raise e.error(f"unknown comparison `.{operator}`")
+    raise e.error(f"comparison `.{operator}` is not supported")
 
 
 _JOIN = {"and": "&", "or": "|", "xor": "^"}
@@ -145,7 +145,7 @@ _ONES = {"f16": 0x3C00, "f16x2": 0x3C00, "bf16": 0x3F80, "bf16x2": 0x3F80}
 
 
 def _compared(e: SegmentWriter, i: Instruction) -> str:
-    """Return the expression for a comparison, elementwise for packed operands."""
+    """Return an expression for a comparison, which is elementwise for packed operands."""
     name = i.parts[-1]
     code = {"f16": "u16"}.get(name, kind(e, i))
     texts = [e.src(o, code) for o in i.operands[1:3]]
@@ -158,7 +158,7 @@ def _compared(e: SegmentWriter, i: Instruction) -> str:
 
 
 def _joined(e: SegmentWriter, i: Instruction) -> str:
-    """Return the suffix that combines a comparison, or each packed part, with a predicate: `` & c`` for .and."""
+    """Return the suffix that combines a comparison, or each packed part, with a predicate (`` & c`` for .and)."""
     joiner = next((p for p in i.parts[2:-1] if p in _JOIN), "")
     if not joiner:
         return ""
@@ -170,12 +170,12 @@ def _joined(e: SegmentWriter, i: Instruction) -> str:
 def setp(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for setp.
 
-    p|q receive the comparison and its inverse, or the low and high results of packed operands.
+    The destination p|q receives the comparison and its inverse, or the low and high results of packed operands.
     """
     to, is_packed = i.operands[0], i.parts[-1].endswith("x2")
     text, other = _compared(e, i), _joined(e, i)
     if not isinstance(to, Pair):
-        e.need(not is_packed, "a packed setp needs two destinations")
+        e.need(not is_packed, "a packed setp must have two destinations")
         e.dst(to, f"{text}{other}", "pred")
         return
     value = e.temporary(text)
@@ -190,7 +190,7 @@ def setp(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("set")
 def set_(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for set. True is 1.0 in float results. In integer results, true sets all bits."""
+    """Emit code for set. True is 1.0 in float results, and sets all bits of integer results."""
     name, result = i.parts[-1], i.parts[-2]
     text, other = _compared(e, i), _joined(e, i)
     if name.endswith("x2"):

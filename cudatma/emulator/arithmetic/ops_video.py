@@ -38,7 +38,7 @@ _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _whole(e: SegmentWriter, operand: Operand) -> tuple[str, str]:
-    """Return the (register expression, selector) of an operand."""
+    """Return the register expression and the selector of an operand."""
     if isinstance(operand, Part):
         return e.src(operand.reg, "u32"), operand.selector
     return e.src(operand, "u32"), ""
@@ -51,7 +51,7 @@ def _whole(e: SegmentWriter, operand: Operand) -> tuple[str, str]:
 def video(e: SegmentWriter, i: Instruction) -> None:
     opcode = _OPCODE.match(i.parts[0])
     if opcode is None:
-        raise e.error("unknown video instruction")
+        raise e.error("the video instruction is not supported")
     name, lanes = opcode[1], int(opcode[2] or 1)
     to = i.operands[0]
     mask = to.selector if isinstance(to, Part) else ""
@@ -61,7 +61,7 @@ def video(e: SegmentWriter, i: Instruction) -> None:
     if name == "set":
         types.insert(0, "u32")
     signs = tuple(kind == "s32" for kind in types)
-    e.need(len(signs) == 3, "expected three types, or two for vset")
+    e.need(len(signs) == 3, "the opcode must have three types, or two for vset")
     after = i.parts[1 + sum(p in ("u32", "s32") for p in i.parts) :]
     compare = next((p for p in after if p in _COMPARE), "")
     second = next((p for p in after if p in _SECOND), "")
@@ -80,7 +80,7 @@ def video(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _signed(value: Array, bits: int, signed: bool) -> Array:
-    """Sign- or zero-extend the low ``bits`` bits of int64 values."""
+    """Extend the low ``bits`` bits of int64 values with zeros or the sign."""
     low = value & ((1 << bits) - 1)
     return low - ((low >> (bits - 1)) << bits) if signed else low
 
@@ -115,7 +115,7 @@ def video_scalar(
     second: str,
     mask: str,
 ) -> Array:
-    """Operate on parts of two registers, and then apply a second operation with c or merge the result into c."""
+    """Operate on parts of two registers, and then combine the result with c or insert it into c."""
     left, right = _select(a, a_part, signs[1]), _select(b, b_part, signs[2] and name not in ("shl", "shr"))
     if name in ("shl", "shr"):
         right = right & 31 if wraps else np.minimum(right, 32)
@@ -174,7 +174,7 @@ def video_lanes(
     accumulates: bool,
     mask: str,
 ) -> Array:
-    """Operate on 2 half-words or 4 bytes selected from both registers, and merge into c or sum with it."""
+    """Operate on 2 half-words or 4 bytes of both registers, and then insert the results into c or add them to c."""
     bits = 32 // lanes
     pool = np.stack((a, b), axis=1).view(f"u{bits // 8}").astype(np.int64)
     first, other = ("10", "32") if lanes == 2 else ("3210", "7654")

@@ -13,7 +13,7 @@ from cudatma.emulator.ptx.writer import runtime
 
 
 def directed64(near: float, exact: Fraction, mode: str) -> float:
-    """Round an exact value to float64 in a rounding mode; ``near`` is one of its two neighbors."""
+    """Round an exact value to float64 in a rounding mode. ``near`` is one of the two neighboring float64 values."""
     upward = mode == "rp" or (mode == "rz" and exact < 0)
     if math.isinf(near):
         inside = math.copysign(math.nextafter(math.inf, 0.0), near)
@@ -47,7 +47,7 @@ def _each(plain: Array, operands: tuple[Array, ...], exact: Callable[..., Fracti
 
 @runtime
 def fma64_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
-    """Return a * b + c; in mode "rm" an exact zero sum of opposite terms is -0."""
+    """Return a * b + c in a rounding mode. In mode "rm", an exact zero sum of opposite terms is -0."""
     product = a * b
     plain = -(-product - c) if mode == "rm" else product + c
     return _each(plain, (a, b, c), lambda x, y, z: x * y + z, mode)

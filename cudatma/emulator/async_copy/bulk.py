@@ -1,4 +1,4 @@
-"""Execute cp.async.bulk and cp.reduce.async.bulk: copies without a tensor map.
+"""Execution of cp.async.bulk and cp.reduce.async.bulk, which copy without a tensor map.
 
 Source: PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async".
 """
@@ -24,19 +24,19 @@ CHUNK = 16
 
 
 def chunks_of(offset: int, size: int) -> Array:
-    """Return the offsets of the 16-byte chunks of a run of bytes."""
+    """Return the offsets of the 16-byte chunks of a byte range."""
     return np.arange(offset, offset + size, CHUNK, dtype=np.int64)
 
 
 def shared_run(w: Warp, at: int, address: int, size: int, what: str) -> tuple[Any, int]:
-    """Return (block, offset) of a run of shared bytes. Trap if the run exceeds the memory."""
+    """Return the CTA and offset of a range of shared memory. Trap if the range exceeds the memory."""
     vector = np.array([address], np.uint64)
     block, offsets = access.shared_offsets(w, at, vector, max(size, 1), True)
     return block, int(offsets[0])
 
 
 def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
-    """Return (region, offset) of a run of global bytes."""
+    """Return the region and offset of a range of global memory."""
     region = access.global_region(w, at, np.array([address], np.uint64), size)
     if region is None:
         access.outside(w, at, address, size)
@@ -44,28 +44,30 @@ def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
 
 
 def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
-    """Return the number of bytes that a bulk copy moves, and trap on misaligned addresses.
+    """Return the number of bytes that a bulk copy transfers. Trap on misaligned addresses.
 
-    The hardware moves whole 16-byte chunks (measured).
+    The hardware transfers whole 16-byte chunks (measured).
     """
     if any(a % CHUNK for a in addresses):
         shown = ", ".join(f"{a:#x}" for a in addresses)
-        message = f"a bulk copy of {size} bytes at {shown}: addresses must be multiples of {CHUNK}"
+        message = f"the addresses of a bulk copy must be multiples of {CHUNK}, got {size} bytes at {shown}"
         access.trap(w, at, message, "MISALIGNED_ADDRESS")
     moved = size // CHUNK * CHUNK
     if moved != size:
-        message = f"a bulk copy of {size} bytes moves and counts {moved}: sizes must be multiples of {CHUNK}"
+        message = (
+            f"the size of a bulk copy must be a multiple of {CHUNK}, got {size} (the copy transfers {moved} bytes)"
+        )
         w.events.violation("byte_count", w, at, message)
     return moved
 
 
 def check_cluster(w: Warp, at: int, what: str) -> None:
-    """Trap in a launch without cluster dimensions, as an H200 does (measured). A cluster of one CTA suffices.
+    """Trap in a launch without cluster dimensions, as an H200 does (measured). A cluster of one CTA is sufficient.
 
-    This applies to bulk copies between shared memories and to st.async.
+    The restriction applies to st.async and to bulk copies between shared memories.
     """
     if not w.launch.setup.extra.get("names_cluster", True):
-        access.trap(w, at, f"{what} in a launch without a cluster; __cluster_dims__(1, 1, 1) makes one")
+        access.trap(w, at, f"{what} requires a launch with a cluster; use at least __cluster_dims__(1, 1, 1)")
 
 
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
@@ -101,7 +103,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 
 
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
-    """Return pairs of (destination, barrier) addresses: one, or one per CTA of a multicast, at equal offsets."""
+    """Return the (destination, mbarrier) addresses of a load, one pair per destination CTA, at equal offsets."""
     if (to | bar) >> 60:
         to, bar = access.as_shared(w, at, to), access.as_shared(w, at, bar)
     if multicast is None:
@@ -109,18 +111,18 @@ def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> li
     low = (1 << RANK_SHIFT) - 1
     blocks = len(w.block.cluster.blocks)
     if multicast >> blocks:
-        access.trap(w, at, f"multicast mask {multicast:#x} in a cluster of {blocks} CTAs")
+        access.trap(w, at, f"multicast mask {multicast:#x} selects CTAs outside the cluster of {blocks} CTAs")
     ranks = [rank for rank in range(blocks) if multicast >> rank & 1]
     return [((to & low) | rank << RANK_SHIFT, (bar & low) | rank << RANK_SHIFT) for rank in ranks]
 
 
 def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operation: str, kind: str) -> None:
-    """Execute cp.async.bulk or cp.reduce.async.bulk from shared to global memory, in the thread's bulk group."""
+    """Execute cp.async.bulk or cp.reduce.async.bulk from shared to global memory as part of the thread's bulk group."""
     size = check_run(w, at, size, to, source)
     block, offset = shared_run(w, at, source, size, "source")
     region, target = global_run(w, at, to, size)
     if not region.is_writable:
-        access.trap(w, at, f"a bulk store into {region.name}, which is read-only")
+        access.trap(w, at, f"a bulk store must not write {region.name}, which is read-only")
     if size == 0:
         return
     group = groups.queue(w, lane).open
@@ -143,7 +145,7 @@ def is_first(w: Warp, store: tuple[int, ...]) -> bool:
 
 
 def store_later(w: Warp, at: int, block: Any, chunks: Array, read: Any, write: Any, group: groups.Group) -> None:
-    """Submit the two halves of a store: reading shared memory, then writing global memory."""
+    """Submit the two halves of a store: the read of shared memory, and then the write of global memory."""
     group.reading += 1
     group.writing += 1
     group.issued_at = at
@@ -180,7 +182,7 @@ _TYPES: dict[str, Any] = {
 
 
 def reduce_into(place: Array, data: Array, operation: str, kind: str) -> None:
-    """Copy or reduce a run of bytes into another run."""
+    """Copy or reduce a byte range into another one."""
     if not operation:
         place[:] = data
         return

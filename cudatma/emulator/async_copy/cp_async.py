@@ -1,4 +1,4 @@
-"""Execute cp.async: copies of 4 to 16 bytes per thread, which complete in groups or on an mbarrier.
+"""Execution of cp.async, which copies 4 to 16 bytes per thread and completes in groups or on an mbarrier.
 
 Source: PTX ISA, "cp.async", "cp.async.commit_group", "cp.async.wait_group", "cp.async.mbarrier.arrive".
 """
@@ -21,10 +21,10 @@ from cudatma.emulator.ptx.writer import RUNTIME
 
 
 def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
-    """Copy ``size`` bytes (4, 8 or 16) in each lane: first ``take`` bytes from memory, then zeros."""
+    """Copy ``size`` bytes (4, 8 or 16) in each lane: ``take`` bytes from memory, followed by zeros."""
     active = np.asarray(active_lanes(mask))
     if np.bitwise_or.reduce(to[active] | source[active]) & np.uint64(size - 1):
-        access.trap(w, at, f"cp.async of {size} bytes from or to an address that is not a multiple of {size}")
+        access.trap(w, at, f"the addresses of a cp.async of {size} bytes must be multiples of {size}")
     for part in groups.copy_queues(w, groups.bits(mask)):
         lanes = active if part.lanes == groups.ALL else active[(part.lanes >> active & 1).astype(bool)]
         counts = np.full(len(lanes), size) if take is None else np.minimum(take[lanes].astype(np.int64), size)
@@ -34,7 +34,7 @@ def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | No
 def _copy_lanes(
     w: Warp, at: int, to: Array, source: Array, size: int, counts: Array, group: groups.Group, lanes: Array
 ) -> None:
-    """Start the copies of lanes that share one queue of groups."""
+    """Start the copies of lanes that share a queue of groups."""
     block, offsets = access.shared_offsets(w, at, to, size, False)
     token = group.begin(lanes)
     group.issued_at = at
@@ -55,7 +55,7 @@ def _copy_lanes(
 def _mover(
     w: Warp, at: int, data: Array, offsets: Array, source: Array, size: int, counts: Array
 ) -> Callable[[], None]:
-    """Check the addresses now, and return a function that moves the bytes later."""
+    """Check the addresses, and return a function that copies the bytes later."""
     whole = access.global_region(w, at, source, size) if int(counts.min()) == size else None
     if whole is not None:
         steps = np.arange(size, dtype=np.int64)
@@ -79,7 +79,7 @@ def _mover(
 
 
 def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:
-    """Execute cp.async.mbarrier.arrive{.noinc}: each thread arrives when its own earlier copies have landed."""
+    """Execute cp.async.mbarrier.arrive{.noinc}: each thread arrives after its own earlier copies have completed."""
     active = groups.bits(mask)
     queues = groups.copy_queues(w, active)
     for part in queues:
@@ -99,7 +99,7 @@ def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself
 
 
 def _arrive_later(w: Warp, at: int, barrier: MBarrier, count: int, waiting: list[groups.Group]) -> None:
-    """Submit arrivals on a barrier that take effect when the cp.async groups have landed."""
+    """Submit arrivals on an mbarrier that take effect after the cp.async groups have completed."""
     scheduler, program = w.launch.scheduler, w.split.frame.program
 
     def attempt() -> None:

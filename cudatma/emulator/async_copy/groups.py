@@ -1,4 +1,4 @@
-"""Bulk groups and cp.async groups: operations that a thread has started and can wait for.
+"""Bulk groups and cp.async groups: groups of asynchronous operations that a thread can wait for.
 
 Source: PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.commit_group",
 "cp.async.wait_group".
@@ -19,10 +19,10 @@ from cudatma.errors import counted
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Operations that a thread waits for together.
+    """A group of operations that a thread waits for.
 
-    ``reading`` is the number of sources that have not been read. ``writing`` is the number of results that have not
-    been written.
+    ``reading`` counts the sources that have not been read, and ``writing`` counts the results that have not been
+    written.
     """
 
     number: int
@@ -33,16 +33,16 @@ class Group:
     issued_at: int = -1
     #: Lanes that have issued a cp.async in this group, as bits.
     lanes: int = 0
-    #: The thread of a bulk group, or the queue of a cp.async group (0 for the queue of the whole warp).
+    #: Thread of a bulk group, or queue of a cp.async group (0 for the queue of the whole warp).
     owner: int = 0
     tokens: list[list[Group]] = field(default_factory=list)
-    #: Whether this is the part of a group that an mbarrier arrival covers; the next commit closes the remaining part.
+    #: Whether this is the part of a group that an mbarrier arrival covers. The next commit closes the remaining part.
     is_part: bool = False
 
     def begin(self, lanes: Array) -> list[Group]:
         """Record that these lanes start a cp.async. Return the list of groups that must count its completion.
 
-        The list grows if the lanes diverge later.
+        If the lanes diverge later, the list grows.
         """
         self.writing += 1
         self.lanes |= int(np.bitwise_or.reduce(_BITS[lanes]))
@@ -53,9 +53,9 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """The groups of one thread (bulk), or of lanes that have committed the same groups (cp.async), in order.
+    """Groups of a thread (bulk), or of lanes that have committed the same groups (cp.async), in order.
 
-    ``open`` collects operations until the next commit. ``lanes`` (bits) is used for cp.async only.
+    ``open`` collects operations until the next commit. ``lanes`` (bits) is used only for cp.async.
     """
 
     open: Group = field(default_factory=lambda: Group(0))
@@ -80,13 +80,13 @@ class Queue:
             self.closed = [group for group in self.closed if group.writing or not group.is_part]
 
     def committed(self, newest: int) -> list[Group]:
-        """Return the committed groups, with their parts, except the ``newest`` most recent groups."""
+        """Return the committed groups, with their parts, except the ``newest`` most recent ones."""
         ends = [place for place, group in enumerate(self.closed) if not group.is_part]
         last = len(ends) - newest
         return self.closed[: ends[last - 1] + 1] if last > 0 else []
 
     def split(self, lanes: int, owner: int) -> Queue:
-        """Return a new queue for lanes that diverge. The new queue keeps the groups that were committed together."""
+        """Return a new queue for diverging lanes. It contains the groups that were committed together."""
         mine, rest = self.open, Group(self.count, owner=self.owner)
         if not mine.lanes & lanes:
             mine, rest = rest, mine
@@ -101,7 +101,7 @@ class Queue:
 
 @dataclass(slots=True)
 class GroupWait:
-    """A split's wait for groups."""
+    """A wait of a split for groups."""
 
     group: Group
     at: int
@@ -109,7 +109,7 @@ class GroupWait:
     may_time_out: bool = False
 
     def describe(self) -> str:
-        left = f"{counted(self.group.reading, 'read')} and {counted(self.group.writing, 'write')} left"
+        left = f"{counted(self.group.reading, 'read')} and {counted(self.group.writing, 'write')} pending"
         return f"{self.what}: group {self.group.number} has {left}"
 
 
@@ -123,9 +123,9 @@ def queue(w: Warp, lane: int) -> Queue:
 
 
 def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
-    """Return the cp.async queues of lanes: one queue for the warp until some of its lanes commit or wait alone.
+    """Return the cp.async queues of lanes. A warp has one queue until some of its lanes commit or wait separately.
 
-    If ``parts`` is true, divide queues that other lanes share, so that the returned queues belong to active lanes only.
+    If ``parts`` is true, divide queues that other lanes share, so that the returned queues contain only active lanes.
     """
     queues: list[Queue] | None = w.async_state.get("cp")
     if queues is None:
@@ -180,7 +180,7 @@ def wait(
 ) -> bool:
     """Wait until at most ``newest`` groups are pending. Return whether the split must still wait.
 
-    If ``everything`` is true (cp.async.wait_all), also wait for operations that are not in a group yet.
+    If ``everything`` is true (cp.async.wait_all), also wait for operations that are not yet in a group.
     """
     for part in _queues(w, kind, mask):
         if everything and part.open.issued_at >= 0:
@@ -206,7 +206,7 @@ def wait(
 
 
 def finish(w: Warp, group: Group, reads: int, writes: int) -> None:
-    """Subtract finished operations from the pending ones of a group."""
+    """Subtract completed operations from the pending operations of a group."""
     group.reading -= reads
     group.writing -= writes
     if group.waiters:

@@ -1,7 +1,7 @@
-"""The mbarrier objects in shared memory: phases, pending arrivals and pending bytes.
+"""mbarrier objects in shared memory, with their phases, pending arrivals and pending bytes.
 
 A phase ends when its pending arrivals and its pending bytes (tx-count) are both zero. As on an H200, mbarrier.init does
-not change shared memory; mbarrier.inval writes the state there.
+not change shared memory, and mbarrier.inval writes the state to it.
 
 Source: PTX ISA, "mbarrier".
 """
@@ -21,7 +21,7 @@ from cudatma.emulator.ptx.writer import RUNTIME, runtime
 from cudatma.mbarrier_bits import BarrierBits, encode
 
 MAX_COUNT = (1 << 20) - 1
-#: A token holds the phase in the bits above the number of pending arrivals.
+#: A token contains the number of pending arrivals in its low bits, and the phase in the bits above.
 _TOKEN_SHIFT = 20
 
 
@@ -29,8 +29,8 @@ _TOKEN_SHIFT = 20
 class MBarrier:
     """An mbarrier.
 
-    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes, which is negative if too many
-    bytes have arrived.
+    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes. It is negative if more bytes
+    have arrived than expected.
     """
 
     block: Block
@@ -54,22 +54,22 @@ class MBarrier:
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """Key that identifies the barrier in its cluster."""
+        """Key that identifies the mbarrier in its cluster."""
         return "mbarrier", self.block.rank, self.offset
 
     @property
     def name(self) -> str:
-        """Shared address and CTA of the barrier, for messages."""
+        """Shared address and CTA of the mbarrier as text for messages."""
         return f"the mbarrier at {self.address:#x} of block {self.block.index}"
 
     @property
     def address(self) -> int:
-        """Address of the barrier in the CTA's shared memory."""
+        """Address of the mbarrier in the CTA's shared memory."""
         return self.offset + (self.block.shared_base & 0xFFFFFF)
 
     @property
     def state(self) -> str:
-        """The phase and the pending arrivals and bytes, for messages."""
+        """Phase, pending arrivals and pending bytes as text for messages."""
         arrivals = f"{self.pending} of {self.count} arrivals"
         return f"phase {self.phase} (parity {self.phase & 1}), {arrivals} and {self.tx} bytes pending"
 
@@ -77,8 +77,8 @@ class MBarrier:
         return f"{self.name}: {self.state}"
 
     def missing_bytes(self) -> str:
-        """Return a description of the wrong byte count, for messages."""
-        return f"{self.tx} bytes never arrived" if self.tx > 0 else f"{-self.tx} bytes too many arrived"
+        """Return a description of the wrong byte count for messages."""
+        return f"{self.tx} bytes never arrived" if self.tx > 0 else f"{-self.tx} bytes arrived that were not expected"
 
     def arrive(self, count: int) -> None:
         self.pending -= count
@@ -103,7 +103,7 @@ class MBarrier:
 
 @dataclass(slots=True)
 class BarrierWait:
-    """A split's wait for a phase of an mbarrier in its own CTA. ``parity`` is -1 if a token names the phase."""
+    """A wait of a split for a phase of an mbarrier in its own CTA. ``parity`` is -1 if a token specifies the phase."""
 
     barrier: MBarrier
     at: int
@@ -116,21 +116,21 @@ class BarrierWait:
 
 
 def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
-    """Return (block, offset) of a barrier's address."""
+    """Return the CTA and offset of an mbarrier's address."""
     block, offsets = access.shared_offsets(w, at, np.array([address], np.uint64), 8, remote)
     return block, int(offsets[0])
 
 
 def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBarrier:
-    """Return the barrier at an address. If there is none, report a hazard and trap.
+    """Return the mbarrier at an address. If there is none, report a hazard and trap.
 
-    ``remote`` means that the instruction can access barriers in other CTAs, as the .shared::cluster form does.
+    ``remote`` is true if the instruction can access mbarriers in other CTAs, like the .shared::cluster form.
     """
     block, offset = _place(w, at, address, remote)
     barrier: MBarrier | None = block.mbarriers.get(offset)
     if barrier is None:
         shown = address & ((1 << RANK_SHIFT) - 1)
-        message = f"{what} on shared address {shown:#x}, where no mbarrier is initialized"
+        message = f"{what} uses shared address {shown:#x}, at which no mbarrier is initialized"
         kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
         w.events.violation(kind, w, at, message, [("mbarrier", block.rank, offset)])
         access.trap(w, at, message)
@@ -141,7 +141,7 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
     """Execute mbarrier.init.
 
-    If several lanes initialize a barrier with equal counts in one instruction, the barrier is initialized once.
+    If several lanes initialize an mbarrier with equal counts in one instruction, it is initialized once.
     """
     lanes_of: dict[tuple[int, int], int] = {}
     for lane in active_lanes(mask):
@@ -150,11 +150,11 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
     for (address, number), lanes in lanes_of.items():
         block, offset = _place(w, at, address, False)
         if address % 8:
-            message = f"mbarrier.init at {address & 0xFFFFFF:#x}: 8-byte alignment is required"
+            message = f"mbarrier.init requires an 8-byte aligned address, got {address & 0xFFFFFF:#x}"
             w.events.violation("barrier_misaligned", w, at, message)
-            access.trap(w, at, f"mbarrier at {address:#x}: 8-byte alignment is required")
+            access.trap(w, at, f"an mbarrier must be 8-byte aligned, got {address:#x}")
         if not 1 <= number <= MAX_COUNT:
-            access.trap(w, at, f"mbarrier.init with count {number}; 1 to {MAX_COUNT} is allowed")
+            access.trap(w, at, f"the count of mbarrier.init must be 1 to {MAX_COUNT}, got {number}")
         old = block.mbarriers.get(offset)
         barrier = MBarrier(block, offset, number)
         w.events.mbarrier_init(w, at, barrier, old, lanes)
@@ -162,7 +162,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
 
 
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
-    """Execute mbarrier.inval: write back the state, then treat the bytes as ordinary memory."""
+    """Execute mbarrier.inval: write back the state, and then treat the bytes as ordinary memory."""
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval", False)
         w.events.mbarrier_inval(w, at, barrier)
@@ -185,9 +185,8 @@ def arrive(
 ) -> Array:
     """Execute mbarrier.arrive, .arrive_drop or .arrive.expect_tx, and return each lane's token.
 
-    A token holds the state before the lane's arrival.
-
-    ``order`` is, for example, "release.cta". ``remote`` is as for find(). ``is_partial`` means .noComplete.
+    A token contains the state before the lane's arrival. ``order`` is, for example, "release.cta". ``remote`` is the
+    same as for find(). ``is_partial`` is true for .noComplete.
     """
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
@@ -204,7 +203,7 @@ def arrive(
             w.events.arrivals_over(w, w.split.frame.program, at, barrier, total, expect is not None)
         w.events.mbarrier_arrived(w, barrier, order, alone)
         if min(numbers[lane] for lane in group) < 1:
-            _beyond_limit(w, at, barrier, "an arrival with count 0")
+            _beyond_limit(w, at, barrier, "an arrival has count 0")
         for lane in group:
             token[lane] = barrier.phase << _TOKEN_SHIFT | barrier.pending
             phase = barrier.phase
@@ -228,11 +227,11 @@ def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
     barrier.tx += size
     w.events.bytes_expected(w, at, barrier)
     if (expected := max(size, barrier.tx)) > MAX_COUNT:
-        _beyond_limit(w, at, barrier, f"{expected} bytes are expected in one phase; at most {MAX_COUNT} are allowed")
+        _beyond_limit(w, at, barrier, f"a phase can expect at most {MAX_COUNT} bytes, got {expected}")
 
 
 def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
-    """Execute mbarrier.expect_tx: expect more bytes without an arrival."""
+    """Execute mbarrier.expect_tx, which increases the expected bytes without an arrival."""
     w.launch.scheduler.progress += 1
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx", remote)
@@ -241,19 +240,19 @@ def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | Non
 
 
 def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
-    """Execute mbarrier.complete_tx: count bytes as if a copy had delivered them."""
+    """Execute mbarrier.complete_tx, which counts bytes as if a copy had transferred them."""
     w.launch.scheduler.progress += 1
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx", remote)
         barrier.complete_tx(int(size[lane]))
         if barrier.tx < -MAX_COUNT:
-            _beyond_limit(w, at, barrier, f"{-barrier.tx} unexpected bytes arrived; the limit is {MAX_COUNT}")
+            _beyond_limit(w, at, barrier, f"at most {MAX_COUNT} unexpected bytes can arrive, got {-barrier.tx}")
 
 
 def wait(
     w: Warp, at: int, addresses: Array, phase: Array, by_parity: bool, suspends: bool, mask: Array | None, order: str
 ) -> Array | None:
-    """Execute test_wait or try_wait. Return the lanes whose phases have ended, or None if the split must wait first.
+    """Execute test_wait or try_wait. Return the lanes whose phases have ended, or None if the split must first wait.
 
     ``order`` is, for example, "acquire.cta". A try_wait times out if the schedule decides so, or if no operation can
     end the phase.
@@ -271,7 +270,7 @@ def wait(
             done = (barrier.phase & 1) != key[1] if by_parity else barrier.phase > key[1]
             answers[key] = done
             if not by_parity and barrier.phase > key[1] + 1:
-                text = f"a wait with a token of phase {key[1]}, which is neither the current nor the previous phase"
+                text = f"a wait uses a token of phase {key[1]}, which is neither the current nor the previous phase"
                 _beyond_limit(w, at, barrier, text)
             if done:
                 w.events.mbarrier_acquired(w, at, barrier, order)

@@ -1,4 +1,4 @@
-"""Emit code for mbarrier, cp.async*, cp.reduce.async*, st.async, fences and tensormap.
+"""Emitters for mbarrier, cp.async*, cp.reduce.async*, st.async, fences and tensormap.
 
 Source: PTX ISA, "Asynchronous copy", "mbarrier", "membar, fence".
 """
@@ -19,7 +19,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter
 
 
 def _lane_loop(e: SegmentWriter) -> None:
-    """Open a loop over the active lanes, for an instruction that each thread executes on its own."""
+    """Emit a loop over the active lanes, for an instruction that each thread executes separately."""
     e.line(f"for lane in groups.active_lanes({e.mask}):")
     e.indent += 1
 
@@ -32,12 +32,12 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
         e.dst(ops[0], f"pending_count({e.src(ops[1], 'u64')})", "u32")
         return
     to = ops.pop(0) if ops and not isinstance(ops[0], Mem) else None
-    e.need(bool(ops), "mbarrier needs an address")
+    e.need(bool(ops), "mbarrier must have an address operand")
     head = f"w, {e.at}, {shared_address_of(e, i, ops[0])}"
     rest = ops[1:]
     is_partial, has_token = "noComplete" in i.parts, not (to is None or isinstance(to, Sink))
     space, remote = state_space(i)
-    # A generic address may be in another CTA if the instruction has a .shared::cluster form. That form returns no
+    # A generic address may refer to another CTA if the instruction has a .shared::cluster form. This form returns no
     # token.
     remote = remote or not (space or is_partial or has_token)
     sem = "relaxed" if "relaxed" in i.parts else "acquire" if "wait" in form else "release"
@@ -66,15 +66,15 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
         value = e.temporary(text)
         e.line(f"if {value} is None: return -1")
         if to is None:
-            raise e.error(f"mbarrier.{form} needs a predicate")
+            raise e.error(f"the destination of mbarrier.{form} must be a predicate")
         e.dst(to, value, "pred")
     else:
-        raise e.error(f"unknown form mbarrier.{form}")
+        raise e.error(f"mbarrier.{form} is not supported")
 
 
 @emitter("cp")
 def cp(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for cp.async and cp.reduce.async in all forms."""
+    """Emit code for all forms of cp.async and cp.reduce.async."""
     parts = i.parts
     if parts[1:3] == ("reduce", "async") or parts[1] == "async":
         names = set(parts)
@@ -94,7 +94,7 @@ def cp(e: SegmentWriter, i: Instruction) -> None:
         else:
             _copy(e, i)
         return
-    raise e.error("unknown instruction")
+    raise e.error("this form of the instruction is not supported")
 
 
 def _wait_group(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
@@ -128,9 +128,9 @@ _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def _directions(e: SegmentWriter, i: Instruction) -> tuple[str, str]:
-    """Return the (destination, source) state spaces of a bulk copy."""
+    """Return the state spaces of the destination and the source of a bulk copy."""
     spaces = [p for p in i.parts if p.split("::")[0] in ("global", "shared")]
-    e.need(len(spaces) == 2, "a bulk copy needs two state spaces")
+    e.need(len(spaces) == 2, "a bulk copy must have two state spaces")
     return spaces[0].split("::")[0], spaces[1].split("::")[0]
 
 
@@ -165,9 +165,9 @@ def _bulk(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
 
 
 def _coordinates(e: SegmentWriter, operand: Operand) -> tuple[str, str]:
-    """Return the address of the tensor map and the list expression for the coordinates of ``[map, {c0, ...}]``."""
+    """Return the address of the tensor map, and a list expression for the coordinates, from ``[map, {c0, ...}]``."""
     if not isinstance(operand, Mem) or not operand.extra:
-        raise e.error("a tensor map with coordinates is required")
+        raise e.error("the operand must be a tensor map with coordinates")
     address = e.temporary(address_of(e, operand))
     return f"int({address}[lane])", _vector(e, operand.extra[0], "i32")
 
@@ -235,7 +235,7 @@ def _prefetch(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
 
 @emitter("prefetch")
 def prefetch(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for prefetch.tensormap, which checks the address; other prefetches have no effect."""
+    """Emit code for prefetch.tensormap, which checks the address. Other prefetches have no effect."""
     if i.parts[1:] != ("tensormap",):
         e.line("pass")
         return
@@ -248,7 +248,8 @@ def prefetch(e: SegmentWriter, i: Instruction) -> None:
 @emitter("st.async")
 def st_async(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2,.v4}.type [to], value, [barrier]."""
-    if "shared::cluster" not in i.parts:  # to global memory: a release store without a barrier
+    # A store to global memory is a release store without an mbarrier.
+    if "shared::cluster" not in i.parts:
         st(e, i)
         return
     code = unsigned(CODES[i.parts[-1]])
@@ -276,7 +277,7 @@ def red_async(e: SegmentWriter, i: Instruction) -> None:
 def st_bulk(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for st.bulk{.weak}{.shared::cta} [address], size, 0."""
     value = i.operands[2]
-    e.need(isinstance(value, Imm) and value.bits == 0, "st.bulk can only store zeros")
+    e.need(isinstance(value, Imm) and value.bits == 0, "the value of st.bulk must be 0")
     size = e.src(i.operands[1], "u64")
     e.line(f"remote.fill(w, {e.at}, {shared_address_of(e, i, i.operands[0])}, {size}, {e.mask})")
 
@@ -320,12 +321,12 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
         to, source = address_of(e, i.operands[0]), address_of(e, i.operands[1])
         e.line(f"tensor_map.copy_fence(w, {e.at}, {to}, {source}, {e.mask})")
     else:
-        raise e.error("unknown form of tensormap")
+        raise e.error("this form of tensormap is not supported")
 
 
 @emitter("clusterlaunchcontrol")
 def clusterlaunchcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for try_cancel.async [answer], [barrier], and query_cancel of the 128-bit answer."""
+    """Emit code for try_cancel.async [answer], [barrier], and for query_cancel of the 128-bit answer."""
     if i.parts[1] == "try_cancel":
         to, bar = (shared_address_of(e, i, operand) for operand in i.operands)
         e.line(f"remote.try_cancel(w, {e.at}, {to}, {bar}, {e.mask}, {'multicast::cluster::all' in i.parts})")
@@ -339,5 +340,5 @@ def clusterlaunchcontrol(e: SegmentWriter, i: Instruction) -> None:
                 e.dst(item, f"{answer}[{axis}]", "u32")
     else:
         named = [k for k, name in enumerate("xyz") if f"get_first_ctaid::{name}" in i.parts]
-        e.need(bool(named), "unknown form of clusterlaunchcontrol.query_cancel")
+        e.need(bool(named), "this form of clusterlaunchcontrol.query_cancel is not supported")
         e.dst(i.operands[0], f"{answer}[{named[0]}]", "u32")

@@ -1,4 +1,4 @@
-"""Execute st.async, red.async, reductions between the shared memories of a cluster, and fences.
+"""Execution of st.async, red.async, reductions between the shared memories of a cluster, and fences.
 
 Source: PTX ISA, "st.async", "red.async", "cp.reduce.async.bulk", "membar, fence".
 """
@@ -23,7 +23,7 @@ from cudatma.emulator.ptx.writer import RUNTIME
 def _submit_write(
     w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any, scope: str = ""
 ) -> None:
-    """Submit a write of a few bytes that completes on a barrier; ``scope`` is not empty for a reduction."""
+    """Submit a write of a few bytes that completes on an mbarrier. ``scope`` is not empty for a reduction."""
     copy = Copy(w, at, "st.async", block, np.array([offset]), size, barrier, scope=scope)
     w.events.copy_issued(copy)
 
@@ -36,22 +36,22 @@ def _submit_write(
 
 
 def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) -> None:
-    """Report a destination and an mbarrier that are not together in a CTA of the cluster other than this thread's.
+    """Report a destination and an mbarrier unless both are in the same CTA, other than that of the executing thread.
 
-    In PTX, the behavior is undefined. An H200 does write to the thread's own CTA, so that case is only a warning.
+    PTX leaves the behavior undefined. An H200 writes to the thread's own CTA, so that case is only a warning.
     """
     if w.block is not block is barrier.block:
         return
     message = (
-        f"{what} by block {w.block.index} writes into block {block.index} and completes on an mbarrier of block "
-        f"{barrier.block.index}; allowed: both in one CTA of the cluster, other than that of the executing thread"
+        f"{what} by block {w.block.index} writes to block {block.index} and completes on an mbarrier of block "
+        f"{barrier.block.index}; both must be in the same CTA of the cluster, other than the executing thread's"
     )
     notify = w.events.warning if block is barrier.block else w.events.violation
     notify("out_of_bounds", w, at, message)
 
 
 def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:
-    """Execute st.async: store one vector of elements per lane."""
+    """Execute st.async, which stores one vector of elements per lane."""
     bulk.check_cluster(w, at, "st.async")
     access.check_aligned(w, at, access.lanes_of(to, mask), len(values) * NUMPY[code].itemsize)
     for lane in active_lanes(mask):
@@ -69,7 +69,7 @@ def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar
 def reduce(
     w: Warp, at: int, to: Array, operation: str, kind: str, value: Array, bar: Array, mask: Array | None
 ) -> None:
-    """Execute red.async: reduce one element per lane."""
+    """Execute red.async, which reduces one element per lane."""
     access.check_aligned(w, at, access.lanes_of(to, mask), value.itemsize)
     for lane in active_lanes(mask):
         data = value[lane : lane + 1].view(np.uint8)
@@ -84,7 +84,7 @@ def reduce(
 
 
 def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, operation: str, kind: str) -> None:
-    """Execute cp.reduce.async.bulk between shared memories of a cluster."""
+    """Execute cp.reduce.async.bulk between the shared memories of a cluster."""
     size = bulk.check_run(w, at, size, to, source)
     bulk.check_cluster(w, at, "a bulk reduction between shared memories")
     origin, source_offset = bulk.shared_run(w, at, source, size, "source")
@@ -105,11 +105,11 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
 
 
 def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
-    """Execute st.bulk: an ordinary store of zeros to shared memory. The size must be a multiple of 8 bytes."""
+    """Execute st.bulk, which stores zeros to shared memory. The size must be a multiple of 8 bytes."""
     for lane in active_lanes(mask):
         count = int(size[lane])
         if count % 8 or int(to[lane]) % 8:
-            access.trap(w, at, f"st.bulk of {count} bytes: the size and the address must be multiples of 8")
+            access.trap(w, at, f"the size and address of st.bulk must be multiples of 8, got {count} bytes")
         if not count:
             continue
         block, offset = bulk.shared_run(w, at, int(to[lane]), count, "destination")
@@ -126,10 +126,10 @@ RESPONSE_BYTES = 16
 
 
 def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, everywhere: bool) -> None:
-    """Execute clusterlaunchcontrol.try_cancel: the caller takes over the work of a cluster that has not started.
+    """Execute clusterlaunchcontrol.try_cancel, which lets the caller do the work of a cluster that has not started.
 
-    The answer consists of 16 bytes in the shared memory of the CTA, or of all CTAs of the cluster. These bytes hold the
-    index of the canceled cluster's first CTA, and whether a cluster was left.
+    The answer is written to 16 bytes in the shared memory of the CTA, or of all CTAs of the cluster. It contains the
+    index of the canceled cluster's first CTA, and a flag that is nonzero if a cluster was canceled.
     """
     access.check_aligned(w, at, access.lanes_of(to, mask), RESPONSE_BYTES)
     for lane in active_lanes(mask):

@@ -1,4 +1,4 @@
-"""Execute cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: loads, stores and reductions through tensor maps.
+"""Execution of cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: loads, stores and reductions of tensor boxes.
 
 Source: PTX ISA, "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "cp.async.bulk.prefetch.tensor".
 """
@@ -40,12 +40,12 @@ _NOTHING = np.zeros(0, np.uint8)
 
 
 def _map_at(w: Warp, at: int, address: int) -> MapSpec:
-    """Return the tensor map at a generic address."""
+    """Return the spec of the tensor map at a generic address."""
     region = w.launch.memory.find(address)
     if region is None:
         check_map_place(w, at, address)
     if address % 64:
-        access.trap(w, at, f"a tensor map at {address:#x}: 64-byte alignment is required")
+        access.trap(w, at, f"a tensor map must be 64-byte aligned, got address {address:#x}")
     if region is None or address + 128 > region.end:
         access.outside(w, at, address, 128)
     raw = region.data[address - region.base : address - region.base + 128].tobytes()
@@ -61,23 +61,23 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
 
 
 def check_map_place(w: Warp, at: int, address: int) -> None:
-    """Trap if the tensor map is in a memory from which TMA does not read tensor maps."""
+    """Trap if the tensor map is in a memory that TMA cannot read tensor maps from."""
     memory = access.memory_of(w, address) if address >> 60 else ""
     if not memory and access.is_shared_offset(w, address):
         memory = "shared memory, or a parameter without cvta.param"
     if memory:
         message = (
             f"tensor map at {address:#x} is in {memory}; TMA reads tensor maps only from kernel parameters, constant "
-            "or global memory. Declare the parameter `const __grid_constant__ CUtensorMap`: otherwise taking its "
-            "address copies it to local memory"
+            "or global memory. Declare the parameter as `const __grid_constant__ CUtensorMap`, because otherwise "
+            "taking its address copies it to local memory"
         )
         access.trap(w, at, message, "ILLEGAL_ADDRESS")
 
 
 def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str) -> Box:
-    """Compute the layout of a valid copy."""
+    """Validate a copy and return the layout of its box."""
     if (to & LOW) % _SMEM_ALIGNMENT:
-        message = f"shared address {to & LOW:#x} of a tensor copy: {_SMEM_ALIGNMENT}-byte alignment is required"
+        message = f"the shared address of a tensor copy must be {_SMEM_ALIGNMENT}-byte aligned, got {to & LOW:#x}"
         access.trap(w, at, message, "MISALIGNED_ADDRESS")
     if isinstance(spec, TiledSpec):
         if mode in FOUR_ROWS:
@@ -87,7 +87,7 @@ def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequen
 
 
 def _region(w: Warp, at: int, box: Box) -> Region | None:
-    """Return the memory that holds the box's elements, or None if the box is outside the tensor.
+    """Return the memory that contains the elements of a box, or None if the box is outside the tensor.
 
     Trap if the elements are not in mapped memory.
     """
@@ -103,7 +103,7 @@ def _region(w: Warp, at: int, box: Box) -> Region | None:
 
 
 def _smem_offsets(w: Warp, at: int, box: Box, block: Any) -> Array:
-    """Return the offsets of the box's chunks in the CTA's shared memory. Trap if any is outside that memory."""
+    """Return the offsets of the box's chunks in the CTA's shared memory. Trap if any chunk is outside."""
     offsets = box.smem - (block.shared_base & LOW)
     past = int(offsets.max()) + CHUNK - block.shared.size
     if past > 0:
@@ -127,7 +127,7 @@ def load(
     mode: str,
     lane: int = 0,
 ) -> None:
-    """Load a box from global to shared memory; the barrier in each destination counts the bytes of the box."""
+    """Load a box from global to shared memory. The mbarrier of each destination counts the bytes of the box."""
     spec = _map_at(w, at, map_address)
     try:
         check_load(spec, coords, mode)
@@ -157,7 +157,7 @@ def load(
 def store(
     w: Warp, at: int, lane: int, map_address: int, coords: Sequence[int], source: int, operation: str, mode: str
 ) -> None:
-    """Store or reduce a box from shared to global memory, in the thread's bulk group."""
+    """Store or reduce a box from shared to global memory as part of the thread's bulk group."""
     spec = _map_at(w, at, map_address)
     try:
         check_store(spec, coords, mode, operation)
@@ -177,7 +177,7 @@ def store(
             return
         region = _store_region(w, at, box, mask)
         if not region.is_writable:
-            access.trap(w, at, f"a tensor store into {region.name}, which is read-only")
+            access.trap(w, at, f"a tensor store must not write {region.name}, which is read-only")
         places = box.gmem[mask] + (spec.address - region.base)
         if operation:
             tensor_values.reduce(region.data, places, words[mask], spec, operation)
@@ -189,7 +189,7 @@ def store(
     w.events.tensor_target(w, at, box, mask, operation, group, is_repeat)
     chunks = offsets.reshape(-1)
     w.events.box_stored(w, at, block, chunks, box, map_address, group)
-    # Elements outside the tensor are not stored, so the padding of the box in shared memory may be unwritten.
+    # Elements outside the tensor are not stored, so the corresponding bytes in shared memory may be unwritten.
     used = chunks[mask.reshape(-1)] if mask.any() else chunks
     bulk.store_later(w, at, block, used, read, write, group)
 
@@ -197,7 +197,8 @@ def store(
 def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
     """Return the memory that a store writes.
 
-    The hardware clips to 16 bytes, so a store can write past the end of the array. The emulator reports this.
+    The hardware clips in units of 16 bytes, so a store can write past the end of the array. The emulator reports this
+    case.
     """
     spec, written = box.spec, box.gmem[mask]
     region = w.launch.memory.find(spec.address)
@@ -209,7 +210,7 @@ def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
         access.outside(w, at, low if low < region.base else high - CHUNK, CHUNK)
     if past > 0:
         message = (
-            f"a tensor store overwrites {past} bytes past the end of {region.name}: "
+            f"a tensor store overwrites {past} bytes past the end of {region.name}, because "
             "stores clip at 16 bytes in the innermost dimension"
         )
         w.events.violation("out_of_bounds", w, at, message)
@@ -217,12 +218,12 @@ def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
 
 
 def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
-    """Return the bytes that hold the tensor (none if the box is outside), and the tensor's offset in these bytes."""
+    """Return the bytes that contain the tensor (none if the box is outside), and the offset of the tensor in them."""
     return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
 
 
 def prefetch(w: Warp, at: int, map_address: int, coords: Sequence[int], offsets: Sequence[int], mode: str) -> None:
-    """Execute cp.async.bulk.prefetch.tensor: no data moves, but an invalid map or coordinate traps as in a load."""
+    """Execute cp.async.bulk.prefetch.tensor, which only traps, like a load, for an invalid map or coordinate."""
     try:
         check_load(_map_at(w, at, map_address), coords, mode)
     except BoxError as error:

@@ -1,10 +1,10 @@
-"""The geometry of TMA: the global and shared bytes that a tensor copy accesses, exactly as on an H200.
+"""Geometry of TMA: the global and shared bytes that a tensor copy accesses, exactly as on an H200.
 
 Sources: PTX ISA 5.5 "Tensors" (tiled mode, im2col mode, bounding box, traversal strides); CUDA driver API,
-cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col. Measured: padding of narrow rows to the swizzle span, boxes of
-interleaved maps, the walk over im2col's bounding box.
+cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col. The padding of narrow rows to the swizzle span, the boxes of
+interleaved maps and the order of pixels in im2col's bounding box were measured.
 
-Functions raise BoxError for copies that the hardware stops. The rules are in ``descriptor.access``.
+Functions raise BoxError for copies that trap on hardware. descriptor.access defines the rules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MapSpec = TiledSpec | Im2colSpec
 
 
 class BoxError(ValueError):
-    """Raised for a copy that the hardware stops; ``error`` is the CUresult without ``CUDA_ERROR_``."""
+    """A copy would trap on hardware. ``error`` is the CUresult without the prefix ``CUDA_ERROR_``."""
 
     def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION") -> None:
         self.error = error
@@ -37,20 +37,20 @@ class BoxError(ValueError):
 
 @dataclass(slots=True)
 class Box:
-    """The layout of one tensor copy in 16-byte chunks of shared memory. Arrays have shape (rows, chunks).
+    """Layout of a tensor copy in 16-byte chunks of shared memory. Arrays have shape (rows, chunks).
 
     Attributes
     ----------
     gmem
-        int64 byte offsets from the tensor's base.
+        Byte offsets from the tensor's base, int64.
     valid
-        int64 number of bytes of each chunk, counted from its first byte, that are inside the tensor.
+        Number of bytes of each chunk, from its first byte, that are inside the tensor, int64.
     smem
-        int64 swizzled shared addresses, without the CTA's rank.
+        Swizzled shared addresses without the CTA's rank, int64.
     flipped
-        bool, whether the swizzle exchanges the halves of each chunk, or None if it exchanges none.
+        Whether the swizzle exchanges the halves of each chunk, bool, or None if it never does.
     unit_bytes
-        Number of bytes of global memory per chunk. The number is less than 16 for packed types with gaps.
+        Number of bytes of global memory per chunk, which is less than 16 for the padded packed types.
     expected_bytes
         Number of bytes that the mbarrier counts.
     """
@@ -65,7 +65,7 @@ class Box:
 
     @property
     def plane_rows(self) -> int:
-        """Number of rows of the box along the tensor's second dimension. These rows form a two-dimensional plane."""
+        """Number of box rows along the tensor's second dimension, which form a two-dimensional plane."""
         spec = self.spec
         if not isinstance(spec, TiledSpec) or spec.rank < 2 or spec.interleave is not Interleave.NONE:
             return len(self.smem)
@@ -73,9 +73,9 @@ class Box:
 
 
 def read_map(data: bytes, target: Target | None = None) -> MapSpec:
-    """Decode 128 bytes. Raise BoxError if the hardware does not accept them as a tensor map.
+    """Decode a tensor map. Raises BoxError if the hardware does not accept its 128 bytes.
 
-    Targets without swizzle atoms ignore the bits of the swizzle atomicity (measured on an H200).
+    Targets without swizzle atoms ignore the swizzle atomicity bits (measured on an H200).
     """
     if target is not None and not target.has("swizzle_atoms"):
         first, bits = FIELDS["tiled"]["swizzle_atomicity"]
@@ -84,18 +84,18 @@ def read_map(data: bytes, target: Target | None = None) -> MapSpec:
     try:
         spec = decode(data).spec
         if target is not None and spec.dtype.packed and not target.has("packed_types"):
-            raise BoxError(f"element type {spec.dtype.name} on {target.name}")
+            raise BoxError(f"element type {spec.dtype.name} is not supported on {target.name}")
         return spec
     except DescriptorError as error:
         trap = "MISALIGNED_ADDRESS" if error.field == "address" else "ILLEGAL_INSTRUCTION"
-        raise BoxError(f"the tensor map is not valid ({error})", trap) from error
+        raise BoxError(f"the tensor map is invalid ({error})", trap) from error
 
 
 def tiled_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
     """Return the layout of a box at coordinates (innermost first) and shared address ``destination``."""
     counts, steps = list(traversed(spec.box, spec.element_strides, spec.interleave)), spec.element_strides
     if spec.interleave is not Interleave.NONE:
-        counts[-2] = 1  # the copy moves one slice of channels, regardless of the box
+        counts[-2] = 1  # A copy transfers one channel slice, regardless of the box.
     rows, rows_inside = np.zeros(1, np.int64), np.ones(1, bool)
     for axis in range(1, spec.rank):
         index = coords[axis] + steps[axis] * np.arange(counts[axis], dtype=np.int64)
@@ -108,7 +108,7 @@ def tiled_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
 
 
 def gather_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
-    """Return the layout of tile::gather4 and tile::scatter4; coords are (column, row, row, row, row)."""
+    """Return the layout of tile::gather4 and tile::scatter4. ``coords`` are (column, row, row, row, row)."""
     index = np.array(coords[1:], np.int64)
     inside = (index >= 0) & (index < spec.dims[1])
     return _elements(spec, index * spec.strides_bytes[0], inside, coords[0], spec.box[0], destination)
@@ -117,8 +117,8 @@ def gather_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
 def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], destination: int) -> Box:
     """Return the layout of an im2col copy.
 
-    ``coords`` are (c, w, (h, (d,)) n). With interleave, ``coords`` are (w, (h, (d,)) c, n). ``offsets`` give the
-    position in the filter, w first.
+    ``coords`` are (c, w, (h, (d,)) n) or, with interleave, (w, (h, (d,)) c, n). ``offsets`` are the position in the
+    filter, w first.
     """
     spatial, interleaved = spec.rank - 2, spec.interleave is not Interleave.NONE
     first = first_pixel_dim(spec)
@@ -135,7 +135,7 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
         inside &= (position >= 0) & (position < dims[axis])
     if interleaved:
         channel = coords[-2]
-        # The product must wrap around at 64 bits, so it is an array.
+        # An array makes the product wrap at 64 bits.
         rows = rows + np.array([channel], np.int64) * strides[-2]
         inside &= 0 <= channel < spec.dims[-2]
         return _slices(spec, rows, inside, None, destination)
@@ -143,9 +143,9 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
 
 
 def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
-    """Return the position of each pixel of a column, W first, and the number of its image, shape (pixels, spatial + 1).
+    """Return the position of each pixel of a column, W first, and its image number, shape (pixels, spatial + 1).
 
-    Positions do not include the offset in the filter. ``coords`` are as for im2col_box().
+    Positions do not include the filter offset. ``coords`` are as for im2col_box().
     """
     spatial, first = spec.rank - 2, first_pixel_dim(spec)
     steps = (*spec.element_strides[first : first + spatial], spec.element_strides[-1])
@@ -156,11 +156,11 @@ def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
 
 
 def _walk(start: list[int], steps: Sequence[int], extents: list[int], image: int, pixels: int) -> Array:
-    """Return each pixel's distance from the lower corner and the number of its image, shape (pixels, spatial + 1).
+    """Return each pixel's distance from the lower corner and its image number, shape (pixels, spatial + 1).
 
-    The walk is a mixed-radix counter over the bounding box: W varies fastest and the image varies slowest. A position
-    that leaves the box returns to the lower corner, regardless of where the walk started. ``steps`` has one entry for
-    each spatial dimension and one for images.
+    Pixels advance like a mixed-radix counter over the bounding box, W fastest and images slowest. A position that
+    leaves the box returns to the lower corner, regardless of the first position. ``steps`` has one entry per spatial
+    dimension and one for images.
     """
     spatial = len(start)
     out = np.zeros((pixels, spatial + 1), np.int64)
@@ -181,10 +181,10 @@ def _walk(start: list[int], steps: Sequence[int], extents: list[int], image: int
 def _elements(spec: MapSpec, rows: Array, rows_inside: Array, first: int, count: int, destination: int) -> Box:
     """Return the layout of ``count`` elements from index ``first`` in each row.
 
-    Rows narrower than the swizzle span are padded to it.
+    Rows that are narrower than the swizzle span are padded to the span.
     """
     bits = spec.dtype.element_bits
-    unit = 2 * bits if rules.is_padded(spec.dtype) else CHUNK  # number of bytes per 16 packed values
+    unit = 2 * bits if rules.is_padded(spec.dtype) else CHUNK  # Number of bytes per 16 packed values.
     chunks = count * bits // (8 * unit)
     offsets = first * bits // 8 + unit * np.arange(chunks, dtype=np.int64)
     valid = np.clip(spec.dims[0] * bits // 8 - offsets, 0, unit) * (offsets >= 0)
@@ -193,7 +193,7 @@ def _elements(spec: MapSpec, rows: Array, rows_inside: Array, first: int, count:
 
 
 def _slices(spec: MapSpec, rows: Array, rows_inside: Array, pixels: Array | None, destination: int) -> Box:
-    """Return the layout of channel slices without gaps: ``pixels`` slices from each row, or one slice per row."""
+    """Return the layout of contiguous channel slices: ``pixels`` slices from each row, or one slice per row."""
     width = spec.interleave.slice_bytes
     parts = CHUNK * np.arange(width // CHUNK, dtype=np.int64)
     if pixels is None:
@@ -215,12 +215,12 @@ def _finish(spec: MapSpec, gmem: Array, valid: Array, destination: int, pitch_by
     return Box(spec, gmem, valid, smem, flipped, unit, rows * chunks * CHUNK)
 
 
-#: Modes that access four rows of a two-dimensional tensor. [PTX ISA, cp.async.bulk.tensor; sm_100 and up]
+#: Modes that access four rows of a two-dimensional tensor, on sm_100 and later. [PTX ISA, cp.async.bulk.tensor]
 FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 
 
 def check_load(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
-    """Raise BoxError for an invalid load or prefetch; the instruction's ``mode`` is ``"tile"`` or ``"im2col"``."""
+    """Raise BoxError for an invalid load or prefetch. ``mode`` is the instruction's mode, "tile" or "im2col"."""
     _check_instruction(spec, coords, mode)
     try:
         check_traps(spec, coords[:2] if mode in FOUR_ROWS else coords)
@@ -229,12 +229,12 @@ def check_load(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
 
 
 def check_store(spec: MapSpec, coords: Sequence[int], mode: str, operation: str) -> None:
-    """Raise BoxError for an invalid store, or for an invalid reduction if ``operation`` is not empty."""
+    """Raise BoxError for an invalid store or, if ``operation`` is not empty, an invalid reduction."""
     _check_instruction(spec, coords, mode)
     if operation and spec.dtype.name not in REDUCE_TYPES[operation]:
-        raise BoxError(f"reduction .{operation} on a tensor map of {spec.dtype.name}")
+        raise BoxError(f"reduction .{operation} is not supported for dtype {spec.dtype.name}")
     if spec.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B:
-        raise BoxError("a store through a 128B_ATOM_32B_FLIP_8B map")
+        raise BoxError("swizzle 128B_ATOM_32B_FLIP_8B is not supported for stores")
     try:
         for row in coords[1:] if mode in FOUR_ROWS else ():
             check_write_traps(spec, (coords[0], row))
@@ -248,10 +248,10 @@ def _check_instruction(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
     """Raise BoxError unless the rank and mode of the instruction match the map."""
     if mode in FOUR_ROWS:
         if not isinstance(spec, TiledSpec) or spec.rank != 2 or spec.box[1] != 1:
-            raise BoxError(f".{mode} needs a tiled map of rank 2 whose box is one row high")
+            raise BoxError(f"the map of .{mode} must be tiled, with rank 2 and a box of one row")
         coords, mode = coords[:2], "tile"
     if len(coords) != spec.rank:
-        raise BoxError(f"{len(coords)} coordinates for a tensor map of rank {spec.rank}")
+        raise BoxError(f"the tensor map has rank {spec.rank}, but the instruction has {len(coords)} coordinates")
     is_tiled = isinstance(spec, TiledSpec)
     if is_tiled != (mode == "tile"):
-        raise BoxError(f"{'a tiled' if is_tiled else 'an im2col'} tensor map in mode .{mode}")
+        raise BoxError(f"mode .{mode} does not support {'a tiled' if is_tiled else 'an im2col'} tensor map")

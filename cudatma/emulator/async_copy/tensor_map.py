@@ -1,4 +1,4 @@
-"""Execute tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
+"""Execution of tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
 
 Source: PTX ISA, "tensormap.replace" (fields, ordinals and the numbering of their values), "tensormap.cp_fenceproxy".
 """
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 MAP_BYTES = 128
-#: Field -> (first bit, number of bits, value to subtract, number of bits from one ordinal to the next).
+#: Maps each field to (first bit, number of bits, value to subtract, number of bits from one ordinal to the next).
 _FIELDS: dict[str, tuple[int, int, int, int]] = {
     "global_address": (0, 64, 0, 0),
     "rank": (68, 3, 0, 0),
@@ -38,14 +38,15 @@ def _set(value: int, first: int, bits: int, new: int) -> int:
 
 
 def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
-    """Return the 128 bytes with one field replaced by a value in PTX's numbering."""
+    """Return the 128 bytes with a field replaced by a value in PTX's numbering."""
     value = int.from_bytes(raw, "little")
     if field == "global_stride":
         value = _set(value, 96 + 32 * ordinal, 32, new >> 4)
         value = _set(value, 224 + 4 * ordinal, 4, new >> 36)
     elif field == "elemtype":
-        # In PTX, 11 and 12 mean tf32. The descriptor encodes tf32 as f32 with bit 80 set. The packed types start at 13.
-        value = _set(value, 80, 1, 1) if new in (11, 12) else value  # other types do not change the bit (measured)
+        # In PTX, 11 and 12 mean tf32, which the tensor map encodes as f32 with bit 80 set. Packed types start at 13.
+        # Other types do not change bit 80 (measured).
+        value = _set(value, 80, 1, 1) if new in (11, 12) else value
         value = _set(value, 71, 4, new if new < 11 else new - 4 if new < 13 else new - 2)
     else:
         first, bits, minus, step = _FIELDS[field]
@@ -54,7 +55,7 @@ def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
 
 
 def _check_value(w: Warp, at: int, field: str, new: int) -> None:
-    """Report a value that does not fit into the field. The hardware inserts the low bits of such a value."""
+    """Report a value that exceeds the field. The hardware inserts only the low bits of such a value."""
     if field == "global_stride":
         fits, allowed = new % 16 == 0 and new < 1 << 40, "multiples of 16 below 2^40"
     elif field in _FIELDS:
@@ -63,7 +64,7 @@ def _check_value(w: Warp, at: int, field: str, new: int) -> None:
     else:
         return
     if not fits:
-        w.events.violation("out_of_bounds", w, at, f"tensormap.replace of {field}: got {new}; allowed: {allowed}")
+        w.events.violation("out_of_bounds", w, at, f"the {field} of tensormap.replace must be {allowed}, got {new}")
 
 
 def _place(w: Warp, at: int, address: int, is_shared: bool) -> Array:
@@ -76,7 +77,7 @@ def _place(w: Warp, at: int, address: int, is_shared: bool) -> Array:
 
 
 def _notify_edit(w: Warp, at: int, address: int, is_shared: bool, together: bool) -> None:
-    """Notify observers of an edit of a tensor map; ``together`` means that several lanes edit it at once."""
+    """Notify observers of an edit of a tensor map. ``together`` is true if several lanes edit the map at once."""
     if is_shared:
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         w.events.shared_write(w, at, block, np.array([offset]), MAP_BYTES, "", together, never)
@@ -96,9 +97,9 @@ def replace(
     value: Array,
     mask: Array | None,
 ) -> None:
-    """Execute tensormap.replace.tile.FIELD. ``space``: "shared", "global", or "" if generic."""
+    """Execute tensormap.replace.tile.FIELD. ``space`` is "shared", "global", or "" for generic addresses."""
     if field not in _FIELDS and field not in ("global_stride", "elemtype"):
-        access.trap(w, at, f"tensormap.replace of `{field}`")
+        access.trap(w, at, f"tensormap.replace does not support the field `{field}`")
     lanes = active_lanes(mask)
     for lane in lanes:
         address = int(addresses[lane])
@@ -115,14 +116,16 @@ def replace(
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
     """Execute tensormap.cp_fenceproxy: copy a tensor map from shared to global memory and release it.
 
-    Each lane copies four bytes, at its own addresses, as the code that ptxas generates does.
+    Each lane copies four bytes at its own addresses, like the code that ptxas generates.
     """
     w.meetings += 1
     lanes = active_lanes(mask)
     pairs = list(dict.fromkeys((int(to[lane]), int(source[lane])) for lane in lanes))
     for address in (address for pair in pairs for address in pair):
         if address % MAP_BYTES:
-            access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is required")
+            access.trap(
+                w, at, f"the address of tensormap.cp_fenceproxy must be {MAP_BYTES}-byte aligned, got {address:#x}"
+            )
     for _, address in pairs:
         block, inside = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         w.events.shared_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)

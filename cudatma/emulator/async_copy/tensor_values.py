@@ -1,9 +1,7 @@
-"""The values that a tensor copy moves: fills, conversions, clipping and reductions.
+"""Values that a tensor copy transfers, including fill values, conversions, clipping and reductions.
 
-The results match an H200 bit by bit.
-
-Memories are uint8 arrays; ``origin`` is the offset of the tensor's base in global memory. This module does not depend
-on warps or schedules.
+The results match an H200 bit for bit. Memories are uint8 arrays, and ``origin`` is the offset of the tensor's base in
+global memory. This module does not depend on warps or schedules.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _NUMPY_OF: dict[str, Any] = {
     "tfloat32_ftz": np.float32,
     "bfloat16": ml_dtypes.bfloat16,
 }
-#: The NaN fill: the hardware uses this 16-bit pattern for every element type (measured).
+#: Bits of the NaN fill. The hardware uses the same 16-bit pattern for every element type (measured).
 _NAN_FILL = 0x7FF77FF77FF77FF7
 _TF32_NAN = np.uint32(0x7FFFE000)
 
@@ -34,12 +32,12 @@ def raw_type(size: int) -> np.dtype[Any]:
 
 
 def fill_word(spec: MapSpec) -> int:
-    """Return 64 bits of the fill value of loads outside the tensor."""
+    """Return 64 bits of the value with which loads fill elements outside the tensor."""
     return _NAN_FILL if int(spec.oob_fill) else 0
 
 
 def round_to_tf32(bits: Array) -> Array:
-    """Round fp32 to tf32: 10 bits of mantissa, to nearest even.
+    """Round fp32 to tf32, which has 10 mantissa bits, to nearest even.
 
     NaNs become canonical. Subnormals do not change, even for .ftz types.
     """
@@ -51,13 +49,13 @@ def round_to_tf32(bits: Array) -> Array:
 
 
 def _chunks(memory: Array, at: int) -> Array:
-    """Return the 16-byte chunks of a memory that start at byte ``at``, shape (n, 2) of 64-bit words."""
+    """Return the 16-byte chunks of a memory from byte ``at``, as 64-bit words of shape (n, 2)."""
     size = (memory.size - at) // CHUNK * CHUNK
     return memory[at : at + size].view(np.uint64).reshape(-1, 2)
 
 
 def loaded_words(box: Box, memory: Array, origin: int) -> Array:
-    """Return the words that a load delivers, shape (rows, chunks, 2)."""
+    """Return the words that a load writes to shared memory, shape (rows, chunks, 2)."""
     words = np.full((*box.gmem.shape, 2), fill_word(box.spec), np.uint64)
     whole = box.valid == CHUNK
     if whole.all():
@@ -79,22 +77,22 @@ def loaded_words(box: Box, memory: Array, origin: int) -> Array:
 
 
 def shared_chunks(memory: Array) -> Array:
-    """Return a CTA's shared memory as chunks, shape (n, 2) of 64-bit words."""
+    """Return a CTA's shared memory as chunks of 64-bit words, shape (n, 2)."""
     return _chunks(memory, 0)
 
 
 def written_chunks(box: Box) -> Array:
     """Return which chunks a store or reduction writes, shape (rows, chunks).
 
-    The hardware writes all 16 bytes of each chunk that begins in the tensor.
+    The hardware writes all 16 bytes of each chunk that starts inside the tensor.
     """
     return box.valid > 0
 
 
 def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) -> None:
-    """Write chunks, shape (n, 2), at byte offsets of a memory, and drop bytes past the end of the memory.
+    """Write chunks of shape (n, 2) at byte offsets of a memory, and discard bytes past the end of the memory.
 
-    Only the first ``unit_bytes`` of each chunk are written.
+    Only the first ``unit_bytes`` bytes of each chunk are written.
     """
     if unit_bytes < CHUNK:
         memory[offsets[:, None] + np.arange(unit_bytes)] = words.view(np.uint8).reshape(-1, CHUNK)[:, :unit_bytes]
@@ -110,7 +108,7 @@ def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) 
 
 
 def read(memory: Array, offsets: Array) -> Array:
-    """Return chunks, shape (n, 2), at byte offsets of a memory, with zeros past the end of the memory."""
+    """Return the chunks at byte offsets of a memory, shape (n, 2), with zeros past the end of the memory."""
     fits = offsets + CHUNK <= memory.size
     if fits.all():
         result: Array = np.take(_chunks(memory, int(offsets[0]) % CHUNK), offsets // CHUNK, axis=0)
@@ -124,10 +122,10 @@ def read(memory: Array, offsets: Array) -> Array:
 
 
 def combine(operation: str, old: Array, new: Array) -> Array:
-    """Return the result of a bulk or tensor reduction, element by element.
+    """Return the elementwise result of a bulk or tensor reduction.
 
-    Float sums are rounded once, to nearest even, and keep subnormals. A NaN result is canonical: all bits except the
-    sign are set. If one operand of min or max is NaN, the result is the other operand. -0 is less than +0.
+    Float sums are rounded once, to nearest even, and keep subnormals. NaN results are canonical, with all bits except
+    the sign set. If one operand of min or max is NaN, the result is the other operand. -0 is less than +0.
     """
     with np.errstate(all="ignore"):
         result = atomics.apply(operation, old, new)
@@ -139,7 +137,8 @@ def _float_result(operation: str, old: Array, new: Array, result: Array) -> Arra
     if operation in ("min", "max"):
         signs = (old.view(bits) & new.view(bits)) if operation == "max" else (old.view(bits) | new.view(bits))
         result = np.where((old == 0) & (new == 0), signs.view(old.dtype), result)
-    if bits.itemsize == 8 and operation == "add":  # the result is an unchanged NaN operand, preferably the new one
+    # A NaN result is an unchanged NaN operand, preferably the new one.
+    if bits.itemsize == 8 and operation == "add":
         result = np.where(np.isnan(new), new, np.where(np.isnan(old), old, result))
         invalid = np.isnan(result) & ~np.isnan(old) & ~np.isnan(new)
         return np.where(invalid, np.array([0xFFF8 << 48], bits).view(old.dtype), result)
@@ -155,9 +154,9 @@ def flush_subnormals(values: Array) -> Array:
 
 
 def reduce(memory: Array, offsets: Array, words: Array, spec: MapSpec, operation: str) -> None:
-    """Reduce chunks into a memory.
+    """Apply a reduction to chunks of a memory.
 
-    If a stride of 0 maps several chunks to the same place, they are reduced one after another.
+    If a stride of 0 maps several chunks to the same address, they are reduced one after another.
     """
     dtype = np.dtype(_NUMPY_OF.get(spec.dtype.name) or spec.dtype.numpy)
     while len(offsets):

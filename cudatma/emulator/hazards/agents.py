@@ -1,7 +1,7 @@
-"""The agents that access memory in a cluster, and the clocks of each warp and its lanes.
+"""Agents that access memory in a cluster, and the clocks of each warp and its lanes.
 
-An agent is a warp, one kind of a warp's accesses, or the mbarrier or group of a copy. A clock holds, for each agent,
-the number of the agent's accesses that happen before the current instruction.
+An agent is a warp, one kind of a warp's accesses, or the mbarrier or group of a copy. A clock contains, for each agent,
+the number of its accesses that happen before the current instruction.
 
 Source: PTX ISA, "Memory Consistency Model": causality order.
 """
@@ -21,15 +21,15 @@ from cudatma.emulator.machine.state import Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array, lane_bits
 
 _SPARE_AGENTS = 512
-#: Agents of each warp: the warp, its wgmmas, its cp.asyncs, its single lanes, and its strong writes to global memory.
-#: If parts of a warp synchronize in a kernel, each lane is an additional agent.
+#: Number of agents of each warp: the warp, its wgmmas, its cp.asyncs, its single lanes, and its strong writes to global
+#: memory. If a kernel synchronizes parts of a warp, each lane is an additional agent.
 _OWN_AGENTS = 5
-#: (agent, clock, positions among the granules) for an access or a part of an access.
+#: Agent, clock, and positions among the granules of an access or a part of an access.
 Stamp = tuple[int, int, Array | slice]
 
 
 def lanes_now(w: Warp) -> int:
-    """Return the lanes that execute the current instruction as bits."""
+    """Return the lanes that execute the current instruction, as bits."""
     return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
 
 
@@ -46,15 +46,15 @@ def used_granules(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Ar
 
 
 def only_lane(w: Warp) -> int:
-    """Return the lane that executes the instruction alone, or -1 if several lanes execute it."""
+    """Return the number of the only lane that executes the instruction, or -1 if several lanes execute it."""
     bits = lanes_now(w)
     return bits.bit_length() - 1 if bits & (bits - 1) == 0 else -1
 
 
 class Agents(Observer):
-    """The agents and clocks of one cluster, which all checks share.
+    """The agents and clocks of a cluster, which all checks share.
 
-    ``clocks`` holds the clock that all lanes of a warp share, for each warp.
+    ``clocks`` contains the clock that all lanes of a warp share, for each warp.
     """
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
@@ -63,7 +63,7 @@ class Agents(Observer):
         self.warps = blocks * (-(-launch.threads // LANES))
         has_groups, extra = launch.image.splits_warps(launch.program.function.name), launch.setup.extra
         if has_groups and extra.get("track_all"):
-            extra.setdefault("groups", np.arange(LANES))  # in a replay, no earlier schedule has determined the groups
+            extra.setdefault("groups", np.arange(LANES))  # A replay has no earlier schedule that determines the groups.
         self._own: int = self.warps * (_OWN_AGENTS + LANES * has_groups)
         self.size = self._own + 2 * launch.threads * blocks + _SPARE_AGENTS
         self.clocks = [Clock(self.size) for _ in range(self.warps)]
@@ -80,7 +80,7 @@ class Agents(Observer):
     # ---- agents
 
     def agent(self, key: Any, name: str) -> int:
-        """Return the number of an agent that is not a warp, and create the agent at the first call."""
+        """Return the number of an agent that is not a warp. The first call for a key creates the agent."""
         agent = self._agents.get(key)
         if agent is None:
             agent = self._own + len(self._agents) % (self.size - self._own)
@@ -102,26 +102,26 @@ class Agents(Observer):
         return 2 * self.warps + w.agent
 
     def leader_agent(self, w: Warp) -> int:
-        """Return the agent for accesses by single lanes and by all lanes in one warp-wide instruction."""
+        """Return the agent for accesses by single lanes and by warp-wide instructions."""
         return 3 * self.warps + w.agent
 
-    # ---- what a wait for a copy acquires
+    # ---- clocks that a wait for a copy acquires
 
     def store_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return the (agent, clock) that wait_group acquires for the writes of a group of bulk stores."""
+        """Return the agent and clock that wait_group acquires for the writes of a bulk group."""
         return self.agent(("bulk writes", w.agent, group.owner), "bulk"), group.number + 1
 
     def read_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return the (agent, clock) that wait_group.read acquires for the reads of a group of bulk stores."""
+        """Return the agent and clock that wait_group.read acquires for the reads of a bulk group."""
         return self.agent(("bulk", w.agent, group.owner), "bulk"), group.number + 1
 
     def copies_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return the (agent, clock) that a wait for a cp.async group acquires."""
+        """Return the agent and clock that a wait for a cp.async group acquires."""
         agent = self.agent(("cp", w.agent, group.owner), "cp") if group.owner else self.cp_agent(w)
         return agent, group.number + 1
 
     def load_until(self, barrier: MBarrier) -> tuple[int, int]:
-        """Return the (agent, clock) that a wait for the current phase of an mbarrier acquires."""
+        """Return the agent and clock that a wait for the current phase of an mbarrier acquires."""
         return self.barrier_agent(barrier), barrier.phase + 1
 
     def flag_agent(self, w: Warp) -> int:
@@ -145,7 +145,7 @@ class Agents(Observer):
         return result
 
     def advance(self, w: Warp) -> None:
-        """Advance the warp's clock to distinguish later accesses from those that the warp has published."""
+        """Advance the warp's clock so that later accesses differ from those that the warp has published."""
         own = [w.agent, self.leader_agent(w)]
         for clock in self.every_clock(w):
             clock.order[own] += 1
@@ -155,9 +155,9 @@ class Agents(Observer):
             self._stamp_groups(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
-        """Return the clock that all lanes of a warp share, followed by the clocks of lanes that have acquired more.
+        """Return the clock that all lanes of a warp share, and the clocks of lanes that have acquired more.
 
-        All these clocks agree on the warp's own accesses.
+        All these clocks contain the same number of the warp's own accesses.
         """
         parted = self._parted.get(w.agent)
         if parted is None:
@@ -167,7 +167,7 @@ class Agents(Observer):
     # ---- groups of lanes
 
     def groups(self, w: Warp) -> LaneGroups | None:
-        """Return the groups of a warp's lanes, or None if no part of a warp has synchronized alone."""
+        """Return the groups of a warp's lanes, or None if no part of a warp has synchronized separately."""
         first = self.launch.setup.extra.get("groups")
         if first is None:
             return None
@@ -188,19 +188,19 @@ class Agents(Observer):
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     def count_acquire(self, w: Warp) -> None:
-        """Record that a lane has acquired. Earlier accesses are not compared with later ones of other lanes."""
+        """Record that a lane has acquired, so that earlier accesses are not compared with later ones of other lanes."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:
         """Return a number that increases when the lanes of a warp synchronize or acquire."""
         return 1 + w.meetings + self._acquired.get(w.agent, 0)
 
-    # ---- what the lanes of a warp have acquired
+    # ---- clocks of the lanes of a warp
 
     def known(self, w: Warp) -> Clock:
-        """Return the clock of accesses that happen before the instruction in all executing lanes.
+        """Return the clock of the accesses that happen before the instruction in all executing lanes.
 
-        The checks compare the lanes' accesses with this clock.
+        The checks compare accesses with this clock.
         """
         parted = self._parted.get(w.agent)
         if parted is None:
@@ -211,7 +211,7 @@ class Agents(Observer):
         return parted.known(lanes_now(w))
 
     def known_by_any(self, w: Warp) -> Clock:
-        """Return the clock of accesses that happen before the instruction in any executing lane.
+        """Return the clock of the accesses that happen before the instruction in any executing lane.
 
         An arrival publishes this clock.
         """
@@ -238,7 +238,7 @@ class Agents(Observer):
     def learners(self, w: Warp) -> list[Clock]:
         """Return the clocks to update when the executing lanes acquire.
 
-        The remaining lanes gain this ordering when the warp synchronizes.
+        The other lanes obtain this ordering when the warp synchronizes.
         """
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings != w.meetings:
@@ -256,12 +256,12 @@ class Agents(Observer):
         return parted.learners(lanes_now(w), lane_bits(w.alive))
 
     def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
-        """Advance the clock at a releasing atomic operation. Such an operation publishes all earlier accesses."""
+        """Advance the clock at a releasing atomic operation, which publishes all earlier accesses."""
         if releases(order):
             self.advance(w)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
-        """Synchronize the lanes of each group: give each lane what the others in the group have acquired."""
+        """Synchronize the lanes of each group, which acquire everything that any lane of the group has acquired."""
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings == w.meetings:
             for bits in groups:
@@ -273,11 +273,10 @@ class Agents(Observer):
             self._stamp_groups(w, known)
 
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
-        """Return the (agent, clock) of an access by ``lanes`` lanes.
+        """Return the agent and clock of an access by ``lanes`` lanes.
 
-        A release by a single lane publishes accesses by several independent lanes only after these lanes have
-        synchronized. Such a release always publishes accesses by one lane or by one warp-wide instruction
-        (``together``).
+        A release by a single lane always publishes accesses by one lane or by one warp-wide instruction (``together``).
+        It publishes accesses by several independent lanes only after these lanes have synchronized.
         """
         clock = self.clocks[w.agent]
         if lanes == 1 or together:
@@ -291,11 +290,11 @@ class Agents(Observer):
         return w.agent, int(clock.order[w.agent])
 
     def stamps(self, w: Warp, indices: Array, lanes: int, together: bool = False) -> list[Stamp]:
-        """Return (agent, clock, positions) for each group of lanes that participates in an access."""
+        """Return the agent, clock and positions of each group of lanes that participates in an access."""
         groups = self.groups(w) if lanes > 1 and not together else None
         if groups is not None:
             here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)
-            if len(here) == lanes:  # otherwise the lanes' addresses are in several memories
+            if len(here) == lanes:  # Otherwise, the lanes access several memories.
                 each = len(indices) // lanes
                 agents, now = range(self.size)[self._group_agents(w)], groups.now.tolist()
                 return [(agents[k], now[k], part.repeat(each)) for k, part in groups.divide(here)]
@@ -304,14 +303,14 @@ class Agents(Observer):
     def published(self, w: Warp, alone: bool) -> Clock:
         """Return the clock that a release publishes, and advance the warp's clock.
 
-        ``alone`` means that only one lane releases.
+        ``alone`` is true if only one lane releases.
         """
         known = self.without_unmet(w, self.known_by_any(w).copy(), alone)
         self.advance(w)
         return known
 
     def without_unmet(self, w: Warp, known: Clock, alone: bool) -> Clock:
-        """Remove from ``known`` the accesses that a single lane (``alone``) does not publish.
+        """Remove from ``known`` the accesses that a release by a single lane (``alone``) does not publish.
 
         These are the accesses of lanes that have not synchronized since the access.
         """
@@ -328,13 +327,13 @@ class Agents(Observer):
         return known
 
     def kind_of(self, agent: int) -> str:
-        """Return "warp", "wgmma", "cp", "barrier" or "bulk"."""
+        """Return the kind of an agent: "warp", "wgmma", "cp", "barrier" or "bulk"."""
         if self.is_own(agent):
             return {1: "wgmma", 2: "cp"}.get(agent // self.warps, "warp")
         return self._agent_names[agent]
 
     def who(self, agent: int) -> str:
-        """Return an agent's name, for messages."""
+        """Return the name of an agent for messages."""
         kind = self.kind_of(agent)
         if not self.is_own(agent):
             return {"bulk": "a bulk store", "cp": "a cp.async of some lanes"}.get(kind, "an asynchronous copy")

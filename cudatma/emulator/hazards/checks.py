@@ -1,4 +1,4 @@
-"""Build the hazard checks of a cluster."""
+"""Construction of the hazard checks of a cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ from cudatma.emulator.machine.state import Cluster
 
 
 def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Observer]:
-    """Return the hazard checks that the kernel's instructions need, in the order in which the checks receive events.
+    """Return the hazard checks for the instructions of a kernel, in the order in which they receive events.
 
-    The checks share Agents (the clocks of warps), SharedMemory (the last accesses to shared memory), MemoryOrder
-    (fences and flags), BarrierRecords (the record of each mbarrier since the init) and Reporter (which collects
-    hazards). Synchronization comes last, because it updates the clocks that the other checks use. PeerUses must precede
-    SharedAccesses, because SharedAccesses advances the clock at a releasing store.
+    The checks share the following objects:
+
+    - Agents contains the clocks of warps.
+    - SharedMemory records the last accesses to shared memory.
+    - MemoryOrder tracks fences and flags.
+    - BarrierRecords contains the record of each mbarrier since its init.
+    - Reporter collects hazards.
+
+    Synchronization comes last because it updates the clocks that the other checks use. PeerUses must precede
+    SharedAccesses, which advances the clock at a releasing store.
     """
     number = cluster.number
     reporter = Reporter(launch, findings)
@@ -60,5 +66,5 @@ def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Obse
 
 @lru_cache(maxsize=1024)
 def _uses(opcodes: frozenset[str], *words: str) -> bool:
-    """Return whether one of these words occurs in one of the opcodes."""
+    """Return whether any of these words occurs in any of the opcodes."""
     return any(word in opcode for opcode in opcodes for word in words)

@@ -1,7 +1,7 @@
-"""Vector clocks: the accesses that happen before the current instruction of a warp or some of its lanes.
+"""Vector clocks, which contain the accesses that happen before the current instruction of a warp or some of its lanes.
 
-Inside a cluster, agents are numbered and a clock is one vector. ``Clock.far`` holds rare state: clocks of other
-clusters, fences, and flags that were read but not acquired. In most clocks it is None.
+Agents are numbered in each cluster, and a clock is a vector over the agents. ``Clock.far`` contains state that most
+clocks do not need: clocks of other clusters, fences, and flags that were read but not acquired.
 
 Source: PTX ISA, "Memory Consistency Model": causality order, release and acquire patterns, proxies; "bar.warp.sync".
 """
@@ -14,18 +14,18 @@ import numpy as np
 
 from cudatma.emulator.ptx.types import LANES, SCOPES, Array
 
-#: Key of fence.mbarrier_init in Far.fenced. A relaxed barrier.cluster.arrive after the fence publishes the clock under
+#: Key of fence.mbarrier_init in Far.fenced. A relaxed barrier.cluster.arrive after the fence publishes the clock with
 #: this key.
 INITS = -1
 
 
 def scope_of(order: str) -> int:
-    """Return the scope of a strong access, given its order: "relaxed.gpu", "volatile", "acquire.cta", ..."""
+    """Return the scope of a strong access from its order, such as "relaxed.gpu", "volatile" or "acquire.cta"."""
     return SCOPES.get(order.rpartition(".")[2], SCOPES["gpu"])
 
 
 def strength_of(order: str) -> int:
-    """Return 0 for a weak access, and 1 + its scope for a strong one."""
+    """Return 0 for a weak access, and 1 + its scope for a strong access."""
     return 0 if not order or order == "nc" else 1 + scope_of(order)
 
 
@@ -52,9 +52,9 @@ def join_clocks(mine: dict[Any, Clock], theirs: dict[Any, Clock]) -> None:
 
 
 class Far:
-    """The part of a clock that goes beyond the happens-before order inside a cluster.
+    """Part of a clock that extends the happens-before order inside a cluster.
 
-    Vectors in this object are replaced, never modified.
+    Vectors in this object are replaced but never modified.
 
     Attributes
     ----------
@@ -63,18 +63,18 @@ class Far:
         this clock through an mbarrier whose arrive or wait has CTA scope. The clock orders a write after reads and
         completed copies.
     proxy
-        Accesses that a proxy fence has made visible to the asynchronous proxy in global memory.
+        Accesses that a proxy fence has made visible to the async proxy in global memory.
     proxy_of
-        CTA rank -> accesses that a proxy fence has made visible to the asynchronous proxy in this CTA's shared memory.
-        ``Clock.proxy`` holds the accesses that are visible in the shared memory of all CTAs.
+        Maps a CTA rank to accesses that a proxy fence has made visible to the async proxy in this CTA's shared memory.
+        ``Clock.proxy`` contains the accesses that are visible in the shared memory of all CTAs.
     others
-        Cluster number -> clocks of another cluster: (order, vector like ``proxy``).
+        Maps the number of another cluster to its clocks, (order, vector like ``proxy``).
     fenced
-        Scope -> accesses that a fence has prepared for publication by a strong write.
+        Maps a scope to accesses that a fence has prepared for publication by a strong write.
     maps
-        (address, scope) -> accesses that an acquiring fence has made visible to reads of a tensor map.
+        Maps (address, scope) to accesses that an acquiring fence has made visible to reads of a tensor map.
     seen
-        Scope of the necessary fence -> accesses that relaxed reads have observed and no fence has acquired yet.
+        Maps the scope of the required fence to accesses that relaxed reads have observed but no fence has acquired.
     """
 
     __slots__ = ("fenced", "maps", "others", "performed", "proxy", "proxy_of", "seen")
@@ -107,12 +107,12 @@ class Far:
         join_clocks(self.seen, other.seen)
 
     def fence_proxy_of(self, rank: int, order: Array) -> None:
-        """Record that a proxy fence has made these accesses visible in the shared memory of one CTA."""
+        """Record that a proxy fence has made these accesses visible in the shared memory of a CTA."""
         known = self.proxy_of.get(rank)
         self.proxy_of[rank] = order if known is None else np.maximum(known, order)
 
     def learn(self, number: int, order: Array, proxy: Array) -> None:
-        """Extend the clock of another cluster."""
+        """Join newly ordered accesses into the clock of another cluster."""
         known = self.others.get(number)
         if known is not None:
             if known[0] is order and known[1] is proxy:
@@ -122,10 +122,10 @@ class Far:
 
 
 class Clock:
-    """The accesses of every agent that happen before the current instruction.
+    """Accesses of every agent that happen before the current instruction.
 
-    ``order`` holds all these accesses. ``proxy`` holds those that a proxy fence has also made visible to the
-    asynchronous proxy in shared memory.
+    ``order`` contains all these accesses. ``proxy`` contains the accesses that a proxy fence has also made visible to
+    the async proxy in shared memory.
     """
 
     __slots__ = ("far", "order", "proxy")
@@ -164,7 +164,7 @@ class Clock:
         return result
 
     def proxy_in(self, rank: int) -> Array:
-        """Return the accesses that the asynchronous proxy sees in the shared memory of the CTA with this rank."""
+        """Return the accesses that are visible to the async proxy in the shared memory of the CTA with this rank."""
         own = self.far.proxy_of.get(rank) if self.far is not None else None
         if own is None:
             return self.proxy
@@ -172,9 +172,9 @@ class Clock:
         return result
 
     def note(self, scope: int, number: int, clock: Clock, own: int) -> None:
-        """Keep the clock that a relaxed read has observed until a fence of this scope acquires it.
+        """Store the clock that a relaxed read has observed until a fence of this scope acquires it.
 
-        ``number`` and ``own`` are as for absorb().
+        ``number`` and ``own`` are the same as for absorb().
         """
         seen = self.beyond().seen
         noted = Clock(self.order.size) if scope not in seen else seen[scope].copy()
@@ -182,7 +182,7 @@ class Clock:
         seen[scope] = noted
 
     def beyond(self) -> Far:
-        """Return ``far``, creating it at the first call."""
+        """Return ``far``. The first call creates it."""
         if self.far is None:
             self.far = Far()
         return self.far
@@ -204,7 +204,7 @@ class Clock:
             mine.proxy = fenced if mine.proxy is None else np.maximum(mine.proxy, fenced)
 
     def fence_proxy_global(self) -> None:
-        """Make all ordered accesses visible to the asynchronous proxy in global memory."""
+        """Make all ordered accesses visible to the async proxy in global memory."""
         far = self.beyond()
         far.proxy = self.order.copy()
         far.others = {number: (order, order) for number, (order, _) in far.others.items()}
@@ -212,8 +212,8 @@ class Clock:
     def of(self, who: Array, size: int, own: int, through_proxy: bool = False, performed: bool = False) -> Array:
         """Return the clock of each agent in ``who``.
 
-        ``who`` is cluster number * size + agent. If ``through_proxy`` is true, the result covers accesses that are
-        visible to the asynchronous proxy. If ``performed`` is true, the result covers accesses that have been
+        ``who`` is cluster number * size + agent. If ``through_proxy`` is true, the result contains only accesses that
+        are visible to the async proxy. If ``performed`` is true, the result contains all accesses that have been
         performed.
         """
         number, agent = np.divmod(who, size)
@@ -239,10 +239,10 @@ def joined(clock: Clock, other: Clock) -> Clock:
 
 
 class LaneClocks:
-    """The clocks of a warp's lanes, while some lanes have acquired more than others.
+    """Clocks of a warp's lanes while some lanes have acquired more than others.
 
-    These clocks exist from an acquire by some lanes until all lanes synchronize. ``meetings`` is the warp's number of
-    synchronizations at the acquire. ``parts`` holds (lane bits, clock) pairs. Lanes in no part have the clock
+    These clocks exist from an acquire by some lanes until all lanes synchronize. ``meetings`` is the number of the
+    warp's synchronizations at the acquire. ``parts`` contains (lane bits, clock) pairs. Lanes in no part have the clock
     ``whole``.
     """
 
@@ -301,7 +301,7 @@ class LaneClocks:
         return [*groups, (lanes, self.whole)] if lanes else groups
 
     def meet(self, lanes: int) -> None:
-        """Synchronize these lanes: give each lane what any of them has acquired."""
+        """Synchronize these lanes, which acquire everything that any of them has acquired."""
         inside = [clock for bits, clock in self.parts if bits & lanes]
         if not inside:
             return
@@ -322,9 +322,9 @@ _LANES = np.arange(LANES)
 
 
 def refine(extra: dict[str, Any], meeting: set[int]) -> None:
-    """Split the groups of a launch so that each of these sets of synchronized lanes consists of whole groups.
+    """Refine the groups of a launch so that each set of synchronized lanes consists of whole groups.
 
-    ``extra["groups"]`` holds the lowest lane of each lane's group.
+    ``extra["groups"]`` contains the lowest lane of each lane's group.
     """
     first = extra.get("groups")
     divided = np.zeros(LANES, np.int64) if first is None else first
@@ -336,21 +336,21 @@ def refine(extra: dict[str, Any], meeting: set[int]) -> None:
 
 
 class LaneGroups:
-    """The groups of one warp's lanes. Every synchronization so far included all lanes of a group or none.
+    """Groups of a warp's lanes. Each synchronization so far included either all or none of the lanes of a group.
 
-    All accesses by a group count as accesses by one agent. Groups exist from the first synchronization of a part of a
+    All accesses by a group count as accesses by one agent. Groups exist from the first partial synchronization of any
     warp, for all warps and all later schedules of the launch.
 
     Attributes
     ----------
     first
-        The lowest lane of each lane's group.
+        Lowest lane of each lane's group.
     now
-        The clock of each lane's group.
+        Clock of each lane's group.
     known
         For each lane (row), the clock of each other lane with which it has synchronized.
     epoch
-        The epoch, as for Agents.epoch().
+        Epoch, as in Agents.epoch().
     """
 
     __slots__ = ("epoch", "first", "known", "now")
@@ -361,7 +361,7 @@ class LaneGroups:
         self.known: Array = np.zeros((LANES, LANES), np.int64)
 
     def catch_up(self, first: Array, epoch: int) -> bool:
-        """Update the groups. Return True if the warp has synchronized or was divided again since the last call."""
+        """Update the groups. Return whether the warp has synchronized or was divided again since the last call."""
         if self.epoch == epoch and self.first is first:
             return False
         self.first, self.epoch = first, epoch
@@ -370,7 +370,7 @@ class LaneGroups:
         return True
 
     def meet(self, meeting: set[int]) -> None:
-        """Synchronize the lanes of each set (bits)."""
+        """Synchronize the lanes of each set, given as bits."""
         for bits in meeting:
             lanes = np.flatnonzero(bits >> _LANES & 1)
             self.known[lanes] = self.known[lanes].max(axis=0)
@@ -378,12 +378,12 @@ class LaneGroups:
             self.now[lanes] += 1
 
     def divide(self, lanes: Array) -> list[tuple[int, Array]]:
-        """Return (lowest lane, positions among these lanes) of each group that contains some of these lanes."""
+        """Return the lowest lane of each group that contains any of these lanes, and the lanes' positions."""
         of = self.first[lanes]
         return [(lowest, of == lowest) for lowest in np.unique(of).tolist()]
 
     def publishable(self, lanes: Array, alone: bool) -> Array:
-        """Return the part of each group's clock that these lanes publish; ``alone`` means a release by one lane."""
+        """Return the part of each group's clock that these lanes publish. ``alone`` means a release by one lane."""
         clocks: Array = self.known[lanes].max(axis=0)
         if not alone:
             clocks = np.where(np.isin(self.first, self.first[lanes]), self.now, clocks)

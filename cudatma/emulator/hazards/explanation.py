@@ -1,6 +1,6 @@
-"""Explanations of hazards, which are files in explanations/: a text and a kernel with and without the mistake.
+"""Explanations of hazards, which are stored in explanations/ as a text and a kernel with and without the mistake.
 
-A file has a header with `group`, `meaning` and `launch`, then the text, then the kernel as a diff that repairs it.
+A file consists of a header with `group`, `meaning` and `launch`, the text, and a diff that repairs the kernel.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _FILE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HazardExplanation:
-    """Explanation of a kind of hazard, with a kernel that shows it. Use ``str()`` to read it.
+    """Explanation of a hazard kind, with a kernel that demonstrates it. ``str()`` returns it as text.
 
     Parameters
     ----------
     kind : str
-        The kind, as in `Hazard.kind`.
+        Hazard kind, as in `Hazard.kind`.
     group : str
-        Subject under which lists show the kind.
+        Heading under which the kind is listed.
     meaning : str
-        The meaning of the hazard, as a phrase.
+        Meaning of the hazard in one phrase.
     text : str
-        What the mistake is, what effect it has on a GPU, and how to repair it, as Markdown.
+        Description of the mistake, its effect on a GPU, and its repair, as Markdown.
     launch : str
         Options of ``cudatma emulate`` that launch the kernel.
     diff : str
-        The whole kernel, as a template or PTX. Lines that begin with "-" are only in the broken version, and lines that
-        begin with "+" only in the fixed one.
+        Complete kernel, as a template or PTX. Lines that start with "-" occur only in the broken version, and lines
+        that start with "+" only in the fixed version.
     """
 
     kind: str
@@ -50,31 +50,31 @@ class HazardExplanation:
 
     @property
     def broken(self) -> str:
-        """The kernel with the mistake."""
+        """Kernel with the mistake."""
         return self._version("+")
 
     @property
     def fixed(self) -> str:
-        """The kernel without the mistake."""
+        """Kernel without the mistake."""
         return self._version("-")
 
     @property
     def file(self) -> str:
-        """Name for a file that contains one version of the kernel, as PTX or as a template."""
+        """File name for a version of the kernel."""
         return f"{self.kind}.ptx" if ".entry" in self.diff else f"{self.kind}.cu.j2"
 
     @property
     def cause(self) -> str:
-        """The usual cause, as reports state it."""
+        """Usual cause, as stated in reports."""
         return CAUSES[self.kind]
 
     def as_dict(self) -> dict[str, str]:
-        """Return the explanation as a dict that can be serialized to JSON.
+        """Return the explanation as JSON-compatible data.
 
         Returns
         -------
         dict
-            The explanation as plain data.
+            Explanation by field.
         """
         names = ("kind", "group", "meaning", "cause", "text", "launch", "broken", "fixed")
         return {name: getattr(self, name) for name in names}
@@ -86,7 +86,7 @@ class HazardExplanation:
         )
 
     def _repr_markdown_(self) -> str:
-        files = f"`cudatma explain {self.kind} --out DIR` writes both versions to files. To run one:"
+        files = f"`cudatma explain {self.kind} --out DIR` writes both versions to files. To run one version:"
         return (
             f"# {self.kind}\n\n**Meaning:** {self.meaning}.\n\n**Usual cause:** {self.cause}.\n\n{self.text}\n\n"
             f"```diff\n{self.diff}```\n\n{files}\n\n```\ncudatma emulate {self.file} {self.launch}\n```\n"
@@ -98,7 +98,7 @@ class HazardExplanation:
 
 
 def groups() -> dict[str, list[HazardExplanation]]:
-    """Return the explanations of all kinds, by group."""
+    """Return the explanations of all kinds by group."""
     found: dict[str, list[HazardExplanation]] = {}
     for kind in CAUSES:
         explanation = explain(kind)
@@ -107,17 +107,17 @@ def groups() -> dict[str, list[HazardExplanation]]:
 
 
 def explain(kind: str) -> HazardExplanation:
-    """Explain a kind of hazard that the emulator reports.
+    """Return the explanation of a hazard kind that the emulator reports.
 
     Parameters
     ----------
     kind : str
-        Kind of hazard, a key of ``cudatma.emulator.CAUSES``.
+        Hazard kind, a key of ``cudatma.emulator.CAUSES``.
 
     Returns
     -------
     HazardExplanation
-        Text, broken kernel and fixed kernel. Use ``str()`` to read it.
+        Text, broken kernel and fixed kernel.
 
     Raises
     ------
@@ -130,8 +130,8 @@ def explain(kind: str) -> HazardExplanation:
     'bytes are read without a wait for the copy that writes them'
     """
     if kind not in CAUSES:
-        raise ArgumentError("kind", kind, ", ".join(CAUSES), "`cudatma explain` lists the kinds")
+        raise ArgumentError("kind", kind, ", ".join(CAUSES), "run `cudatma explain` to list the kinds")
     match = _FILE.fullmatch((FOLDER / f"{kind}.md").read_text(encoding="utf-8"))
     if match is None:
-        raise ValueError(f"{kind}.md: not in the form that _FILE describes")
+        raise ValueError(f"{kind}.md does not match the format of _FILE")
     return HazardExplanation(kind, **match.groupdict())

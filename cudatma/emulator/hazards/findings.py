@@ -1,4 +1,4 @@
-"""Collect hazards over all schedules of a launch, and describe deadlocks."""
+"""Collection of the hazards of all schedules of a launch, and reports of deadlocks."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from cudatma.emulator.ptx.model import Instruction
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import counted
 
-#: (kind, function, place of the instruction) -> finding.
+#: Maps the kind, the function and the place of the instruction to the finding.
 _Table = dict[tuple[str, str, Any], Finding]
 
 
 class StopRun(Exception):  # noqa: N818 - not an error
-    """Raised to end a schedule at the first hazard of a kind in ``stop_at``."""
+    """Exception that ends a schedule at the first hazard of a kind in ``stop_at``."""
 
 
-#: Kinds of unordered accesses. Such accesses can make the byte count of an mbarrier wrong.
+#: Kinds of unordered accesses, which can cause a wrong byte count of an mbarrier.
 _OUT_OF_ORDER = {"overwritten_while_read", "write_race", "store_source_reused", "data_race", "global_race", "lane_race"}
 
 
 class Findings:
-    """The hazards and warnings of a launch.
+    """Hazards and warnings of a launch.
 
-    Occurrences of one kind at one source line are counted as one hazard. The first hazard of a kind in ``stop_at``
+    Occurrences of a kind at the same source line are counted as one hazard. The first hazard of a kind in ``stop_at``
     raises StopRun.
     """
 
@@ -56,7 +56,7 @@ class Findings:
         self.variables = variables or SharedVariables()
         self._hazards: _Table = {}
         self._warnings: _Table = {}
-        #: (function, instruction) -> remaining number of reads of swizzled tiles to examine.
+        #: Maps (function, instruction) to the remaining number of reads of swizzled tiles to examine.
         self.reads_to_check: dict[tuple[str, int], int] = {}
         #: The wgmma operands that swizzles.Swizzles has examined.
         self.operands: set[tuple[str, int, int, int, int]] = set()
@@ -79,16 +79,16 @@ class Findings:
         where: str = "",
         address: int | None = None,
     ) -> None:
-        """Record a hazard, or a warning, at an instruction.
+        """Record a hazard or a warning at an instruction.
 
         Parameters
         ----------
         places, is_derived, advice, others, where, address
-            As in report.Finding and report.Hazard.
+            See report.Finding and report.Hazard.
         blocks
             CTAs that the hazard concerns in addition to the warp's CTA.
         cause
-            The cause, if it is different from the usual cause of this kind.
+            Cause, if it differs from the usual cause of this kind.
         """
         table = self._warnings if is_warning else self._hazards
         known = self._known(kind, program, at, table)
@@ -102,7 +102,7 @@ class Findings:
             raise StopRun
 
     def _known(self, kind: str, program: Program, at: int, table: _Table) -> Finding | None:
-        """Count an occurrence of a known finding and return the finding, or return None."""
+        """Count an occurrence of a known finding and return the finding. Return None for a new finding."""
         known = table.get((kind, program.function.name, _place(_instruction(program, at), at)))
         if known is not None:
             known.hazard = replace(known.hazard, count=known.hazard.count + 1)
@@ -135,10 +135,10 @@ class Findings:
         return known
 
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
-        """Record an instruction that the target lacks."""
+        """Record an instruction that the target does not support."""
         instruction = program.instruction(at)
         source = program.module.source_of(instruction)
-        message = f"{target} has no {feature}"
+        message = f"{target} does not support {feature}"
         self._hazards["target", program.function.name, at] = Finding(
             Hazard("target", message, self.kernel, instruction.line, source, instruction.text, (0, 0, 0), 0, 0, 0)
         )
@@ -149,7 +149,7 @@ class Findings:
         self.add("trap", str(error), split.frame.program, at, split.warp)
 
     def has(self, place: Place, *kinds: str) -> bool:
-        """Return whether a hazard of one of these kinds has been recorded at a place, or without a place."""
+        """Return whether a hazard of one of these kinds has been recorded at a place or without a place."""
         known = (finding for key, finding in self._hazards.items() if key[0] in kinds)
         return any(not finding.places or place in finding.places for finding in known)
 
@@ -158,16 +158,16 @@ class Findings:
         return by_cause(list(self._hazards.values()))
 
     def warnings(self) -> list[Hazard]:
-        """Return the warnings: code that is suspicious but may be intended."""
+        """Return the warnings about suspicious code that may be intended."""
         return [finding.result() for finding in self._warnings.values()]
 
 
 class Reporter(Observer):
-    """Observer that reports the hazards of one cluster and decides whether a hazard follows from another."""
+    """Observer that reports the hazards of a cluster and determines which are consequences of others."""
 
     def __init__(self, launch: Launch, findings: Findings) -> None:
         self.launch, self.findings, self.body = launch, findings, launch.program.function.body
-        #: Whether an unordered access (True) or a wrong byte count (False) was the first to put threads out of step.
+        #: Whether threads first got out of step because of an unordered access (True) or a wrong byte count (False).
         self._order_broke: bool | None = None
 
     def violation(self, kind: str, w: Warp, at: int, message: str, places: Sequence[Place] = ()) -> None:
@@ -177,7 +177,7 @@ class Reporter(Observer):
         self.report(kind, w, at, message, is_warning=True)
 
     def report(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> None:
-        """Record a hazard at an instruction of the running function; ``more`` are arguments of Findings.add."""
+        """Record a hazard at an instruction of the running function. ``more`` contains arguments of Findings.add."""
         if kind in _OUT_OF_ORDER and not more.get("is_derived"):
             self.out_of_step(by_bytes=False)
         self.findings.add(kind, message, w.split.frame.program, at, w, **more)
@@ -195,9 +195,9 @@ class Reporter(Observer):
         copy: Copy | None = None,
         **more: Any,
     ) -> None:
-        """Record a hazard in shared memory at granule ``place`` and name the last writer.
+        """Record a hazard in shared memory at granule ``place``, with the last writer.
 
-        ``indices`` are all granules of the access. ``read_at`` is the earlier read that is not ordered before the
+        ``indices`` contains all granules of the access. ``read_at`` is the earlier read that is not ordered before the
         write.
         """
         address = place * shadow.granule + SHARED_START
@@ -220,13 +220,13 @@ class Reporter(Observer):
         return accesses
 
     def out_of_step(self, *, by_bytes: bool) -> None:
-        """Record what first put threads out of step: an mbarrier's byte count or an unordered access."""
+        """Record whether a wrong byte count or an unordered access first caused threads to get out of step."""
         if self._order_broke is None:
             self._order_broke = not by_bytes
 
     @property
     def bytes_follow(self) -> bool:
-        """True if a wrong byte count follows from an unordered access."""
+        """Whether a wrong byte count is a consequence of an unordered access."""
         return bool(self._order_broke)
 
 
@@ -235,14 +235,14 @@ def _instruction(program: Program, at: int) -> Instruction | None:
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:
-    """Return a key for an instruction's position. Copies of a source line in an unrolled loop share a key."""
+    """Return a key for the position of an instruction. Copies of a source line in an unrolled loop share a key."""
     if instruction is None or not instruction.source_line:
         return at
     return instruction.file, instruction.source_line, instruction.inlined_at
 
 
 def trapped_at(launch: Launch, error: TrapError) -> tuple[Split, int]:
-    """Return the split that trapped, and the index of its instruction."""
+    """Return the split that trapped and the index of its instruction."""
     split = launch.scheduler.running
     if split is None:
         raise error
@@ -254,20 +254,20 @@ def _wait(split: Split) -> Any:
 
 
 def _cause(waits: list[Any]) -> str:
-    """Return the cause of a deadlock that involves no mbarriers, or "" if it is unknown."""
+    """Return the cause of a deadlock without mbarriers, or "" if it is unknown."""
     if any(hasattr(getattr(wait, "barrier", None), "tx") for wait in waits):
         return ""
     if None in waits:
-        return "the condition that ends the loop never comes true"
+        return "the condition that ends the loop never becomes true"
     if any(isinstance(wait, NamedWait) for wait in waits):
-        return "too few threads reach the barrier: its thread count is wrong, or a branch skips the barrier"
+        return "too few threads reach the barrier, because its thread count is wrong or a branch skips it"
     if any(isinstance(wait, FlagWait) for wait in waits):
-        return "no thread sets the flag, or the thread that should set it is waiting itself"
+        return "no thread sets the flag, or the thread that should set it also waits"
     return ""
 
 
 def _loop(split: Split, deadlock: Deadlock) -> tuple[Loop | None, FlagWait | None]:
-    """Return the infinite loop that a split executes and the flag that its CTA polls in this loop, if there are any."""
+    """Return the infinite loop of a split and the flag that its CTA polls in the loop, if there are any."""
     loop = deadlock.loops.loop(split.warp) if deadlock.loops is not None else None
     if loop is None or (split.waits_for is not None and split.waits_for.at not in dict(loop.instructions)):
         return None, None
@@ -288,17 +288,17 @@ def _position(split: Split, deadlock: Deadlock) -> tuple[Program, int, str]:
     if poll is not None:
         return loop.program, poll.at, f"{what} {poll.describe()}"
     if not loop.reads:
-        what += " reads no memory: compilers hoist a plain load of a flag out of the loop (use volatile or ld.acquire)"
+        what += " does not read memory; use volatile or ld.acquire, because compilers hoist an ordinary load of a flag"
     else:
         what += " reads a value that does not change"
         synchronizes = any(i.parts[0] in ("bar", "barrier") for _, i in loop.instructions)
         if any(is_plain(i) for _, i in loop.reads) and not synchronizes:
-            what += ": a plain load may never see other threads' writes (use ld.acquire)"
+            what += "; use ld.acquire, because an ordinary load may never observe writes by other threads"
     return loop.program, loop.at, what
 
 
 def lines_of(deadlock: Deadlock) -> list[str]:
-    """Return lines that say where splits wait. Splits with the same description share a line."""
+    """Return lines that state where splits wait. Splits with the same description share a line."""
     alike: dict[tuple[str, str], list[Split]] = {}
     for split in sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index)):
         program, at, what = _position(split, deadlock)
@@ -328,8 +328,8 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
     program, at, _ = _position(first, deadlock)
     blocks = {split.warp.block.index for split in blocked}
     starved = next((split for split in blocked if isinstance(split.waits_for, RegisterWait)), None)
-    if starved is not None:  # all other warps wait for these
-        message = f"{starved.waits_for.arithmetic()}; it waits forever:\n    {shown}{more}"
+    if starved is not None:  # All other warps wait for these warps.
+        message = f"{starved.waits_for.arithmetic()}, so the warp waits forever:\n    {shown}{more}"
         program = starved.frame.program
         findings.add("register_pool", message, program, starved.waits_for.at, starved.warp, blocks=blocks)
         return
@@ -366,7 +366,7 @@ def _waits_of(deadlock: Deadlock, without: tuple[Program, int]) -> list[Access]:
 
 
 def _arrivals(barrier: MBarrier) -> str:
-    """Return which warps have arrived on an mbarrier in the current phase, for messages."""
+    """Return a text that states which warps have arrived on an mbarrier in the current phase."""
     arrived = barrier.arrived_by
     warps = sorted({agent for agent, _ in arrived})
     named = f"warp{'s' * (len(warps) > 1)} {', '.join(map(str, warps))}"

@@ -1,4 +1,4 @@
-"""The shadow of global memory: the last writer of each granule and its readers since that write."""
+"""Shadow of global memory: the last writer of each granule and its readers since that write."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cudatma.emulator.machine.memory import Region, in_units
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.ptx.types import Array
 
-#: Columns of ``writers``. STRENGTH is 0 for a weak access and 1 + scope for a strong one; PLACE is
-#: 2 * instruction + (1 if asynchronous).
+#: Columns of ``writers``. STRENGTH is 0 for a weak access and 1 + scope for a strong access. PLACE is 2 * instruction,
+#: plus 1 for an asynchronous access.
 WHO, CLOCK, STRENGTH, PLACE, LANE = range(5)
-#: Function that decides, given agents and clocks, which accesses are ordered before the current instruction.
+#: Function of agents and clocks that returns which of these accesses are ordered before the current instruction.
 Seen = Callable[[Array, Array], Array]
 
 
 class GlobalShadow:
     """Shadow of a region of global memory: the last writer of each granule, and two of its readers since that write.
 
-    The emulator creates a buffer's shadow at the kernel's first write to the buffer, and at the start of later
-    schedules. Buffers that are only read have no shadow. Agents are numbered over the whole grid as cluster number *
-    agents of a cluster + agent + 1; 0 means no agent. ``granule`` is a power of two of at most 16 bytes.
+    The emulator creates the shadow of a buffer at the kernel's first write to the buffer, and in later schedules at the
+    start. Buffers that are only read have no shadow. Agents are numbered over the whole grid as cluster number * agents
+    per cluster + agent + 1, where 0 means no agent. ``granule`` is a power of two of at most 16 bytes.
     """
 
     def __init__(self, region: Region, granule: int) -> None:
@@ -32,17 +32,17 @@ class GlobalShadow:
         self._shift = granule.bit_length() - 1
         self.skew = region.base % 16
         self.count = -(-(region.size + self.skew) // granule) + 1
-        #: Shape (granules, 5): the columns above.
+        #: Last writers, shape (granules, 5), with the columns defined above.
         self.writers: Array = np.zeros((self.count, 5), np.int64)
         self._readers: Array | None = None
-        #: Whether the array belongs to the previous grid until griddepcontrol.wait.
+        #: Whether the previous grid may still write the array before griddepcontrol.wait.
         self.is_produced = False
-        #: Clocks that strong writes have published, by granule (see MemoryOrder).
+        #: Maps a granule to the clocks that strong writes have published (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: Offset of a tensor map -> for each copy through the map, (agent, clock) pairs. A thread that has acquired one
-        #: of these pairs may edit the map.
+        #: Maps the offset of a tensor map to the (agent, clock) pairs of each copy through the map. A thread that has
+        #: acquired a pair of each copy may edit the map.
         self.map_uses: dict[int, set[Any]] = {}
-        #: (agent, clock) of a bulk store -> (agent, clock) of the thread that issued it.
+        #: Maps the agent and clock of a bulk store to the agent and clock of the thread that issued it.
         self.issued: dict[tuple[int, int], tuple[int, int]] = {}
 
     def granules(self, offsets: Array, size: int) -> Array:
@@ -54,7 +54,7 @@ class GlobalShadow:
         return (first[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
 
     def byte(self, granule: int) -> int:
-        """Return the offset in the region of a granule's first byte."""
+        """Return the offset of the granule's first byte in the region."""
         return max(0, granule * self.granule - self.skew)
 
     def record_write(self, indices: Array, who: int, clock: int, strength: int, place: int, lanes: Array | int) -> None:
@@ -65,7 +65,7 @@ class GlobalShadow:
         rows[indices, PLACE] = place
         rows[indices, LANE] = lanes
 
-    # ---- readers: two slots, each (who, clock, strength, instruction, lanes)
+    # ---- readers, two slots per granule with (who, clock, strength, instruction, lanes) each
 
     def forget_readers(self, indices: Array) -> None:
         """Delete readers that have been reported, so that each access is reported only once."""
@@ -82,7 +82,7 @@ class GlobalShadow:
         """Record a read.
 
         The read replaces the reader in the first slot if that reader is the same agent or is ordered before the read.
-        Otherwise, the read replaces the reader in the second slot.
+        Otherwise, it replaces the reader in the second slot.
         """
         if self._readers is None:
             self._readers = np.zeros((self.count, 2, 5), np.int64)
@@ -100,7 +100,7 @@ class GlobalShadow:
 
 
 def prepare(launch: Launch) -> None:
-    """Replace the shadows of the last schedule with new shadows of the buffers that the kernel is known to write."""
+    """Replace the shadows of the last schedule with new shadows for the buffers that the kernel is known to write."""
     extra = launch.setup.extra
     produced: set[int] = extra.get("produced", set())
     written: set[int] = extra.setdefault("written", set())

@@ -1,4 +1,4 @@
-"""Find races in global memory between all warps of the grid, their copies, and the previous grid.
+"""Detection of races in global memory between the warps of the grid, their copies, and the previous grid.
 
 Source: PTX ISA, "Memory Consistency Model" (morally strong operations, data races, proxies), "griddepcontrol",
 "cp.async.bulk.wait_group".
@@ -32,14 +32,14 @@ from cudatma.emulator.ptx.types import LANES, SCOPES, Array
 
 _CHUNK = 16
 _LANE, _ALL_LANES = 63, (1 << LANES) - 1
-_NC = "ld.global.nc reads bytes that this kernel writes: the read-only path may return stale data"
-_LANE_READ = "{} of the same warp wrote these bytes, and the lanes have not synchronized since"
-_LANE_WRITE = "{} of the same warp wrote these bytes, and the lanes have not synchronized between the two writes"
-_LANE_REUSE = "{} of the same warp reads these bytes, and the lanes have not synchronized before this write"
+_NC = "ld.global.nc reads bytes that this kernel writes, so the read-only path may return stale data"
+_LANE_READ = "{} of the same warp wrote these bytes, but the lanes have not synchronized since"
+_LANE_WRITE = "{} of the same warp wrote these bytes, but the lanes have not synchronized between the two writes"
+_LANE_REUSE = "{} of the same warp reads these bytes, but the lanes have not synchronized before this write"
 
 
 class GlobalRaces(Observer):
-    """Hazard check that compares one cluster's accesses to global memory with the accesses of all clusters."""
+    """Hazard check that compares the accesses of a cluster to global memory with the accesses of all clusters."""
 
     def __init__(self, agents: Agents, lanes: LaneRaces, order: MemoryOrder, reporter: Reporter, number: int) -> None:
         """Create the check for cluster ``number``. Agents are numbered separately in each cluster."""
@@ -57,7 +57,7 @@ class GlobalRaces(Observer):
             for clock in self._agents.learners(w):
                 clock.order[self._grid] = 1
 
-    # ---- plain accesses
+    # ---- ordinary accesses
 
     def global_read(self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str) -> None:
         shadow: GlobalShadow | None = region.shadow
@@ -100,8 +100,7 @@ class GlobalRaces(Observer):
         clock = agents.known(w)
         self._check_grid(w, at, region, clock, "written")
         stamps = self._lanes.stamps(w, len(indices), together)
-        # Each lane may write where only this lane has acquired the previous write, for example to flags that lanes
-        # poll.
+        # A lane may be the only one that has acquired the previous write, for example to a flag that it polls.
         parts = agents.knowers(w, indices)
         ordered = [self._check_write(w, at, shadow, part, known, strength, same) for known, part in parts]
         if all(ordered) and not strength and not together:
@@ -119,7 +118,7 @@ class GlobalRaces(Observer):
             shadow.published.pop(place, None)
 
     def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
-        """Check the lanes with operands in global memory, region by region."""
+        """Check and record the lanes whose operands are in global memory, region by region."""
         inside = addresses[addresses >> np.uint64(60) == 0]
         if space == "shared" or not inside.size:
             return
@@ -153,7 +152,7 @@ class GlobalRaces(Observer):
         self._copy_reads(w, at, region, offsets, _CHUNK, self._agents.load_until(barrier), True)
 
     def tensor_source(self, copy: Copy, region: Region | None, group: Group) -> None:
-        # cp.async.bulk.wait_group.read covers reads of the tensor map: CUTLASS edits a map after it.
+        # cp.async.bulk.wait_group.read covers reads of the tensor map, and CUTLASS edits maps after this instruction.
         until, read = self._agents.load_until(copy.barrier), self._agents.read_until(copy.w, group)
         self._map_in_use(copy.w, copy.map_address, until, read)
         if region is None or region.shadow is None:
@@ -179,10 +178,10 @@ class GlobalRaces(Observer):
     def _copy_reads(
         self, w: Warp, at: int, region: Region, offsets: Array, size: int, until: tuple[int, int], proxy: bool
     ) -> None:
-        """Check and record a copy's reads.
+        """Check and record the reads of a copy.
 
-        ``until`` is the (agent, clock) that a thread acquires by waiting for the copy. ``proxy`` means that the reads
-        use the asynchronous proxy. cp.async reads through the generic proxy, as an ordinary load does.
+        A thread that waits for the copy acquires ``until``, an (agent, clock) pair. ``proxy`` is true if the reads use
+        the async proxy. cp.async reads through the generic proxy, like an ordinary load.
         """
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
@@ -199,9 +198,9 @@ class GlobalRaces(Observer):
     # ---- targets of stores
 
     def bulk_target(self, w: Warp, at: int, region: Region, offsets: Array, group: Group, is_reduction: bool) -> None:
-        """Check a bulk store or reduction.
+        """Check and record a bulk store or reduction.
 
-        A thread may read the result after it has waited for the complete group, not only for the group's reads.
+        A thread may read the result only after it has waited for the completion of the group, not only for its reads.
         """
         shadow = self._tracked(region)
         clock, until = self._agents.known(w), self._agents.store_until(w, group)
@@ -226,7 +225,7 @@ class GlobalRaces(Observer):
             self.bulk_target(w, at, region, inside, group, bool(operation))
 
     def _check_distinct(self, w: Warp, at: int, box: Box, written: Array, operation: str) -> None:
-        """Report a store whose elements overlap, because TMA writes elements in no defined order.
+        """Report a store whose elements overlap, because TMA writes elements in an undefined order.
 
         For a reduction, this is only a warning. Reductions are atomic for each element, so a sum into one row may be
         intended.
@@ -239,14 +238,14 @@ class GlobalRaces(Observer):
             return
         strides = f"strides {', '.join(map(str, spec.strides_bytes))} bytes"
         what = f"reduction .{operation}" if operation else "store"
-        message = f"several elements of one tensor {what} go to the same bytes: the tensor map has {strides}"
-        advice = "a tensor map for the store in which each element has its own bytes; strides of 0 are for loads"
+        message = f"several elements of a tensor {what} are written to the same bytes: the tensor map has {strides}"
+        advice = "a tensor map for the store in which each element has separate bytes; use strides of 0 only for loads"
         self._reporter.report("write_race", w, at, message, advice=advice, is_warning=bool(operation))
 
     # ---- tensor maps
 
     def map_read(self, w: Warp, at: int, region: Region, offset: int) -> None:
-        """Check that a fence follows the edits of the tensor map's 128 bytes."""
+        """Check that a fence follows every edit of the tensor map's 128 bytes."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
             return
@@ -262,8 +261,8 @@ class GlobalRaces(Observer):
                 edited &= ~(self._seen(fenced)(rows[:, WHO], rows[:, CLOCK]) & (distances <= scope))
         if edited.any():
             text = (
-                "a tensor map was edited here, and no fence.proxy.tensormap::generic.acquire of its address "
-                "follows with a scope that includes the thread that edited it"
+                "the tensor map was edited, but no fence.proxy.tensormap::generic.acquire of its address with a scope "
+                "that includes the editing thread follows the edit"
             )
             self._report(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 
@@ -295,14 +294,14 @@ class GlobalRaces(Observer):
         seen = self._seen(self._agents.known(w), performed=True)
         uses = shadow.map_uses.pop(offset, ())
         if not all(any(seen(*map(np.array, use)) for use in ways) for ways in uses):
-            text = "a copy through this tensor map may be in flight: nothing orders this edit after it"
+            text = "a copy through this tensor map may be in flight, because nothing orders this edit after the copy"
             self._report(w, at, "tensor_map_in_use", shadow, int(indices[0]), text)
         if uses:
             shadow.forget_readers(indices)
         self._write(w, at, region, chunks, _CHUNK, "", never, together)
 
     def _tracked(self, region: Region) -> GlobalShadow:
-        """Return the shadow of a region that the kernel writes, and create it at the first write."""
+        """Return the shadow of a region that the kernel writes. The first write creates the shadow."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
             shadow = region.shadow = GlobalShadow(region, granule_of(self._launch, "global"))
@@ -313,13 +312,13 @@ class GlobalRaces(Observer):
 
     def _check_grid(self, w: Warp, at: int, region: Region, clock: Clock, what: str) -> None:
         if self._grid >= 0 and not clock.order[self._grid]:
-            message = f"{region.name} is {what}, and nothing orders this access after griddepcontrol.wait"
+            message = f"{region.name} is {what}, but nothing orders this access after griddepcontrol.wait"
             self._reporter.report("grid_dependency", w, at, message)
 
     def _seen(
         self, clock: Clock, through_proxy: bool = False, performed: bool = False
     ) -> Callable[[Array, Array], Array]:
-        """Return a function that decides which accesses a clock includes. The flags are as for Clock.of()."""
+        """Return a function that decides which accesses a clock includes. The flags are those of Clock.of()."""
         size, number = self._agents.size, self._number
 
         def seen(who: Array, when: Array) -> Array:
@@ -330,7 +329,7 @@ class GlobalRaces(Observer):
         return seen
 
     def _both_strong(self, w: Warp, strength: int, who: int, other: int) -> bool:
-        """Return whether two accesses are morally strong, that is, whether their scopes include each other's thread."""
+        """Return whether two accesses are morally strong: strong, with scopes that include each other's thread."""
         weaker = min(strength, other)
         return weaker > 0 and weaker - 1 >= self._distance(w, who)
 
@@ -355,7 +354,7 @@ class GlobalRaces(Observer):
         strength: int,
         proxy: bool = False,
     ) -> bool:
-        """Report a read that is not ordered after the writes that it observes. Return whether the read is ordered."""
+        """Report a read that is not ordered after the writes of its bytes. Return whether the read is ordered."""
         late = ~self._seen(clock)(rows[:, WHO], rows[:, CLOCK])
         for position in np.flatnonzero(late).tolist():
             row = rows[position]
@@ -368,7 +367,7 @@ class GlobalRaces(Observer):
                 text = f"these bytes are read without a wait for the completion of {self._who(int(row[WHO]))}"
                 self._report(w, at, "read_before_store", shadow, place, text)
             else:
-                text = f"{self._who(int(row[WHO]))} wrote these bytes and nothing orders this read after it"
+                text = f"{self._who(int(row[WHO]))} wrote these bytes, but nothing orders this read after that write"
                 report = partial(self._report, w, at, "global_race", shadow, place, text)
                 if self._distance(w, int(row[WHO])) == SCOPES["cta"] and self._defer(
                     w, w.agent, lanes_now(w), at, report
@@ -379,7 +378,7 @@ class GlobalRaces(Observer):
         return not proxy or self._check_proxy(w, at, shadow, indices, rows, clock, "reads")
 
     def _follows_issue(self, shadow: GlobalShadow, clock: Clock, row: Array) -> bool:
-        """Return whether a read is ordered after the issue of a bulk store, but not after its completion."""
+        """Return whether a read is ordered after the issue of a bulk store but not after its completion."""
         who, now = shadow.issued[int(row[WHO]), int(row[CLOCK])]
         return bool(self._seen(clock)(np.array([who]), np.array([now]))[0])
 
@@ -396,7 +395,7 @@ class GlobalRaces(Observer):
             return True
         position = int(unfenced.argmax())
         who = self._who(int(rows[position, WHO]))
-        text = f"the asynchronous proxy {verb} bytes that {who} stored, with no proxy fence in between"
+        text = f"the async proxy {verb} bytes that {who} stored, without a proxy fence in between"
         self._report(w, at, "missing_proxy_fence", shadow, int(indices[position]), text)
         return False
 
@@ -420,7 +419,7 @@ class GlobalRaces(Observer):
                 if self._both_strong(w, strength, int(row[WHO]), int(row[STRENGTH])) or same():
                     continue
                 kind = "write_race" if row[PLACE] & 1 or proxy else "global_race"
-                text = f"{self._who(int(row[WHO]))} wrote these bytes and nothing orders this write after it"
+                text = f"{self._who(int(row[WHO]))} wrote these bytes, but nothing orders this write after that write"
                 self._report(w, at, kind, shadow, int(indices[position]), text)
                 return False
             if proxy and not self._check_proxy(w, at, shadow, indices, rows, clock, "overwrites"):
@@ -433,7 +432,7 @@ class GlobalRaces(Observer):
             reader = readers[position, slot].tolist()
             if self._both_strong(w, strength, reader[WHO], reader[STRENGTH]) or same():
                 continue
-            text = f"{self._who(reader[WHO])} reads these bytes and nothing orders this write after it"
+            text = f"{self._who(reader[WHO])} reads these bytes, but nothing orders this write after that read"
             load = reader[PLACE] // 2
             report = partial(self._report, w, at, "global_race", shadow, int(indices[position]), text, load)
             agent = (reader[WHO] - 1) % self._agents.size
@@ -454,9 +453,9 @@ class GlobalRaces(Observer):
         text: str,
         is_read: bool = False,
     ) -> None:
-        """Report an access that conflicts with another lane's access.
+        """Report an access that conflicts with an access by another lane.
 
-        ``rows`` holds the last writers of the granules, or their readers if ``is_read`` is true.
+        ``rows`` contains the last writers of the granules, or their readers if ``is_read`` is true.
         """
         lanes = self._lanes
         position = lanes.conflict(w, np.where(rows[:, STRENGTH] > 0, 0, rows[:, LANE]), stamps)
@@ -472,7 +471,7 @@ class GlobalRaces(Observer):
                 report()
 
     def _defer(self, w: Warp, agent: int, lanes: int, load: int, report: Callable[[], None]) -> bool:
-        """Leave a race to UnusedLoads if only guarded stores use the load's value. Return whether the race was left."""
+        """Defer a race to UnusedLoads if only guarded stores use the load's value. Return whether it was deferred."""
         program = w.split.frame.program
         stores = stores_of(program, load) if 0 <= load < len(program.function.body) else None
         if stores is not None:
@@ -495,7 +494,7 @@ class GlobalRaces(Observer):
                 self._check_lanes(w, at, shadow, indices, row, stamps, _LANE_REUSE, is_read=True)
 
     def _check_lane_alone(self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, rows: Array) -> None:
-        """Check that lanes have synchronized before one of them issues a copy of what the others stored."""
+        """Check that lanes have synchronized before one of them issues a copy of bytes that the others stored."""
         lanes = self._lanes
         if only_lane(w) >= 0:
             weak = rows.copy()
@@ -528,7 +527,7 @@ class GlobalRaces(Observer):
         read_at: int = -1,
         cause: str = "",
     ) -> None:
-        """Record a hazard in a buffer, and name the last writer and the preceding read."""
+        """Record a hazard in a buffer, with the last writer and the preceding read."""
         offset = shadow.byte(place)
         written_at = int(shadow.writers[place, PLACE]) // 2 if shadow.writers[place, WHO] else -1
         others = self._reporter.earlier(read_at, written_at)
@@ -551,7 +550,7 @@ def _map_chunks(offset: int) -> Array:
 
 
 def _regions(w: Warp, at: int, addresses: Array, size: int) -> Iterable[tuple[Region, Array]]:
-    """Return (region, indices of lanes) for addresses in global memory. Trap on other addresses."""
+    """Yield each region of global memory with the indices of the lanes that access it. Trap on other addresses."""
     whole = access.global_region(w, at, addresses, size)
     return access.regions_of(w, at, addresses, size) if whole is None else [(whole, np.arange(addresses.size))]
 

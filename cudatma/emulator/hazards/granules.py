@@ -1,4 +1,4 @@
-"""Choose the granule of a shadow, the number of bytes that one entry describes.
+"""Selection of the granule of a shadow, which is the number of bytes that an entry describes.
 
 The granule is the size of the kernel's narrowest access, up to a limit.
 """
@@ -10,15 +10,15 @@ from functools import lru_cache
 from cudatma.emulator.machine.protocols import Launch
 
 _MAX_BYTES = 16
-#: Narrowest access to shared memory by other instructions, in bytes. Matrix rows and TMA copies consist of 16-byte
-#: chunks.
+#: Size in bytes of the narrowest access to shared memory by other instructions. Matrix rows and TMA copies consist of
+#: 16-byte chunks.
 _SHARED_BYTES = {"mbarrier": 8, "wmma": 4, "tensormap": 4}
 _SPACES = {"shared", "global", "local", "param", "const"}
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 
 
 def granule_of(launch: Launch, space: str) -> int:
-    """Return the number of bytes that one entry of a shadow of shared or global memory describes."""
+    """Return the number of bytes that an entry of a shadow of shared or global memory describes."""
     return _narrowest(launch.image.opcodes(launch.program.function.name), space)
 
 

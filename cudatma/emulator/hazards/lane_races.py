@@ -1,8 +1,8 @@
-"""Find races between lanes of one warp: accesses by different lanes without a synchronization between them.
+"""Detection of races between lanes of a warp: accesses by different lanes without a synchronization in between.
 
 Since Volta, the lanes of a warp run independently, so lockstep execution does not order their accesses. An instruction
-that the whole warp executes together synchronizes the lanes: bar.warp.sync, bar.sync, shfl, vote, match, elect, mma,
-ldmatrix, wgmma.fence. An instruction with a member mask synchronizes only the lanes in the mask. The check also treats
+that the whole warp executes together synchronizes the lanes (bar.warp.sync, bar.sync, shfl, vote, match, elect, mma,
+ldmatrix, wgmma.fence). An instruction with a member mask synchronizes only the lanes in the mask. The check also treats
 an acquire (a wait for an mbarrier, an acquiring load, a fence) as a synchronization, because the other lanes may have
 released their accesses.
 
@@ -21,23 +21,23 @@ from cudatma.emulator.machine.events import Copy, Observer, Same
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: Bits of a stamp, from the highest: the warp, the warp's number of synchronizations, the lane's number of partial
-#: synchronizations since then, and the lane (32 means all lanes together).
+#: Fields of a stamp from the highest bits to the lowest: the warp, the number of the warp's synchronizations, the
+#: number of the lane's partial synchronizations since then, and the lane (32 means all lanes together).
 _LANE_BITS, _COUNT_BITS, _EPOCH_BITS = 6, 12, 22
 _LANE, _COUNT = (1 << _LANE_BITS) - 1, (1 << _COUNT_BITS) - 1
 _TOGETHER = np.array([LANES], np.int64)
 _LANES = np.arange(LANES, dtype=np.int64)
 _NO_MEETINGS = np.zeros(LANES + 1, np.int64)
-#: The cause of a race in which several lanes write the same bytes with one instruction.
+#: Cause of a race in which several lanes write the same bytes with one instruction.
 _CONTENDED = (
-    "several lanes write the same bytes with one instruction, which __syncwarp cannot order: use atomicAdd or another "
-    "atomic operation, or let one lane write"
+    "several lanes write the same bytes with one instruction, which __syncwarp cannot order; use atomicAdd or another "
+    "atomic operation, or let only one lane write"
 )
 
 
-#: The cause if another instruction has read these bytes before.
+#: Cause of a race at bytes that another instruction has read before.
 _UPDATED = (
-    "several lanes read and then write the same bytes: use atomicAdd or another atomic operation to update a value, or "
+    "several lanes read and then write the same bytes; use atomicAdd or another atomic operation to update a value, or "
     "__syncwarp between the read and the write"
 )
 
@@ -50,28 +50,28 @@ def cause_of_write(indices: Array, place: int, after_read: bool) -> str:
 
 
 class LaneRaces(Observer):
-    """Hazard check that compares stamps of accesses: the warp, its last synchronization, and the lane.
+    """Hazard check that compares the stamps of accesses.
 
-    Two accesses whose stamps differ only in the lane race. This class handles events of shared memory. For global
-    memory, global_races.GlobalRaces uses the stamps of this class.
+    A stamp consists of the warp, its last synchronization, and the lane. Two accesses race if their stamps differ only
+    in the lane. This class handles events of shared memory. global_races.GlobalRaces uses its stamps for global memory.
     """
 
     def __init__(self, agents: Agents, memory: SharedMemory, reporter: Reporter, number: int) -> None:
         """Create the check for cluster ``number``."""
         self._agents, self._memory, self._reporter = agents, memory, reporter
-        #: CTA -> stamps of the last ordinary write and the last ordinary read of each granule. After a cp.async, only
-        #: the lane is stored.
+        #: Stamps of the last ordinary write and the last ordinary read of each granule, per CTA. Only the lane is
+        #: stored for a cp.async.
         self._writes: list[Array] = [np.zeros(shadow.count, np.int64) for shadow in memory.shadows]
         self._reads: list[Array] = [np.zeros(shadow.count, np.int64) for shadow in memory.shadows]
         self._first = number * agents.warps + 1
         self._wrote: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._bases: dict[int, tuple[int, Array, Array]] = {}
-        #: Warp -> epoch, and the latest partial synchronization of each lane (column) that is ordered before each lane
-        #: (row).
+        #: Maps each warp to its epoch and a matrix. Entry (row, column) is the latest partial synchronization of the
+        #: column's lane that is ordered before the row's lane.
         self._partly: dict[int, tuple[int, Array]] = {}
-        #: Warp -> epoch of the warp's last wait for cp.async groups, the first group that is new in this epoch, and
-        #: each lane's number of partial synchronizations before the wait.
+        #: Maps each warp to the epoch of its last wait for cp.async groups, the first group that is new in this epoch,
+        #: and the number of each lane's partial synchronizations before the wait.
         self._copies: dict[int, tuple[int, int, Array]] = {}
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
@@ -94,11 +94,11 @@ class LaneRaces(Observer):
             active = every[w.split.mask if w.guard is None else w.split.mask & w.guard]
         each, rest = divmod(count, len(active))
         if rest:
-            return np.zeros(count, np.int64)  # not checked, because the lanes' addresses are in several memories
+            return np.zeros(count, np.int64)  # Not checked, because the lanes access several memories.
         return active if each == 1 else active.repeat(each)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
-        """Synchronize the lanes of each group: give each lane what the others in the group have acquired."""
+        """Synchronize the lanes of each group, which acquire everything that any lane of the group has acquired."""
         epoch = self._agents.epoch(w)
         met = self._part_meetings(w)
         if met is None:
@@ -111,14 +111,14 @@ class LaneRaces(Observer):
             met[lanes] = met[lanes].max(axis=0, initial=0)
         self._bases.pop(w.agent, None)
         if met.max() == _COUNT:
-            self._agents.count_acquire(w)  # the counter has reached its maximum
+            self._agents.count_acquire(w)  # The counter has reached its maximum.
 
     def _part_meetings(self, w: Warp) -> Array | None:
         known = self._partly.get(w.agent)
         return known[1] if known is not None and known[0] == self._agents.epoch(w) else None
 
     def conflict(self, w: Warp, known: Array, stamps: Array) -> int:
-        """Return the position of another lane's access that no synchronization follows, or -1 if there is none."""
+        """Return the position of an access by another lane that no synchronization follows, or -1."""
         difference = known ^ stamps
         late = (difference > 0) & (difference < 1 << _COUNT_BITS + _LANE_BITS)
         if not np.count_nonzero(late):
@@ -131,7 +131,7 @@ class LaneRaces(Observer):
 
     @staticmethod
     def lane(stamp: int) -> str:
-        """Return the lane of a stamp, for messages."""
+        """Return the lane of a stamp as text for messages."""
         number = stamp & _LANE
         return f"lane {number}" if number < LANES else "the whole warp"
 
@@ -148,7 +148,7 @@ class LaneRaces(Observer):
         self._reads[shadow.rank][indices] = stamps
 
     def _check_own_copies(self, w: Warp, at: int, shadow: Shadow, indices: Array, stamps: Array) -> None:
-        """Report a read of another lane's cp.async copy after a wait that covered only this lane's copies."""
+        """Report a read of bytes that another lane's cp.async copied if the wait covered only this lane's copies."""
         epoch, first, meetings = self._copies[w.agent]
         if epoch != self._agents.epoch(w):
             return
@@ -159,7 +159,7 @@ class LaneRaces(Observer):
         if met is not None:
             theirs &= met[now, before] <= meetings[before]
         if theirs.any():
-            text = "another lane's cp.async filled these bytes, and this lane has waited only for its own copies"
+            text = "another lane's cp.async wrote these bytes, but this lane has waited only for its own copies"
             place = int(indices[int(theirs.argmax())])
             self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices)
 
@@ -176,7 +176,7 @@ class LaneRaces(Observer):
         writes[indices] = stamps
 
     def check_copy(self, copy: Copy, shadow: Shadow, indices: Array) -> None:
-        """Check a copy that one lane issues against the accesses of other lanes, and record the copying lanes."""
+        """Check a copy by a single lane against accesses by other lanes, and record the copying lanes."""
         lanes, writes = copy.lanes, self._writes[shadow.rank]
         if copy.what != "cp.async" and only_lane(copy.w) >= 0:
             stamps = self.stamps(copy.w, len(indices))
@@ -185,14 +185,14 @@ class LaneRaces(Observer):
         writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
 
     def check_source(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Check a copy out of shared memory that one lane issues against writes by other lanes."""
+        """Check a copy from shared memory by a single lane against writes by other lanes."""
         if only_lane(w) >= 0:
             self._report(w, at, shadow, indices, self._writes[shadow.rank], self.stamps(w, len(indices)), "wrote")
 
     # ---- waits for cp.async groups
 
     def groups_waited(self, w: Warp, at: int, kind: str, waited: list[Group], reads_only: bool) -> None:
-        """Record which cp.async groups are new to the warp. The wait covers only each lane's own copies."""
+        """Record which cp.async groups are new to the warp. Each lane has waited only for its own copies."""
         if kind == "bulk":
             return
         epoch, met = self._agents.epoch(w), self._part_meetings(w)
@@ -213,12 +213,12 @@ class LaneRaces(Observer):
         verb: str,
         is_write: bool = False,
     ) -> None:
-        """Report a conflict with the accesses in ``known`` if there is one."""
+        """Report a conflict with the accesses in ``known``, if there is one."""
         position = self.conflict(w, known[indices], stamps)
         if position >= 0:
             place = int(indices[position])
             lane = self.lane(int(known[place]))
-            text = f"{lane} of the same warp {verb} these bytes, and the lanes have not synchronized since"
+            text = f"{lane} of the same warp {verb} these bytes, but the lanes have not synchronized since"
             read_at = shadow.last_read(place, self._agents.of_warp(w)) if verb == "reads" else -1
             cause = cause_of_write(indices, place, verb == "reads") if is_write else ""
             self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at, cause=cause)

@@ -1,8 +1,8 @@
-"""Check that CTAs do not exit, and that mbarriers are not invalidated, while they are still in use.
+"""Checks that CTAs do not exit, and that mbarriers are not invalidated, while they are still in use.
 
-A CTA's shared memory is lost when its last thread exits. Accesses by another CTA must happen before the exit of at
-least one of its threads. The check uses the clocks of the threads at their exit, so the result does not depend on the
-schedule. The CTA's bulk stores must also have read their source.
+The shared memory of a CTA ceases to exist when its last thread exits. Accesses by another CTA must happen before the
+exit of at least one of its threads. The check uses the clocks of the threads at their exit, so the result does not
+depend on the schedule. The CTA's bulk stores must also have read their source.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "cp.async.bulk", "mbarrier.inval"; CUDA C++ Programming
 Guide, "Distributed Shared Memory".
@@ -30,7 +30,7 @@ from cudatma.emulator.ptx.types import Array
 
 _SYNC = (
     "after the access (or the wait on the mbarrier of a copy), barrier.cluster.arrive and .wait by all threads of the "
-    "cluster (cluster.sync()), or an arrival on an mbarrier on which block {block} waits before it exits"
+    "cluster (cluster.sync()), or an arrival on an mbarrier for which block {block} waits before it exits"
 )
 
 
@@ -38,8 +38,8 @@ _SYNC = (
 class Use:
     """An access to shared memory, or to an mbarrier in shared memory, at ``place``.
 
-    A thread whose clock of ``agent`` is at least ``clock`` is ordered after the access. An arrival or a copy is also
-    complete when ``phase`` of ``barrier`` has ended.
+    A thread is ordered after the access if its clock of ``agent`` is at least ``clock``. An arrival or a copy is also
+    complete after ``phase`` of ``barrier`` has ended.
     """
 
     agent: int
@@ -57,7 +57,7 @@ class Use:
         return self.barrier is not None and not self.what.startswith("mbarrier.")
 
     def is_known(self, performed: Array, records: BarrierRecords) -> bool:
-        """Return whether the use is complete for a thread with this clock, or for the barrier's CTA."""
+        """Return whether the use is complete for a thread with this clock, or for the mbarrier's CTA."""
         if self.clock <= performed[self.agent]:
             return True
         return self.barrier is not None and records.of(self.barrier).awaited > self.phase
@@ -66,7 +66,7 @@ class Use:
 class PeerUses(Observer):
     """Hazard check for uses of a CTA's shared memory and mbarriers by other CTAs.
 
-    The check keeps the latest use by each agent.
+    The check stores the latest use by each agent.
     """
 
     def __init__(self, agents: Agents, memory: SharedMemory, records: BarrierRecords, reporter: Reporter) -> None:
@@ -99,7 +99,7 @@ class PeerUses(Observer):
             self._used(w, at, block, place, [(*self._agents.stamp(w, 1), slice(None))], "this atomic operation")
 
     def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Any) -> None:
-        """Record that a copy to another CTA reads this CTA's memory until the copy completes on its mbarrier."""
+        """Record that a copy to another CTA reads this CTA's memory until it completes on its mbarrier."""
         if isinstance(end, MBarrier) and block is not end.block:
             stamps = [(*self._agents.load_until(end), slice(None))]
             self._used(w, at, block, end.place, stamps, "the completion of this copy")
@@ -143,7 +143,7 @@ class PeerUses(Observer):
 class Lifetimes(Observer):
     """Hazard check for invalidated mbarriers that are still in use, and for bulk stores of exiting warps.
 
-    The check keeps the latest use of each mbarrier by each agent.
+    The check stores the latest use of each mbarrier by each agent.
     """
 
     def __init__(self, agents: Agents, records: BarrierRecords, reporter: Reporter) -> None:
@@ -160,18 +160,18 @@ class Lifetimes(Observer):
         for use in self._uses.pop(id(barrier), {}).values():
             if not use.is_known(performed, self._records):
                 who = self._agents.who(use.agent)
-                message = f"nothing orders mbarrier.inval of {barrier.name} after the use of the barrier by {who}"
+                message = f"nothing orders mbarrier.inval of {barrier.name} after the use of the mbarrier by {who}"
                 self._reporter.report("barrier_uninitialised", w, at, message, places=[barrier.place])
 
     def warp_ended(self, w: Warp) -> None:
-        """Report bulk stores that were never committed, and the first bulk group without a wait."""
+        """Report bulk stores that are not committed, and the first bulk group without a wait."""
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for queue in queues.values():
             if queue.open.issued_at >= 0:
-                self._report_store("uncommitted_group", "bulk stores were never committed to a group", w, queue.open)
+                self._report_store("uncommitted_group", "bulk stores were not committed to a group", w, queue.open)
             pending = (group for group in queue.closed if group.waited == 0 and group.issued_at >= 0)
             if (group := next(pending, None)) is not None:
-                message = "the warp exits without waiting for its bulk stores to read their source"
+                message = "the warp exits without a wait until its bulk stores have read their source"
                 self._report_store("exit_with_pending_store", message, w, group)
 
     def _report_store(self, kind: str, message: str, w: Warp, group: Group) -> None:
@@ -179,7 +179,7 @@ class Lifetimes(Observer):
 
 
 def _use_of(agents: Agents, w: Warp, at: int, barrier: MBarrier, what: str) -> tuple[tuple[int, str], Use]:
-    """Return a warp's use of an mbarrier, preceded by the key under which to keep it."""
+    """Return a warp's use of an mbarrier, preceded by the key under which it is stored."""
     agent, is_wait = agents.leader_agent(w), what == "a wait"
     now = int(agents.known(w).order[agent])
     awaited = None if is_wait else barrier

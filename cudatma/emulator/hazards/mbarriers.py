@@ -1,4 +1,4 @@
-"""Check the protocol of mbarriers: init and fence before use, arrivals, bytes, and no pending copy at the end.
+"""Checks of the mbarrier protocol: init and fence before use, arrivals, bytes, and no pending copy at the end.
 
 Source: PTX ISA, "mbarrier", "fence.mbarrier_init", "Async proxy".
 """
@@ -22,25 +22,24 @@ from cudatma.emulator.machine.state import Block, Cluster, Warp
 
 @dataclass(slots=True)
 class BarrierRecord:
-    """The init, copies and waits of an mbarrier.
+    """State of an mbarrier for the checks: its init, copies and waits.
 
     Attributes
     ----------
     w, at, lanes, epoch
-        The warp and the instruction of the init, the lanes (as bits) that executed it, and the warp's epoch.
+        Warp and instruction of the init, the lanes (as bits) that executed it, and the warp's epoch.
     agent, clock
-        The init as an access. A thread whose clock includes this entry is ordered after the init.
+        Agent and clock of the init. A thread whose clock includes them is ordered after the init.
     own_agent, own_clock
-        The agent and clock for inits by these lanes alone. If ``Clock.proxy`` includes this entry, a fence covers the
-        init.
+        Agent and clock of inits by only these lanes. A fence covers the init if ``Clock.proxy`` includes them.
     is_fenced
         Whether a fence by the same warp covers the init.
     expected, expected_before
         The (warp, instruction) that last expected bytes in the current phase, and in an earlier phase.
     copy
-        The copy that was issued last on this mbarrier.
+        Last copy that was issued on this mbarrier.
     landed, awaited
-        Phases, counted from 1: the phase of the last completed copy, and the last phase whose end a wait has observed.
+        Phase of the last completed copy, and last phase whose end a wait has observed. Phases are counted from 1.
     """
 
     w: Warp
@@ -60,19 +59,19 @@ class BarrierRecord:
 
 
 class BarrierRecords:
-    """The record of each mbarrier in one cluster, and the inits that no fence covers yet."""
+    """Records of the mbarriers in a cluster, and the inits that no fence covers yet."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
         self._records: dict[MBarrier, BarrierRecord] = {}
-        #: Inits by each warp that no fence covers yet.
+        #: Maps each warp to its inits that no fence covers yet.
         self._unfenced: dict[int, list[BarrierRecord]] = {}
 
     def of(self, barrier: MBarrier) -> BarrierRecord:
         return self._records[barrier]
 
     def begin(self, w: Warp, at: int, barrier: MBarrier, lanes: int, stamp: tuple[int, int]) -> None:
-        """Record an init by ``lanes`` (bits) with the agent and clock of ``stamp``."""
+        """Record an init by ``lanes`` (bits) with the agent and clock in ``stamp``."""
         own = self._agents.agent(("init", w.agent, lanes), "init")
         clocks = self._agents.every_clock(w)
         now = int(clocks[0].order[own]) + 1
@@ -82,9 +81,9 @@ class BarrierRecords:
         self._unfenced.setdefault(w.agent, []).append(record)
 
     def fence(self, w: Warp, epoch: int = -1) -> list[int]:
-        """Mark inits as fenced: those by the fence's own threads, and those by the warp before ``epoch``.
+        """Mark inits as fenced: those by the threads that execute the fence, and those by the warp before ``epoch``.
 
-        Return the agents of the warp's inits that the fence does not cover.
+        Returns the agents of the warp's inits that the fence does not cover.
         """
         lanes = lanes_now(w)
         left = []
@@ -98,7 +97,7 @@ class BarrierRecords:
 
 
 class MBarriers(Observer):
-    """Hazard check for every use of an mbarrier in one cluster."""
+    """Hazard check for all uses of the mbarriers in a cluster."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class MBarriers(Observer):
 
     def mbarrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
         if old is not None:
-            message = f"mbarrier.init of a live barrier: {old.describe()}"
+            message = f"mbarrier.init is executed on a live mbarrier: {old.describe()}"
             self._reporter.report("barrier_reinitialised", w, at, message, places=[old.place])
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
@@ -128,7 +127,7 @@ class MBarriers(Observer):
         self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Check that copies have completed, and then treat the bytes as ordinary memory."""
+        """Check that copies have completed. The bytes are then ordinary memory."""
         self._check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
@@ -151,14 +150,14 @@ class MBarriers(Observer):
     def arrivals_over(self, w: Warp, program: Program, at: int, barrier: MBarrier, number: int, expects: bool) -> None:
         """Report an instruction with more arrivals than are pending.
 
-        The overflow is the root cause if the instruction exceeds the barrier's count, or if no other hazard preceded
-        it. For example, a producer that does not wait for its slot arrives with the next phase's bytes before it
+        The overflow is the root cause if the instruction exceeds the mbarrier's count, or if no other hazard precedes
+        it. For example, a producer that does not wait for its slot arrives with the bytes of the next phase before it
         copies.
         """
         reporter = self._reporter
         is_derived = number <= barrier.count and (expects or reporter.bytes_follow or self._races.is_astray)
         reporter.out_of_step(by_bytes=self._races.lacks_bytes(barrier))
-        message = f"too many arrivals ({number} by one instruction): {barrier.describe()}"
+        message = f"an instruction arrives {number} times, which exceeds the pending arrivals of {barrier.describe()}"
         places = [barrier.place]
         reporter.findings.add("arrival_overflow", message, program, at, w, places=places, is_derived=is_derived)
 
@@ -166,7 +165,7 @@ class MBarriers(Observer):
         self._records.of(barrier).awaited = barrier.phase
 
     def copy_issued(self, copy: Copy) -> None:
-        """Check that a fence covers the init if the copy uses the asynchronous proxy."""
+        """Check that a fence covers the init if the copy uses the async proxy."""
         barrier: MBarrier | None = copy.barrier
         if barrier is None:
             return
@@ -175,7 +174,7 @@ class MBarriers(Observer):
         if record.is_fenced or not uses_proxy(copy):
             return
         if record.own_clock > self._agents.known(copy.w).proxy_in(barrier.block.rank)[record.own_agent]:
-            unfenced = "whose mbarrier.init here was not fenced for the asynchronous proxy"
+            unfenced = "but mbarrier.init of this mbarrier was not fenced for the async proxy"
             message = f"a copy completes on {barrier.name}, {unfenced}"
             program, places = self._reporter.launch.program, [barrier.place]
             self._reporter.findings.add("missing_init_fence", message, program, record.at, copy.w, places=places)
@@ -197,7 +196,7 @@ class MBarriers(Observer):
         record.expected, record.expected_before = None, record.expected or record.expected_before
 
     def bytes_over(self, barrier: MBarrier) -> None:
-        """Report more or fewer bytes than expected."""
+        """Report a phase with more or fewer bytes than expected."""
         record, reporter = self._records.of(barrier), self._reporter
         owner, at = record.expected or record.expected_before or (record.w, record.at)
         message = f"{barrier.missing_bytes()} at {barrier.describe()}"
@@ -211,7 +210,7 @@ class MBarriers(Observer):
         self._check_bytes()
 
     def _check_bytes(self) -> None:
-        """Report phases that wait for bytes that no copy in flight will deliver."""
+        """Report phases that wait for bytes that no copy in flight will transfer."""
         for block in self._cluster.blocks:
             for barrier in block.mbarriers.values():
                 if barrier.pending == 0 and barrier.tx > 0 and not self._memory.is_filling(barrier):
@@ -225,10 +224,10 @@ class MBarriers(Observer):
                 self._check_loads(barrier, f"block {block.index} ends")
 
     def _check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
-        """Report that a barrier ends while a copy may be in flight because no warp has waited for the last copy.
+        """Report that an mbarrier ceases to exist while a copy may be in flight, because no warp has waited for it.
 
-        Report nothing if a missing or early wait on this barrier is known, because this hazard is then a consequence.
-        ``w`` and ``at`` are the warp and instruction that end the barrier, if an instruction ends it.
+        If a missing or early wait on this mbarrier has been reported, this hazard is a consequence and is omitted.
+        ``w`` and ``at`` are the warp and instruction that invalidate the mbarrier, if any.
         """
         record, is_filling = self._records.of(barrier), self._memory.is_filling(barrier)
         if record.copy is None or (not is_filling and record.landed <= record.awaited):
@@ -238,7 +237,7 @@ class MBarriers(Observer):
             return
         phase = phase_name(barrier.block, barrier.offset, barrier.phase if is_filling else record.landed - 1)
         line = copy.program.instruction(copy.at).line
-        message = f"{what} while the copy issued at PTX line {line} may be in flight: no thread has waited for {phase}"
+        message = f"{what} while the copy issued at PTX line {line} may be in flight; no thread has waited for {phase}"
         if w is not None:
             self._reporter.report("exit_with_pending_load", w, at, message)
         else:

@@ -1,10 +1,10 @@
-"""Fences and flags: release and acquire across the grid through strong accesses to memory.
+"""Release and acquire across the grid through fences and strong accesses to memory.
 
-A fence prepares the accesses that happen before it for publication at the fence's scope. A later strong write (relaxed,
-volatile or atomic) publishes these accesses at the address of the write. The writer may be the same thread, or a thread
-that a barrier orders after the fence. A strong read that observes this write, or a later atomic operation at the same
-address, acquires the accesses when a fence of this scope follows the read. .release and .acquire each combine a fence
-and an access.
+A fence prepares the accesses that happen before it for publication at the scope of the fence. A later strong write
+(relaxed, volatile or atomic) publishes these accesses at its address. The writer may be the same thread, or a thread
+that a barrier orders after the fence. If a strong read observes this write, or a later atomic operation at the same
+address, and a fence of this scope follows the read, the reader acquires the accesses. .release and .acquire each
+combine a fence and an access.
 
 Source: PTX ISA, "Memory Consistency Model": release and acquire patterns, observation order, scopes, "membar, fence".
 """
@@ -18,21 +18,21 @@ from cudatma.emulator.hazards.clocks import Clock, acquires, joined, releases, s
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import SCOPES
 
-#: (scope, CTA or cluster of that scope; None for gpu scope) -> cluster number -> clock that the cluster's warps have
-#: published.
+#: Maps (scope, CTA or cluster of that scope; None for gpu scope) and the cluster number to the clock that the cluster's
+#: warps have published.
 Published = dict[tuple[int, Any], dict[int, Clock]]
 
 
 class Flags(Protocol):
-    """A shadow that keeps the clocks that strong writes have published, by granule."""
+    """Shadow that stores the clocks that strong writes have published, by granule."""
 
     published: dict[int, Any]
 
 
 class MemoryOrder:
-    """Fences and flags of one cluster's warps.
+    """Fences and flags of a cluster's warps.
 
-    The shadows, which all clusters share, hold the published clocks.
+    The published clocks are stored in the shadows, which all clusters share.
     """
 
     def __init__(self, agents: Agents, number: int) -> None:
@@ -40,7 +40,7 @@ class MemoryOrder:
         self._agents, self._number = agents, number
 
     def fence(self, w: Warp, kind: str) -> None:
-        """Execute fence.acq_rel, .sc, .acquire, .release or membar; ``kind`` is the opcode without its root."""
+        """Execute fence.acq_rel, .sc, .acquire, .release or membar. ``kind`` is the opcode without its root."""
         agents = self._agents
         parts = kind.split(".")
         scope = next((SCOPES[part] for part in parts if part in SCOPES), SCOPES["gpu"])
@@ -58,7 +58,7 @@ class MemoryOrder:
         agents.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
-        """Return the (agent, clock) of a strong write.
+        """Return the agent and clock of a strong write.
 
         A thread that acquires the published clock also acquires the write.
         """
@@ -70,14 +70,14 @@ class MemoryOrder:
         return agent, now
 
     def _scopes(self, w: Warp, strength: int) -> list[tuple[int, Any]]:
-        """Return the keys of Published that are in an access's scope, narrowest first."""
+        """Return the keys of Published in the scope of an access, narrowest first."""
         keys: list[tuple[int, Any]] = [(0, (self._number, w.block.rank)), (1, self._number), (2, None)]
         return keys[:strength]
 
     def publish(self, w: Warp, shadow: Flags, place: int, order: str, lanes: int, *, is_update: bool) -> None:
         """Publish the accesses that a strong write releases at a granule.
 
-        ``is_update`` means that the write is an atomic operation, which keeps the clocks that were published before it.
+        ``is_update`` is true for an atomic operation, which preserves previously published clocks.
         """
         agents = self._agents
         clock = agents.known_by_any(w)
@@ -108,7 +108,7 @@ class MemoryOrder:
             agents.advance(w)
 
     def observe(self, w: Warp, shadow: Flags, place: int, order: str) -> None:
-        """Acquire the clocks that are published at a granule, or keep them until a fence acquires them."""
+        """Acquire the clocks that are published at a granule, or store them until a fence acquires them."""
         entry: Published | None = shadow.published.get(place)
         if not entry:
             return

@@ -1,8 +1,8 @@
-"""Find reads of unwritten registers and accesses to registers of a wgmma in flight.
+"""Detection of reads of unwritten registers, and of accesses to registers of a wgmma in flight.
 
-Accumulators and A fragments belong to the tensor core until wgmma.wait_group.
+Accumulators and A fragments must not be accessed between a wgmma and its wgmma.wait_group.
 
-Source: PTX ISA, "wgmma.fence", "wgmma.mma_async": an access to the registers before the wait is undefined.
+Source: PTX ISA, "wgmma.fence", "wgmma.mma_async" (an access to the registers before the wait is undefined).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array, is_unwritten
 
 
 class _State:
-    """The wgmma groups of one warp and the registers (as bits) that each group owns."""
+    """The wgmma groups of a warp, and the bit set of registers that each group uses."""
 
     def __init__(self) -> None:
         self.committed = 0
@@ -29,7 +29,7 @@ class _State:
 
 
 class UnwrittenRegisters(Observer):
-    """Hazard check for registers that a segment reads although no path to it writes them."""
+    """Hazard check for registers that a segment reads although no executed path has written them."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -37,19 +37,19 @@ class UnwrittenRegisters(Observer):
     def segment_begins(self, split: Split, pc: int) -> None:
         for at, register in split.frame.program.unwritten.get(pc, ()):
             name = split.frame.program.function.register_names[register]
-            message = f"{name} is read, and no path has written it"
+            message = f"{name} is read, but no path has written it"
             self._reporter.report("uninitialised_register", split.warp, at, message)
 
 
 class Accumulators(Observer):
-    """Hazard check for MMAs that add to unwritten accumulators."""
+    """Hazard check for MMAs that accumulate into unwritten registers."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
     def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
         if any(map(is_unwritten, addends)):
-            message = f"{'an' if name == 'mma' else 'a'} {name} adds to an accumulator before anything has written it"
+            message = f"{'an' if name == 'mma' else 'a'} {name} reads an accumulator before it is written"
             self._reporter.report("uninitialised_register", w, at, message)
 
 
@@ -68,7 +68,7 @@ class WgmmaRegisters(Observer):
         return state
 
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
-        """Check that a fence covers the registers, and record that the tensor core owns them."""
+        """Check that a fence covers the registers, and record that the wgmma uses them."""
         state = self._state(w)
         if not state.is_fenced:
             self._reporter.report("wgmma_missing_fence", w, at, "no wgmma.fence precedes this warp's first wgmma")
@@ -83,14 +83,14 @@ class WgmmaRegisters(Observer):
         accumulators, fragment_bits = known
         state.owned.append((state.committed, accumulators, fragment_bits))
         state.has_open = True
-        w.launch.scheduler.is_polling = True  # let other warps run while the wgmma is in flight
+        w.launch.scheduler.is_polling = True  # Other warps can run while the wgmma is in flight.
 
     def _check_fenced(self, w: Warp, at: int) -> None:
         program = w.split.frame.program
         late = program.unfenced.get(at, 0)
         if late:
             name = program.function.register_names[late.bit_length() - 1]
-            message = f"other instructions have written {name} and perhaps other registers, and no wgmma.fence follows"
+            message = f"other instructions have written {name} and perhaps other registers, but no wgmma.fence follows"
             self._reporter.report("wgmma_missing_fence", w, at, message)
 
     def wgmma_fenced(self, w: Warp) -> None:
@@ -102,15 +102,15 @@ class WgmmaRegisters(Observer):
         state.has_open = False
 
     def wgmma_waited(self, w: Warp, at: int, done: int, warps: list[Warp]) -> None:
-        """Give the registers of complete groups back to the warp."""
+        """Release the registers of complete groups."""
         state = self._state(w)
         if state.has_open:
-            self._reporter.report("wgmma_uncommitted", w, at, "a wgmma was issued and not committed before this wait")
+            self._reporter.report("wgmma_uncommitted", w, at, "a wgmma was not committed to a group before this wait")
         state.waited = max(state.waited, done)
         state.owned = [entry for entry in state.owned if entry[0] >= state.waited]
 
     def segment_begins(self, split: Split, pc: int) -> None:
-        """Check whether a segment accesses registers that the tensor core owns."""
+        """Check whether a segment accesses registers of a wgmma in flight."""
         state = self._states.get(split.warp.agent)
         if state is None or not state.owned:
             return
@@ -143,7 +143,7 @@ class WgmmaRegisters(Observer):
 
     @staticmethod
     def _copied(state: _State, source: int, target: int) -> None:
-        """Assign the owner of a register to a copy of the register.
+        """Record that the copy of a register belongs to the same wgmma group as the register.
 
         Compilers insert such copies between wgmmas to rename registers.
         """

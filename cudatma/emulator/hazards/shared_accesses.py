@@ -1,4 +1,4 @@
-"""Pass each access to shared memory to the race checks, then record the access in the shadow."""
+"""Distribution of accesses to shared memory to the race checks and the shadow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array
 
 
 class SharedAccesses(Observer):
-    """Observer that determines the granules of each access for the race checks and the shadow."""
+    """Observer that passes the granules of each access to the race checks and then records them in the shadow."""
 
     def __init__(
         self, agents: Agents, memory: SharedMemory, order: MemoryOrder, races: SharedRaces, lanes: LaneRaces
@@ -93,9 +93,9 @@ class SharedAccesses(Observer):
                 self._order.publish(w, shadow, place, order, 1, is_update=True)
 
     def _acquire(self, w: Warp, shadow: Shadow, places: Iterable[int], order: str) -> None:
-        """Acquire what strong writes have published.
+        """Acquire the clocks that strong writes have published.
 
-        Writes by the same CTA are always acquired. Writes by other CTAs are subject to fences and scopes.
+        Writes by the same CTA are always acquired. Writes by other CTAs depend on fences and scopes.
         """
         for place in places:
             published = shadow.sync_clocks.get((place, w.block.rank))
@@ -115,7 +115,7 @@ class SharedAccesses(Observer):
     def copy_issued(self, copy: Copy) -> None:
         """Mark bytes as in flight, or as written if the copy is a reduction.
 
-        Several reductions may be in flight to the same bytes.
+        Several reductions of the same bytes may be in flight.
         """
         shadow = self._shadows[copy.block.rank]
         indices = shadow.granules(copy.offsets, copy.size)
@@ -131,7 +131,7 @@ class SharedAccesses(Observer):
             shadow.begin_copy(indices, copy.number)
 
     def copy_landed(self, copy: Copy) -> None:
-        """Mark bytes as written. A thread that waits for the barrier's phase or for the group may read them."""
+        """Mark bytes as written. A thread that waits for the mbarrier's phase or for the group may read them."""
         shadow = self._shadows[copy.block.rank]
         flight = self._memory.flights.pop(copy.number)
         if copy.barrier is not None:

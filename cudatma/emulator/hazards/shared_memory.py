@@ -1,7 +1,7 @@
-"""The shadow of shared memory: the last writer of each granule, the readers since that write, and copies in flight.
+"""Shadow of shared memory: the last writer of each granule, the readers since that write, and copies in flight.
 
-Vector clocks track happens-before. Agents are the warps of a cluster, the wgmmas and the cp.asyncs of each warp, the
-threads that issue bulk stores, and the mbarriers. The clock of an mbarrier is its phase.
+Vector clocks track the happens-before order. Agents are the warps of a cluster, the wgmmas and the cp.asyncs of each
+warp, the threads that issue bulk stores, and the mbarriers. The clock of an mbarrier is its phase.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster
 from cudatma.emulator.ptx.types import Array
 
-#: Shadow.strength of bytes that an asynchronous reduction wrote last.
+#: Value of Shadow.strength for bytes that an asynchronous reduction wrote last.
 REDUCED = -1
-#: Shadow.writer_clock of bytes that are unwritten, or that a copy in flight will write. No thread's clock reaches this
-#: value.
+#: Value of Shadow.writer_clock for bytes that are unwritten or that a copy in flight will write. No thread's clock
+#: reaches this value.
 _NEVER = np.iinfo(np.int32).max
-#: Number of bits of Shadow.reads that hold the instruction.
+#: Number of bits of Shadow.reads that contain the instruction.
 _AT_BITS = 24
 
 
@@ -38,7 +38,7 @@ class Shadow:
     """
 
     def __init__(self, rank: int, size: int, granule: int) -> None:
-        """Create an empty shadow; ``rank`` is the CTA's rank in its cluster."""
+        """Create an empty shadow. ``rank`` is the CTA's rank in its cluster."""
         self.rank, self.granule = rank, granule
         self._shift = granule.bit_length() - 1
         self.count = count = -(-size // granule) + 16
@@ -54,16 +54,16 @@ class Shadow:
         self.in_flight: Array = np.zeros(count, np.int64)
         self._copies = 0
         self.row_agents: list[int] = []
-        #: Whether the reads of each row are strong. Copies race with strong reads; ordinary writes do not.
+        #: Whether the reads of each row are strong. Copies race with strong reads, but ordinary writes do not.
         self.row_strong: list[bool] = []
         self._rows: dict[tuple[int, bool], int] = {}
-        #: The clock and the instruction (packed) of each reader's last read of each granule.
+        #: Clock and instruction (packed) of each reader's last read of each granule.
         self.reads: Array = np.zeros((0, count), np.int64)
-        #: (granule, CTA rank) -> clock that strong writes pass to strong reads by the same CTA.
+        #: Maps (granule, CTA rank) to the clock that strong writes pass to strong reads by the same CTA.
         self.sync_clocks: dict[tuple[int, int], Clock] = {}
-        #: Granule -> clocks that strong writes have published to other CTAs (see MemoryOrder).
+        #: Maps a granule to the clocks that strong writes have published to other CTAs (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: (agent, clock) of completed copies -> (first granule, last granule, agent, clock) of each issue.
+        #: Maps the agent and clock of completed copies to first granule, last granule, agent and clock of each issue.
         self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self._steps: dict[int, Array] = {}
 
@@ -79,15 +79,15 @@ class Shadow:
         return (first[:, None] + steps).reshape(-1)
 
     def bytes_of(self, indices: Array) -> Place:
-        """Return the bytes of some granules as a place for hazards."""
+        """Return the byte range of some granules, as the place of a hazard."""
         return "bytes", self.rank, int(indices.min()), int(indices.max())
 
     def record_read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
-        """Record a read; ``strong`` means that it is volatile, relaxed or acquiring."""
+        """Record a read. ``strong`` is true if it is volatile, relaxed or acquiring."""
         self._row(agent, strong)[indices] = clock << _AT_BITS | at
 
     def _row(self, agent: int, strong: bool) -> Array:
-        """Return the row of an agent's reads."""
+        """Return the row that contains an agent's reads."""
         number = self._rows.get((agent, strong))
         if number is None:
             number = self._rows[agent, strong] = len(self.row_agents)
@@ -101,9 +101,9 @@ class Shadow:
         return row
 
     def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int, int] | None:
-        """Return (agent, granule, instruction) for a read not ordered before ``clock``, or None if there is none.
+        """Return the agent, granule and instruction of a read that is not ordered before ``clock``, or None.
 
-        For a copy (``by_copy``), strong reads also count.
+        Strong reads count only for a copy (``by_copy``).
         """
         count = len(self.row_agents)
         if not count:
@@ -136,7 +136,7 @@ class Shadow:
         self.strength[indices] = 0
 
     def begin_copy(self, indices: Array, number: int) -> None:
-        """Mark bytes as being written by copy ``number``."""
+        """Mark bytes as the target of copy ``number``, which is in flight."""
         self._copies += 1
         self.in_flight[indices] = number
         self.writer_clock[indices] = _NEVER
@@ -151,16 +151,18 @@ class Shadow:
     def record_issue(self, until: tuple[int, int], flight: Flight) -> None:
         """Record the issuer of a copy.
 
-        ``until`` is the (agent, clock) that is recorded as the writer of the copy's bytes.
+        ``until`` is the agent and clock recorded as the writer of the copied bytes.
         """
         ends = int(flight.indices.min()), int(flight.indices.max())
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))
 
     def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
-        """Return (agent, granule, whether only a proxy fence is missing) for an unordered write, if there is one.
+        """Return the agent and granule of an unordered write, and whether only a proxy fence is missing.
 
-        ``order`` holds the ordered accesses. For an access through the asynchronous proxy, ``fenced`` holds the
-        accesses visible to this proxy. The result may also be a granule that is unwritten or that a copy in flight will
+        The result is None if all writes are ordered.
+
+        ``order`` contains the ordered accesses. For an access through the async proxy, ``fenced`` contains the accesses
+        that are visible to this proxy. The result may also be a granule that is unwritten or that a copy in flight will
         write.
         """
         writers = self.writer[indices]
@@ -178,7 +180,7 @@ class Shadow:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A copy in flight. ``issuer`` is the (agent, clock) of the issue."""
+    """A copy in flight. ``issuer`` is the agent and clock of the issue."""
 
     copy: Copy
     indices: Array
@@ -186,24 +188,24 @@ class Flight:
 
 
 def uses_proxy(copy: Copy) -> bool:
-    """Return whether a copy writes shared memory through the asynchronous proxy."""
+    """Return whether a copy writes shared memory through the async proxy."""
     return copy.what not in ("cp.async", "st.async")
 
 
 class SharedMemory:
-    """The shadows of one cluster's shared memories, and the copies in flight into them."""
+    """Shadows of the shared memories of a cluster, and the copies in flight to them."""
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         granule = granule_of(launch, "shared")
         self.shadows = [Shadow(block.rank, block.shared.size, granule) for block in cluster.blocks]
         if launch.reserved_bytes:
-            reserved = slice(launch.reserved_start // granule, None)  # initialized by the system
+            reserved = slice(launch.reserved_start // granule, None)  # The system initializes this part.
             for shadow in self.shadows:
                 shadow.writer[reserved] = shadow.writer_clock[reserved] = 0
         self.has_peers = len(cluster.blocks) > 1
-        #: Whether a thread has stored to another CTA's shared memory; fences of shared::cta do not cover such stores.
+        #: Whether a thread has stored to another CTA's shared memory. Fences of shared::cta do not cover such stores.
         self.has_remote_stores = False
-        #: Copies in flight, by number.
+        #: Maps the number of each copy in flight to the copy.
         self.flights: dict[int, Flight] = {}
 
     def is_filling(self, barrier: MBarrier) -> bool:

@@ -1,4 +1,4 @@
-"""Find races in shared memory: accesses that are not ordered after a write, read or copy of the same bytes.
+"""Detection of races in shared memory: accesses that are not ordered after a write, read or copy of the same bytes.
 
 Source: PTX ISA, "Memory Consistency Model": causality order, proxies.
 """
@@ -21,12 +21,11 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
 
-#: Maximum number of recorded reads of unwritten bytes. Such reads are recorded because a copy into these bytes may be
-#: issued later.
+#: Maximum number of recorded reads of unwritten bytes. A copy to these bytes may be issued later.
 _MAX_UNWRITTEN = 256
 #: Advice for a read without a wait for a cp.async.
 COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier with the threads that read (__syncthreads)"
-#: Advice for the same read through the asynchronous proxy, by a wgmma or a bulk store.
+#: Advice for a read through the async proxy (by a wgmma or a bulk store) without a wait for a cp.async.
 PROXY_COPY_WAIT = (
     "cp.async.wait_group, then fence.proxy.async, by the threads that copied, then a barrier with the threads that "
     "read (__syncthreads)"
@@ -42,8 +41,8 @@ _ARRIVALS = (
     "empty mbarrier; a pipeline's producer_acquire)"
 )
 _AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
-#: Advice for a refill of a slot if no thread has observably waited for the contents of the slot.
-LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the previous copy (consumer_wait) before its arrival"
+#: Advice for the refill of a slot if no thread is known to have waited for the contents of the slot.
+LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the previous copy (consumer_wait) before it arrives"
 #: Advice for a write to the source of a copy between CTAs.
 COPY_MESSAGE = (
     "before the write, a wait for the arrival of a thread of the destination CTA that has waited on the copy's "
@@ -51,14 +50,14 @@ COPY_MESSAGE = (
 )
 #: Advice for an arrive or a wait of CTA scope between two CTAs.
 CLUSTER_SCOPE = (
-    "cluster scope at both ends of the hand-over: mbarrier.arrive.release.cluster by the writer and "
+    "cluster scope on both sides: mbarrier.arrive.release.cluster by the writer and "
     "mbarrier.try_wait.acquire.cluster by the reader (the default scope is one CTA)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The phase or group that a copy completes. ``advice`` is the call that must precede reads of the bytes."""
+    """Phase or group that a copy completes. ``advice`` states the call that must precede reads of the bytes."""
 
     name: str = ""
     advice: str = ""
@@ -72,13 +71,13 @@ def _refill_advice(is_copy: bool, reader: str) -> str:
     if is_copy:
         return f"{_ARRIVALS}, or __syncthreads between the last read and the copy"
     return (
-        f"before the store, a barrier of the warps that read and those that store, {_AFTER_WGMMA}: __syncthreads, "
+        f"before the store, a barrier between the warps that read and those that store, {_AFTER_WGMMA}: __syncthreads, "
         "bar.sync, or an mbarrier on which the readers arrive"
     )
 
 
 def phase_name(block: Block, offset: int, phase: int) -> str:
-    """Return the name of an mbarrier's phase, for messages."""
+    """Return the name of a phase of an mbarrier for messages."""
     address = offset + SHARED_START
     return f"phase {phase} (parity {phase & 1}) of the mbarrier at {address:#x} of block {block.index}"
 
@@ -104,28 +103,28 @@ class SharedRaces(Observer):
     def __init__(self, cluster: Cluster, agents: Agents, memory: SharedMemory, reporter: Reporter) -> None:
         self._cluster, self._agents, self._memory, self._reporter = cluster, agents, memory, reporter
         self._copies = agents.is_copy(np.arange(agents.size))
-        #: (warp, barrier) -> the last phase for which a wait has returned, the lanes that waited, and whether a lane
-        #: waited twice for this phase.
+        #: Maps (warp, barrier) to the last phase for which a wait has returned, the lanes that waited, and whether a
+        #: lane waited twice for this phase.
         self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
-        #: Warps that have read bytes without the necessary wait. Later hazards in the same slots are consequences.
+        #: Warps that have read bytes without the required wait. Later hazards in the same slots are consequences.
         self._astray: set[int] = set()
-        #: Reads of unwritten bytes, as (warp, program, instruction, shadow, granules, kind).
+        #: Reads of unwritten bytes as (warp, program, instruction, shadow, granules, kind).
         self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []
 
     @property
     def is_astray(self) -> bool:
-        """True if a warp has read bytes without the necessary wait."""
+        """Whether any warp has read bytes without the required wait."""
         return bool(self._astray)
 
     def lacks_bytes(self, barrier: MBarrier) -> bool:
-        """Return whether a phase waits only for bytes that no copy in flight will deliver."""
+        """Return whether a phase waits only for bytes that no copy in flight will transfer."""
         memory = self._memory
         return barrier.pending == 0 and barrier.tx > 0 and not memory.is_filling(barrier) and not memory.has_peers
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
         """Record the phase for which a wait has returned.
 
-        A wait that returns twice in one phase has the wrong parity.
+        If a second wait returns in the same phase, its parity is wrong.
         """
         agent, lanes = self._agents.barrier_agent(barrier), lanes_now(w)
         last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
@@ -138,10 +137,10 @@ class SharedRaces(Observer):
     def check_read(
         self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool, strong: int = 0
     ) -> None:
-        """Report a read of bytes that are unwritten, or whose writer is not ordered before the read.
+        """Report a read of unwritten bytes, or of bytes whose write is not ordered before the read.
 
-        ``proxy`` means that the read uses the asynchronous proxy. ``strong`` is 1 + the scope of a volatile, relaxed or
-        acquiring read, or 0 for a weak read. A strong read does not race with strong writes by threads in its scope.
+        ``proxy`` is true if the read uses the async proxy. ``strong`` is 0 for a weak read, and 1 + the scope for a
+        volatile, relaxed or acquiring read. A strong read does not race with strong writes by threads in its scope.
         """
         fenced = clock.proxy_in(shadow.rank) if proxy else None
         if shadow.unordered_writer(indices, clock.order, fenced) is None:
@@ -152,14 +151,14 @@ class SharedRaces(Observer):
             copy = self._memory.flights[int(shadow.in_flight[place])].copy
             if copy.barrier is not None and copy.barrier.phase > copy.phase:
                 self._reporter.out_of_step(by_bytes=True)
-            text = "these bytes are read while the copy into them is in flight"
+            text = "these bytes are read while a copy to them is in flight"
             self._early(w, at, shadow, place, indices, text, _end_of(copy), proxy, copy)
             return
         writers = shadow.writer[indices]
         if np.count_nonzero(writers < 0):
             place = int(indices[int((writers < 0).argmax())])
             if not shadow.is_barrier[place]:
-                text = "these bytes are read before anything has written them"
+                text = "these bytes are read before they are written"
                 self._reporter.report_bytes("uninitialised_shared", w, at, text, shadow, place, indices)
                 self._read_unwritten(w, at, shadow, indices)
         if strong:
@@ -172,18 +171,18 @@ class SharedRaces(Observer):
         kind = self._agents.kind_of(agent)
         if is_proxy:
             who = self._agents.who(agent)
-            text = f"the asynchronous proxy reads bytes that {who} stored, with no proxy fence in between"
+            text = f"the async proxy reads bytes that {who} stored, without a proxy fence in between"
             self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices, advice=PROXY_FENCE)
         elif kind in ("barrier", "cp"):
             awaited = self._awaited(agent, int(shadow.writer_clock[place]))
-            text = "these bytes are read without a wait for the copy into them"
+            text = "these bytes are read without a wait for the copy to them"
             self._early(w, at, shadow, place, indices, text, awaited, proxy)
         else:
             self._reporter.report_bytes(
                 "data_race",
                 w,
                 at,
-                f"{self._agents.who(agent)} wrote these bytes and nothing orders this read after it",
+                f"{self._agents.who(agent)} wrote these bytes, but nothing orders this read after that write",
                 shadow,
                 place,
                 indices,
@@ -191,7 +190,7 @@ class SharedRaces(Observer):
             )
 
     def _awaited(self, agent: int, clock: int) -> Awaited:
-        """Return the phase or group that a read should have waited for, given the agent and clock of a landed copy."""
+        """Return the phase or group for which a read should have waited, given the agent and clock of the copy."""
         key = self._agents.key_of(agent)
         if key is None or key[0] != "barrier":
             return Awaited(f"cp.async group {clock - 1}", COPY_WAIT)
@@ -226,12 +225,12 @@ class SharedRaces(Observer):
         )
 
     def _early_kind(self, w: Warp) -> str:
-        """Return "wrong_parity" if a wait of the warp has returned twice in one phase, otherwise "read_before_load"."""
+        """Return "wrong_parity" if a wait of the warp has returned twice in a phase, otherwise "read_before_load"."""
         repeated = any(flag for (agent, _), (_, _, flag) in self._passes.items() if agent == w.agent)
         return "wrong_parity" if repeated else "read_before_load"
 
     def _read_unwritten(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Record a read of unwritten bytes, in case the copy that fills them is issued later."""
+        """Record a read of unwritten bytes, because the copy to these bytes may be issued later."""
         self._astray.add(w.agent)
         if len(self._unwritten) < _MAX_UNWRITTEN:
             self._unwritten.append((w, w.split.frame.program, at, shadow, indices, self._early_kind(w)))
@@ -241,7 +240,7 @@ class SharedRaces(Observer):
         has_read = False
         for w, program, at, where, read, kind in self._unwritten:
             if where is shadow and w.agent == agent % self._agents.warps and np.isin(indices, read).any():
-                text = f"these bytes are read before the copy into them is issued; the copy completes {awaited.name}"
+                text = f"these bytes are read before the copy to them is issued; the copy completes {awaited.name}"
                 places = [shadow.bytes_of(indices), *awaited.places]
                 self._reporter.findings.add(kind, text, program, at, w, places=places, advice=awaited.advice)
                 has_read = True
@@ -260,7 +259,7 @@ class SharedRaces(Observer):
         copy: Copy | None = None,
         strong: int = 0,
     ) -> None:
-        """Report a write that is not ordered after the last write to the bytes, or after reads of the bytes.
+        """Report a write that is not ordered after the last write of the bytes or after their reads.
 
         Parameters
         ----------
@@ -268,10 +267,11 @@ class SharedRaces(Observer):
             Function that returns whether the write leaves the bytes unchanged. Ordinary writes of equal values do not
             race.
         copy
-            The asynchronous operation that writes, or None for an ordinary write.
+            Asynchronous operation that writes, or None for an ordinary write.
         strong
-            1 + the scope of a strong write. A volatile, relaxed or releasing store does not race with threads in its
-            scope. An asynchronous reduction does not race with reductions and strong accesses through the same proxy.
+            0 for a weak write, 1 + the scope for a strong write. A volatile, relaxed or releasing store does not race
+            with strong accesses by threads in its scope. An asynchronous reduction does not race with reductions and
+            strong accesses through the same proxy.
         """
         if np.count_nonzero(shadow.is_barrier[indices]):
             place = int(indices[int(shadow.is_barrier[indices].argmax())])
@@ -295,12 +295,12 @@ class SharedRaces(Observer):
         copy: Copy | None,
         strong: int,
     ) -> bool:
-        """Report a write that is not ordered after the last write. Return whether there is one."""
+        """Report a write that is not ordered after the last write. Return whether there is such a write."""
         is_copy, proxy = copy is not None, copy is not None and uses_proxy(copy)
         flying = shadow.in_flight[indices]
         if np.count_nonzero(flying):
             place = int(indices[int((flying != 0).argmax())])
-            text = "these bytes are written while a copy into them is in flight"
+            text = "these bytes are written while a copy to them is in flight"
             flying_copy = self._memory.flights[int(shadow.in_flight[place])].copy
             self._reporter.report_bytes(
                 "write_race", w, at, text, shadow, place, indices, copy=flying_copy, is_derived=bool(self._astray)
@@ -322,16 +322,16 @@ class SharedRaces(Observer):
         agent, place, is_proxy = late
         who = self._agents.who(agent)
         if is_proxy:
-            text = f"the asynchronous proxy overwrites bytes that {who} stored, with no proxy fence in between"
+            text = f"the async proxy overwrites bytes that {who} stored, without a proxy fence in between"
             self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices)
             return True
         writer = self._agents.kind_of(agent)
         kind = "data_race" if writer == "warp" and not is_copy else "write_race"
-        text = f"{who} wrote these bytes and nothing orders this write after it"
+        text = f"{who} wrote these bytes, but nothing orders this write after that write"
         advice = ""
         if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
             kind, advice = "overwritten_while_read", LAP_WAIT
-            text += ": the slot is refilled although no thread is known to have read it"
+            text += "; the slot is refilled although no thread is known to have read it"
         self._reporter.report_bytes(
             kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice
         )
@@ -340,7 +340,7 @@ class SharedRaces(Observer):
     def _check_readers(
         self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, copy: Copy | None, strong: int
     ) -> None:
-        """Report a write that is not ordered after a read."""
+        """Report a write that is not ordered after a read of the bytes."""
         is_copy = copy is not None
         reader = shadow.unordered_reader(indices, clock, is_copy)
         if reader is None or (strong and not is_copy and self._agents.kind_of(reader[0]) == "warp"):
@@ -358,14 +358,14 @@ class SharedRaces(Observer):
             kind, advice = "store_source_reused", COPY_MESSAGE
         elif reader_kind == "warp" and not is_copy:
             kind, advice = "data_race", ""
-        text = f"{self._agents.who(agent)} reads these bytes and nothing orders this write after it"
+        text = f"{self._agents.who(agent)} reads these bytes, but nothing orders this write after that read"
         astray = self._is_astray(agent, copy)
         self._reporter.report_bytes(
             kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice
         )
 
     def check_atomic(self, w: Warp, at: int, shadow: Shadow, indices: Array, order: str) -> None:
-        """Check one lane's atomic operation, which does not race with other atomics and strong stores in its scope."""
+        """Check an atomic operation by one lane, which does not race with atomics and strong stores in its scope."""
         strength = strength_of(order)
         is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
         if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():
@@ -381,7 +381,7 @@ class SharedRaces(Observer):
             self.check_write(copy.w, copy.at, shadow, part, clock, copy=copy, strong=strong)
 
     def _narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
-        """Return which granules another CTA wrote last, if one of the two accesses has only CTA scope."""
+        """Return which granules another CTA wrote last, if the scope of either access is only a CTA."""
         if not self._memory.has_peers:
             return np.zeros(len(indices), bool)
         writers = shadow.writer[indices]
@@ -391,22 +391,22 @@ class SharedRaces(Observer):
         return result
 
     def _performed_copies(self, clock: Clock) -> Array:
-        """Return the clock of ordered accesses, which includes copies that have been performed."""
+        """Return the clock of accesses that have been performed: ordered accesses, and completed copies."""
         if clock.far is None or clock.far.performed is None:
             return clock.order
         result: Array = np.where(self._copies, clock.performed(), clock.order)
         return result
 
     def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
-        """Return whether a copy is ordered after the issue of the last copy into these bytes.
+        """Return whether a copy is ordered after the issue of the last copy to these bytes.
 
-        The caller has found that it is not ordered after the completion of that copy.
+        The caller has already determined that the copy is not ordered after the completion of that copy.
         """
         copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
         return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
 
     def _is_astray(self, agent: int, copy: Copy | None) -> bool:
-        """Return whether a reader has read too early or has waited twice for one phase of the copy's mbarrier."""
+        """Return whether a reader has read too early or has waited twice for a phase of the copy's mbarrier."""
         if not self._agents.is_own(agent):
             return False
         warp = agent % self._agents.warps
@@ -417,6 +417,6 @@ class SharedRaces(Observer):
 
 
 def _reduced(shadow: Shadow, indices: Array, proxy: bool) -> Array:
-    """Return which granules a reduction through this proxy wrote last. Reductions are relaxed operations."""
+    """Return which granules were last written by a reduction through this proxy. Reductions are relaxed operations."""
     result: Array = (shadow.strength[indices] == REDUCED) & (shadow.is_async[indices] == proxy)
     return result

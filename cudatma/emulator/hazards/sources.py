@@ -1,4 +1,4 @@
-"""The texts that a report quotes: the PTX and the source lines from which it was compiled."""
+"""PTX and source text that reports quote."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: File name -> line number -> text.
+#: Maps file names and line numbers to the text of the line.
 Lines = Mapping[str, Mapping[int, str]]
 
 _ASM = re.compile(r"\b(?:asm|__asm__)\b")
@@ -15,16 +15,16 @@ _MANGLED = re.compile(r"_Z(\d+)(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The PTX of a module and its source lines.
+    """PTX text of a module and the source lines from which it was compiled.
 
     Parameters
     ----------
     ptx : str
-        PTX text.
+        Text of the PTX.
     lines : mapping
-        Source lines as file name -> line number -> text.
+        Source text as a mapping of file name to line number to text.
     paths : mapping
-        File name -> path, for the files that the PTX names.
+        Path of each file in the PTX by file name.
     """
 
     ptx: str = ""
@@ -32,10 +32,10 @@ class Sources:
     paths: Mapping[str, str] = field(default_factory=dict)
 
     def locate(self, source: str) -> tuple[str, int] | None:
-        """Return the innermost (file, line) of "k.cu:12, inlined at k.cu:40" whose text is available, if any.
+        """Return the innermost (file, line) of "k.cu:12, inlined at k.cu:40" whose text is available, or None.
 
-        The first file of `lines` is preferred to included files, and the call of a function is preferred to an asm
-        statement inside it.
+        The first file of `lines` takes precedence over included files, and the call of a function takes precedence over
+        an asm statement inside the function.
         """
         known = [(name, line) for name, line in places(source) if line in self.lines.get(name, {})]
         known = [place for place in known if place[0] == next(iter(self.lines))] or known

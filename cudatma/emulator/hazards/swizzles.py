@@ -1,10 +1,10 @@
-"""Check that readers use the swizzle and layout with which tensor copies wrote the bytes.
+"""Checks that readers use the same swizzle and layout as the tensor copies that wrote the bytes.
 
-The offsets of a wgmma matrix descriptor must follow the boxes that the wgmma reads. Each row of an operand (each k, if
+The offsets of a wgmma matrix descriptor must match the boxes that the wgmma reads. Each row of an operand (each k, if
 the operand is MN-major) must be a row of a box. Consecutive rows of the operand must be consecutive rows of the box,
-and the 16-byte chunks of a row must be consecutive chunks of the box's row. Where a box ends, the operand may continue
+and the 16-byte chunks of a row must be consecutive chunks of the box row. At the end of a box, the operand may continue
 in another box. Wrong offsets violate these conditions. For example, a stride offset that is too small repeats rows, and
-exchanged offsets advance along a row instead of to the next row.
+interchanged offsets advance along a row instead of to the next row.
 
 Source: PTX ISA, "Swizzling Modes", "Matrix Descriptor Format", "Strides", "Canonical Layouts", "cp.async.bulk.tensor".
 """
@@ -24,13 +24,13 @@ from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.tensor_core.wgmma import CHUNK, WARP_ROWS, WARPS, Operand, operand_of
 from cudatma.layout import Swizzle, required_alignment, swizzle
 
-#: Flag in Boxes.mode: the swizzled box does not begin at a multiple of the swizzle pattern.
+#: Flag in Boxes.mode for a swizzled box that does not start at a multiple of the swizzle pattern.
 _MISALIGNED = 32
-#: Bits of Boxes.plane that distinguish the planes of one tensor map.
+#: Number of bits of Boxes.plane that distinguish the planes of a tensor map.
 _PLANE_BITS = 20
-#: Maximum number of reads of one instruction to examine for whether the instruction applies the swizzle.
+#: Maximum number of reads per instruction that are examined to determine whether the instruction applies the swizzle.
 _READS_CHECKED = 64
-_UNSWIZZLE = "the swizzle in the reader's address: chunk ^= row % 8 (128B), or swizzle none in the tensor map"
+_UNSWIZZLE = "the swizzle in the reader's address (chunk ^= row % 8 for 128B), or swizzle none in the tensor map"
 _LANES = np.arange(LANES)
 _LANE_BITS = _LANES[:, None] >> np.arange(5) & 1
 
@@ -41,10 +41,10 @@ def _swizzle_of(mode: int) -> Swizzle:
 
 
 def _regularity(places: Array) -> int:
-    """Return how regularly the addresses of lanes cover a tile.
+    """Return a score for how regularly the addresses of lanes cover a tile.
 
-    2 means that the addresses form an arithmetic series. 1 means that each bit of the lane number adds a power of two,
-    as in rows of fragments. 0 means neither.
+    The score is 2 if the addresses form an arithmetic series, 1 if each bit of the lane number adds a power of two (as
+    in rows of fragments), and 0 otherwise.
     """
     steps = places - places[0]
     if (steps == _LANES * steps[1]).all():
@@ -54,20 +54,20 @@ def _regularity(places: Array) -> int:
 
 
 class Boxes:
-    """The tensor boxes in one CTA's shared memory, for each 16-byte chunk."""
+    """Tensor box of each 16-byte chunk of a CTA's shared memory."""
 
     def __init__(self, size: int) -> None:
         count = -(-size // CHUNK) + 16
-        #: Whether there have been tensor boxes, swizzled boxes, and boxes that are not aligned to their pattern.
+        #: Whether there are tensor boxes, swizzled boxes, and boxes that are not aligned to their pattern.
         self.has_boxes = self.has_swizzled = self.has_misaligned = False
         #: 1 + the swizzle of the box that wrote the chunk, possibly with _MISALIGNED, or 0 if another access wrote the
-        #: chunk.
+        #: chunk last.
         self.mode: Array = np.zeros(count, np.int8)
-        #: Row and column of the chunk in the box, or -1 if another access wrote the chunk.
+        #: Row and column of the chunk in the box, or -1 if another access wrote the chunk last.
         self.row: Array = np.full(count, -1, np.int32)
         self.column: Array = np.full(count, -1, np.int32)
-        #: The two-dimensional plane of the box: the number of the plane in the low _PLANE_BITS, and the tensor map in
-        #: the bits above. The entry is 0 if the rows of the box need not be rows of a matrix.
+        #: Two-dimensional plane of the box. The low _PLANE_BITS contain the number of the plane, and the bits above
+        #: identify the tensor map. The entry is 0 if the rows of the box need not be rows of a matrix.
         self.plane: Array = np.zeros(count, np.int32)
 
     def forget(self, offsets: Array) -> None:
@@ -78,21 +78,21 @@ class Boxes:
 
 
 class Swizzles(Observer):
-    """Hazard check that compares the swizzle of each reader of a tensor box with the box's tensor map."""
+    """Hazard check that compares the swizzle of each reader of a tensor box with the tensor map of the box."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter) -> None:
         self._reporter, self._findings = reporter, reporter.findings
         self._boxes = [Boxes(block.shared.size) for block in cluster.blocks]
-        #: (warp, offsets) -> the last linear read of swizzled bytes at these offsets.
+        #: Maps (warp, offsets) to the last linear read of swizzled bytes at these offsets.
         self._linear: dict[tuple[int, bytes], tuple[Warp, Program, int, Swizzle]] = {}
-        #: The number of the next plane, and a number for each address of a tensor map.
+        #: Number of the next plane, and a number for each address of a tensor map.
         self._planes = 0
         self._sources: dict[int, int] = {}
 
     # ---- writes
 
     def copy_issued(self, copy: Copy) -> None:
-        """Record the row and column of each chunk, and whether the box begins at a multiple of its pattern.
+        """Record the row and column of each chunk, and whether the box starts at a multiple of its pattern.
 
         The hardware swizzles absolute addresses. Code that swizzles offsets in the tile reads different bytes unless
         the tile is aligned to the pattern.
@@ -111,7 +111,7 @@ class Swizzles(Observer):
         boxes.mode[chunks] = int(mode) + 1 + (_MISALIGNED if is_misaligned else 0)
         boxes.row[chunks] = np.arange(chunks.shape[0])[:, None]
         boxes.column[chunks] = np.arange(chunks.shape[1])[None, :]
-        # Without a swizzle, wide rows are not core matrices. Such a copy moves bytes that are already in order.
+        # Wide rows without a swizzle are not core matrices. The order of their bytes in shared memory does not change.
         is_matrix = bool(mode) or chunks.shape[1] == 1
         planes = (self._planes + np.arange(chunks.shape[0]) // plane_rows) & (1 << _PLANE_BITS) - 1
         number = self._sources.setdefault(copy.map_address, 1 + len(self._sources) % 1000)
@@ -121,7 +121,7 @@ class Swizzles(Observer):
     def shared_write(
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
     ) -> None:
-        """Accept an earlier linear read as an update in place if the whole warp now stores to the same bytes."""
+        """Treat an earlier linear read as an in-place update if the whole warp now stores to the same bytes."""
         boxes = self._boxes[block.rank]
         if boxes.has_boxes and self._linear:
             read = self._linear.pop((w.agent, offsets.tobytes()), None)
@@ -129,14 +129,14 @@ class Swizzles(Observer):
                 self._findings.reads_to_check[read[1].function.name, read[2]] = 0
         boxes.forget(offsets)
 
-    # ---- plain reads
+    # ---- ordinary reads
 
     def shared_read(
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
     ) -> None:
         boxes = self._boxes[block.rank]
         if boxes.has_misaligned and (boxes.mode[offsets // CHUNK] >= _MISALIGNED).any():
-            message = "ordinary loads read a swizzled tile that does not begin at a multiple of its pattern's size"
+            message = "ordinary loads read a swizzled tile that does not start at a multiple of its pattern's size"
             self._reporter.report("swizzle_alignment", w, at, message)
         elif boxes.has_swizzled and not together:
             self._note_linear(w, at, boxes, offsets)
@@ -144,9 +144,9 @@ class Swizzles(Observer):
     def _note_linear(self, w: Warp, at: int, boxes: Boxes, offsets: Array) -> None:
         """Record a load by a whole warp that traverses a swizzled box as if the box were not swizzled.
 
-        Code that applies the swizzle visits the elements in a regular order, and therefore the bytes in an irregular
+        Code that applies the swizzle accesses the elements in a regular order, and therefore the bytes in an irregular
         order. A read with regular bytes and irregular elements is a mistake, a raw dump of the tile, or the first half
-        of an update in place. A store to the same bytes shows that it is an update.
+        of an in-place update. A store to the same bytes indicates an update.
         """
         program = w.split.frame.program
         key = program.function.name, at
@@ -165,7 +165,7 @@ class Swizzles(Observer):
             self._linear[w.agent, offsets.tobytes()] = (w, program, at, mode)
 
     def cluster_ended(self) -> None:
-        """Warn about linear reads of swizzled boxes that were not updates in place."""
+        """Warn about linear reads of swizzled boxes that were not in-place updates."""
         for w, program, at, mode in self._linear.values():
             if self._findings.reads_to_check.get((program.function.name, at)) == 0:
                 continue
@@ -176,9 +176,9 @@ class Swizzles(Observer):
     # ---- other reads
 
     def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
-        """Check that eight matrix rows that come from eight rows of a box are in one column of the box.
+        """Check that eight matrix rows from eight rows of a box are in the same column of the box.
 
-        Otherwise the code that computed the addresses assumes a swizzle different from the tensor map's.
+        Otherwise, the code that computed the addresses assumes a swizzle that differs from the tensor map's.
         """
         boxes = self._boxes[block.rank]
         chunks = (offsets // CHUNK).reshape(-1, 8)
@@ -186,13 +186,13 @@ class Swizzles(Observer):
         mixed = (columns != columns[:, :1]).any(axis=1) & (columns >= 0).all(axis=1)
         if mixed.any() and any(len(set(matrix.tolist())) == 8 for matrix in rows[mixed]):
             mode = _swizzle_of(int(boxes.mode[chunks[mixed][0, 0]]))
-            message = f"rows of one matrix come from several columns of a box with swizzle {mode.label}"
+            message = f"rows of a matrix are from different columns of a box with swizzle {mode.label}"
             self._reporter.report("swizzle_mismatch", w, at, message)
 
     def wgmma_operand(
         self, w: Warp, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int
     ) -> None:
-        """Check that a descriptor has the tensor map's swizzle, and that its offsets follow the box.
+        """Check that a descriptor has the tensor map's swizzle, and that its offsets match the box.
 
         Tiles that a tensor copy wrote need not be aligned to the swizzle pattern, even with base offset 0, because TMA
         and wgmma both swizzle absolute addresses. For example, CUTLASS aligns tiles only to 128 bytes.
@@ -211,11 +211,11 @@ class Swizzles(Observer):
             self._reporter.report("swizzle_mismatch", w, at, message, advice=advice)
 
     def _is_new_operand(self, w: Warp, at: int, position: int, bits: int, offsets: Array) -> bool:
-        """Return whether a wgmma uses a descriptor for the first time over bytes with this layout."""
+        """Return whether a wgmma uses a descriptor for the first time on bytes with this layout."""
         boxes, chunks = self._boxes[w.block.rank], offsets // CHUNK
         written = 0
         if boxes.has_boxes:
-            # Offsets are relative to the warp's rows of A, so that the four warps of a warpgroup agree on one tile.
+            # Offsets are relative to the warp's rows of A, so that the four warps of a warpgroup use the same tile.
             rows = boxes.row[chunks] - position * WARP_ROWS * (w.index % WARPS)
             sources = boxes.plane[chunks] >> _PLANE_BITS
             fields = (boxes.mode[chunks], rows, boxes.column[chunks], sources)
@@ -246,7 +246,7 @@ class Swizzles(Observer):
 
 
 def _name_of(operand: Operand) -> str:
-    """Return the fields of an operand's descriptor, for messages."""
+    """Return the fields of an operand's descriptor for messages."""
     d = operand.descriptor
     base = f", base offset {d.base_offset}" if d.base_offset else ""
     major = "MN" if operand.is_mn_major else "K"
@@ -257,7 +257,7 @@ def _name_of(operand: Operand) -> str:
 
 
 def _advice_for(operand: Operand) -> str:
-    """Return the descriptor offsets of the canonical layout, as advice."""
+    """Return advice that states the descriptor offsets of the canonical layout."""
     span = operand.descriptor.mode.span_bytes
     if span and not operand.is_mn_major:
         return (
@@ -287,7 +287,7 @@ def _misread(boxes: Boxes, operand: Operand) -> str:
 
 
 def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: Array) -> str:
-    """Return a message that says where the operand departs from the rows and columns of its boxes, or "" if nowhere."""
+    """Return a message that states where the operand departs from the rows and columns of its boxes, or ""."""
     if not plane.any():
         return ""
     line, part = ("k", "elements") if operand.is_mn_major else ("row", "bytes")
@@ -295,20 +295,20 @@ def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: A
     if operand.descriptor.base_offset and wrong.any():
         i, j = np.argwhere(wrong)[0]
         columns = f"column {column[i, j]} of a box for column {operand.columns[i, j]}"
-        return f"reads {columns}: tiles loaded by TMA need base offset 0"
+        return f"reads {columns}; tiles loaded by TMA require base offset 0"
     joined = (plane[:, 1:] == plane[:, :-1]) & (plane[:, 1:] > 0)
     wrong = joined & ((row[:, 1:] != row[:, :-1]) | (column[:, 1:] != column[:, :-1] + 1))
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         ends = f"{_at(row, column, i, j)} and {_at(row, column, i, j + 1)}"
-        return f"takes neighboring {part} of {line} {i} from {ends} of one box"
+        return f"reads neighboring {part} of {line} {i} from {ends} of a box"
     joined = (plane[1:] == plane[:-1]) & (plane[1:] > 0)
     wrong = joined & ((column[1:] != column[:-1]) | (row[1:] <= row[:-1]))
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         ends = f"{_at(row, column, i, j)} and {_at(row, column, i + 1, j)}"
-        return f"takes {line} {i} and {line} {i + 1} from {ends} of one box"
-    # An operand that continues in another box must leave the first box at the end of that box.
+        return f"reads {line} {i} and {line} {i + 1} from {ends} of a box"
+    # An operand that continues in another box must leave the first box at its end.
     span = operand.descriptor.mode.span_bytes or CHUNK
     after = np.minimum((operand.places // span + 1) * span // CHUNK, len(boxes.mode) - 1)
     continues = (boxes.mode[after] != 0) & (boxes.plane[after] == plane) & (plane > 0)
@@ -317,13 +317,11 @@ def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: A
     wrong = moves & continues[:-1] & jumps
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
-        return (
-            f"takes {line} {i} from row {row[i, j]} of a box, which has more rows, and {line} {i + 1} from another box"
-        )
+        return f"reads {line} {i} from row {row[i, j]} of a box that has more rows, but {line} {i + 1} from another box"
     wrong = moves & (plane[1:] >> _PLANE_BITS != plane[:-1] >> _PLANE_BITS) & (row[0] > 0)
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
-        first = f"begins at row {row[0, j]} of a box and leaves it after {line} {i}"
+        first = f"starts at row {row[0, j]} of a box and leaves it after {line} {i}"
         return f"{first}, and continues in a box of another tensor map"
     return ""
 
@@ -335,7 +333,7 @@ def _at(row: Array, column: Array, i: int, j: int) -> str:
 def _repeats(operand: Operand, is_from_box: bool) -> str:
     """Return a message if two parts of the matrix are the same bytes, otherwise "".
 
-    For bytes that ordinary stores wrote, an offset of 0 repeats a core matrix on purpose.
+    If ordinary stores wrote the bytes, an offset of 0 intentionally repeats a core matrix.
     """
     unique, count = np.unique(operand.places, return_counts=True)
     if unique.size == operand.places.size:

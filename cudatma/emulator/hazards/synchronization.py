@@ -1,7 +1,7 @@
-"""Update clocks at barriers, mbarriers, waits for copies, and fences.
+"""Propagation of clocks at barriers, mbarriers, waits for copies, and fences.
 
-This observer does not report hazards. The other checks compare accesses with the clocks that these events change.
-Therefore this observer comes last, so that the other checks see the clocks from before the event.
+This observer reports no hazards. The other checks compare accesses with the clocks that these events change. The
+observer therefore comes last, so that the other checks use the clocks from before the event.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "mbarrier", "membar, fence", "barrier.cluster".
 """
@@ -27,11 +27,11 @@ _CTA, _CLUSTER = SCOPES["cta"], SCOPES["cluster"]
 
 
 class _Released:
-    """Clocks that arrivals on an mbarrier have released, in all phases so far.
+    """Clocks that arrivals on an mbarrier have released in all phases so far.
 
-    ``near`` holds the clock of arrivals by threads of the barrier's CTA. ``remote`` holds the clock of arrivals by
-    threads of other CTAs, or None before the first arrival. Waits acquire ``near_ended`` and ``remote_ended``, the
-    copies of these clocks from the end of the last phase.
+    ``near`` is the clock of arrivals by threads of the mbarrier's CTA. ``remote`` is the clock of arrivals by threads
+    of other CTAs, or None before the first arrival. Waits acquire ``near_ended`` and ``remote_ended``, which are copies
+    of these clocks from the end of the last phase.
     """
 
     __slots__ = ("near", "near_ended", "remote", "remote_ended")
@@ -48,7 +48,7 @@ def _perform(clock: Clock, known: Clock) -> None:
 
 
 class Synchronization(Observer):
-    """Observer that propagates clocks among the warps of one cluster."""
+    """Observer that propagates clocks among the warps of a cluster."""
 
     def __init__(
         self, agents: Agents, memory: SharedMemory, records: BarrierRecords, order: MemoryOrder, number: int
@@ -59,7 +59,7 @@ class Synchronization(Observer):
         self._named: dict[int, Clock] = {}
         self._cluster_pending, self._cluster_done = Clock(agents.size), Clock(agents.size)
         self._barriers: dict[int, _Released] = {}
-        #: cp.async.mbarrier.arrive -> the clock that it will publish.
+        #: Maps each cp.async.mbarrier.arrive to the clock that it will publish.
         self._arrivals: dict[Any, Clock] = {}
 
     # ---- barriers of a CTA and a cluster
@@ -77,7 +77,7 @@ class Synchronization(Observer):
                 self._agents.clocks[warp.agent].join(known)
 
     def cluster_arrived(self, w: Warp, is_release: bool) -> None:
-        """Publish the warp's clock. A relaxed arrival publishes only what a preceding fence of cluster scope covers."""
+        """Publish the warp's clock. A relaxed arrival publishes only accesses before a fence of cluster scope."""
         if is_release:
             self._cluster_pending.join(self._agents.published(w, False))
             return
@@ -106,11 +106,11 @@ class Synchronization(Observer):
         return known
 
     def mbarrier_arrived(self, w: Warp, barrier: MBarrier, order: str, is_alone: bool) -> None:
-        """Record what an arrival releases.
+        """Record the clock that an arrival releases.
 
-        A release synchronizes with threads in its scope. A preceding fence can release instead, at the fence's scope.
-        If a release of CTA scope arrives on another CTA's barrier, the waiter learns only that the accesses have been
-        performed.
+        A release synchronizes with threads in its scope. A preceding fence can release instead, at the scope of the
+        fence. If a release of CTA scope arrives on another CTA's mbarrier, waiters obtain only the information that the
+        accesses have been performed.
         """
         agents, released = self._agents, self._released(barrier)
         is_near = barrier.block is w.block
@@ -141,10 +141,10 @@ class Synchronization(Observer):
             released.remote_ended = released.remote.copy()
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
-        """Acquire what the arrivals of completed phases released.
+        """Acquire the clocks that the arrivals of completed phases released.
 
-        Bytes of completed copies are visible at any scope. To acquire what threads of other CTAs released, a wait must
-        have cluster scope, or a fence of cluster scope must follow the wait.
+        Bytes of completed copies are visible at any scope. To acquire accesses by threads of other CTAs, a wait must
+        have cluster scope or be followed by a fence of cluster scope.
         """
         released, number = self._released(barrier), self._number
         remote = released.remote_ended
@@ -179,7 +179,7 @@ class Synchronization(Observer):
                 clock.order[agent] = max(int(clock.order[agent]), number)
 
     def cp_arrival_issued(self, w: Warp, arrival: Any) -> None:
-        """Keep the clock that the arrival will publish: the clock of the executing threads, plus their copies."""
+        """Store the clock that the arrival will publish: the clock of the executing threads, and their copies."""
         agents = self._agents
         clock = agents.known_by_any(w).copy()
         for queue in copy_queues(w, lanes_now(w)):
@@ -213,7 +213,7 @@ class Synchronization(Observer):
             self._order.fence(w, kind)
 
     def _fence_proxy(self, w: Warp, kind: str) -> None:
-        """Execute fence.proxy.async for all memory, global memory, or the shared memory of this CTA or the cluster."""
+        """Execute fence.proxy.async for all memory, global memory, or the shared memory of the CTA or the cluster."""
         is_shared = not kind.endswith("global")
         is_own = "shared::cta" in kind and self._memory.has_remote_stores
         uncovered = self._records.fence(w, self._agents.epoch(w)) if is_shared else []
@@ -230,7 +230,7 @@ class Synchronization(Observer):
         self._agents.advance(w)
 
     def map_fence(self, w: Warp, addresses: set[int], scope: int) -> None:
-        """Make edits of the tensor maps at these addresses visible to this warp's copies."""
+        """Make edits of the tensor maps at these addresses visible to copies by this warp."""
         for clock in self._agents.learners(w):
             known = clock.bare()
             clock.beyond().maps.update({(address, scope): known for address in addresses})

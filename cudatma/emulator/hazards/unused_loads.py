@@ -1,7 +1,7 @@
-"""Find loads whose value some lanes never use, so that races with these loads have no effect.
+"""Detection of loads whose value some lanes never use, so that races with these loads have no effect.
 
-Triton executes ``tl.store(p, tl.load(p) + x)`` with a load in all threads of a program and a store in one thread, under
-a guard. The store races with the loads of the other threads, but only the value of the storing thread matters.
+Triton compiles ``tl.store(p, tl.load(p) + x)`` to a load in all threads of a program and a guarded store in one thread.
+The store races with the loads of the other threads, but only the value in the storing thread matters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.ptx.flow import registers_of
 
-#: Instructions whose result depends on their operands and that have no other effect.
+#: Instructions without any effect other than a result that depends on their operands.
 _PURE = {
     *("mov", "add", "sub", "mul", "mad", "mul24", "mad24", "fma", "neg", "abs", "min", "max", "cvt", "selp", "slct"),
     *("and", "or", "xor", "not", "lop3", "shl", "shr", "shf", "prmt", "bfe", "bfi", "copysign"),
@@ -29,9 +29,9 @@ def guarded_stores(program: Program) -> frozenset[int]:
 
 @lru_cache(maxsize=4096)
 def stores_of(program: Program, load: int) -> frozenset[int] | None:
-    """Return the guarded stores that are the only uses of a load's value, or None if it has other uses.
+    """Return the guarded stores that are the only uses of a load's value, or None if there are other uses.
 
-    Registers are followed through the whole function, without regard to the order of instructions.
+    The function follows registers through the whole function body, regardless of the order of instructions.
     """
     accesses, body = program.flow.accesses, program.function.body
     if body[load].parts[0] != "ld":
@@ -57,9 +57,9 @@ def stores_of(program: Program, load: int) -> frozenset[int] | None:
 
 
 class UnusedLoads:
-    """Races of loads that matter only if a lane of the load executes one of some stores.
+    """Races of loads that matter only if a lane of the load executes one of certain stores.
 
-    Agents and lanes identify threads; lanes are bits.
+    Threads are identified by agents and lanes (as bits).
     """
 
     def __init__(self) -> None:
@@ -67,14 +67,14 @@ class UnusedLoads:
         self._waiting: dict[int, list[tuple[int, frozenset[int], Callable[[], None]]]] = {}
 
     def defer(self, agent: int, lanes: int, stores: frozenset[int], report: Callable[[], None]) -> None:
-        """Report a race of a load as soon as one of the load's lanes has executed one of the stores."""
+        """Report a race of a load as soon as one of the load's lanes executes one of the stores."""
         if any(self._stored.get((agent, store), 0) & lanes for store in stores):
             report()
         elif stores:
             self._waiting.setdefault(agent, []).append((lanes, stores, report))
 
     def stored(self, agent: int, at: int, lanes: int) -> None:
-        """Record that lanes execute a guarded store, and report the races for which this matters."""
+        """Record that lanes execute a guarded store, and report the deferred races that now matter."""
         self._stored[agent, at] = self._stored.get((agent, at), 0) | lanes
         for race in self._waiting.pop(agent, ()):
             if at in race[1] and race[0] & lanes:

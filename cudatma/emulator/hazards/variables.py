@@ -1,4 +1,4 @@
-"""Names of the places in a CTA's shared memory, from the PTX variables."""
+"""Names of addresses in a CTA's shared memory, based on the PTX variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.program import Image
 
-#: The name of a variable of a function, as C++ mangles it: _ZZ<function>E<length><name>.
+#: Matches the mangled name of a function's variable, _ZZ<function>E<length><name>.
 _LOCAL = re.compile(r"_ZZ.*E(\d+)([A-Za-z_]\w*)")
 _MBARRIER = re.compile(r"\bmbarrier at (0x[0-9a-f]+)(?: of its block)?")
 _BARRIER_BYTES = 8
@@ -17,9 +17,9 @@ _BARRIER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SharedVariables:
-    """The shared variables of a kernel, as (name, first address, end address).
+    """Shared variables of a kernel as (name, first address, end address).
 
-    Dynamic shared memory has no end address (None).
+    The end address of dynamic shared memory is None.
     """
 
     variables: tuple[tuple[str, int, int | None], ...] = ()
@@ -55,7 +55,7 @@ class SharedVariables:
         return self.byte(address)
 
     def named(self, text: str) -> str:
-        """Return a message with the names of mbarriers instead of their addresses."""
+        """Replace the addresses of mbarriers in a message with their names."""
 
         def name(match: re.Match[str]) -> str:
             known = self.barrier(int(match[1], 16))

@@ -1,7 +1,7 @@
-"""Check that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
+"""Checks that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
 
-Source: PTX ISA, "wgmma.mma_async" (.aligned: all threads in the warpgroup must execute the same instruction),
-"setmaxnreg" (the same rule; all warps of the warpgroup synchronize before they change the number again).
+Source: PTX ISA, "wgmma.mma_async" (.aligned requires that all threads in the warpgroup execute the same instruction),
+"setmaxnreg" (the same rule, and all warps of the warpgroup must synchronize before they change the number again).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHARED = "scale-d", "the matrix descriptor of B", "the matrix descriptor of A"
 class _Event:
     """An execution of an instruction by a warp.
 
-    ``operands`` must be equal in all threads. ``stamp`` is the (agent, clock) of the execution.
+    ``operands`` must be equal in all threads. ``stamp`` is the agent and clock of the execution.
     """
 
     w: Warp
@@ -37,24 +37,24 @@ class _Event:
 
 
 class Warpgroups(Observer):
-    """Hazard check that compares the instructions that the warps of each warpgroup execute."""
+    """Hazard check that compares the instructions of the warps of each warpgroup."""
 
     def __init__(self, cluster: Cluster, agents: Agents, reporter: Reporter) -> None:
         self._cluster, self._agents, self._reporter = cluster, agents, reporter
-        #: Uncommitted wgmmas of each warp.
+        #: Maps each warp to its uncommitted wgmmas.
         self._open: dict[int, list[_Event]] = {}
-        #: (first warp of a warpgroup, wgmma-group) -> warp -> the warp's wgmmas, until all warps have committed the
-        #: group.
+        #: Maps (first warp of a warpgroup, wgmma-group) and a warp to the warp's wgmmas, until all warps have committed
+        #: the group.
         self._groups: dict[tuple[int, int], dict[int, list[_Event]]] = {}
         self._committed: dict[int, int] = {}
-        #: setmaxnregs of each warp.
+        #: Maps each warp to its setmaxnregs.
         self._settings: dict[int, list[_Event]] = {}
 
     def wgmma_issued(self, w: Warp, at: int, shared: Sequence[Array]) -> None:
-        """Check that the lanes agree on the operands, and record the wgmma."""
+        """Check that the operands are equal in all lanes, and record the wgmma."""
         for name, vector in zip(_SHARED, shared, strict=False):
             if (vector != vector[0]).any():
-                self._reporter.report("wgmma_operands", w, at, f"{name} is not the same in all lanes")
+                self._reporter.report("wgmma_operands", w, at, f"{name} is not equal in all lanes")
         operands = tuple(int(vector[0]) for vector in shared)
         self._open.setdefault(w.agent, []).append(_Event(w, w.split.frame.program, at, operands))
 
@@ -70,8 +70,8 @@ class Warpgroups(Observer):
             self._compare(group[first], own)
         else:
             few, many = sorted((first, w.index), key=lambda index: len(group[index]))
-            counts = f"warp {many} executes {len(group[many])}, warp {few} executes {len(group[few])}"
-            text = f"all four warps must execute each wgmma.mma_async; in one wgmma-group {counts}"
+            counts = f"warp {many} executes {len(group[many])}, but warp {few} executes {len(group[few])}"
+            text = f"all four warps must execute each wgmma.mma_async; in a wgmma-group, {counts}"
             self._report(group[many][-1], text)
         if len(group) == len(warps):
             del self._groups[key]
@@ -80,12 +80,12 @@ class Warpgroups(Observer):
         for event, other in zip(first, own, strict=True):
             for name, left, right in zip(_SHARED, event.operands, other.operands, strict=False):
                 if left != right:
-                    self._report(other, f"{name} is not the same in all warps of the warpgroup", "wgmma_operands")
+                    self._report(other, f"{name} is not equal in all warps of the warpgroup", "wgmma_operands")
 
     def registers_set(self, w: Warp, at: int, count: int, is_increase: bool) -> None:
         """Check a setmaxnreg against the other warps of the warpgroup.
 
-        A setmaxnreg that repeats the number of the previous one needs no synchronization.
+        A setmaxnreg with the same number as the previous one does not require synchronization.
         """
         own = self._settings.setdefault(w.agent, [])
         event = _Event(w, w.split.frame.program, at, (count, is_increase), self._agents.stamp(w, 1))
@@ -98,17 +98,17 @@ class Warpgroups(Observer):
             theirs = self._settings.get(other.agent, [])
             before = theirs[number - 1].stamp if 0 < number <= len(theirs) else None
             if is_change and (before is None or known.order[before[0]] < before[1]):
-                text = f"nothing orders this setmaxnreg after the previous one of warp {other.index}"
-                self._report(event, f"{text}: the warps of a warpgroup have to synchronize between the two")
+                text = f"nothing orders this setmaxnreg after the previous setmaxnreg of warp {other.index}"
+                self._report(event, f"{text}; the warps of a warpgroup must synchronize in between")
                 break
             if len(theirs) > number and theirs[number].operands != event.operands:
-                text = f"{_named(event)} here and {_named(theirs[number])} in warp {other.index} of the same warpgroup"
+                text = f"{_named(event)} here, but {_named(theirs[number])} in warp {other.index} of the same warpgroup"
                 self._report(event, text)
                 break
         own.append(event)
 
     def block_ended(self, block: Block) -> None:
-        """Report instructions that only some warps of a warpgroup executed in a CTA that has ended."""
+        """Report instructions that only some warps of a warpgroup have executed in a CTA that has ended."""
         self._report_missing(block.warps)
 
     def deadlocked(self) -> None:
@@ -122,11 +122,11 @@ class Warpgroups(Observer):
             own = len(self._settings.get(w.agent, ()))
             for other in _warpgroup(w):
                 for event in self._settings.get(other.agent, [])[own:]:
-                    self._report(event, f"all four warps must execute each setmaxnreg; warp {w.index} skips it")
+                    self._report(event, f"all four warps must execute each setmaxnreg, but warp {w.index} does not")
             for (group, _), done in self._groups.items():
                 if group == first and w.index not in done:
                     for event in next((events for events in done.values() if events), []):
-                        text = f"all four warps must execute each wgmma.mma_async; warp {w.index} skips it"
+                        text = f"all four warps must execute each wgmma.mma_async, but warp {w.index} does not"
                         self._report(event, text)
 
     def _report(self, event: _Event, message: str, kind: str = "divergent_warp") -> None:

@@ -1,7 +1,7 @@
-"""Loads and stores of warps: resolve lane addresses to regions, check alignment and bounds, and notify observers.
+"""Loads and stores of warps, including alignment checks, bounds checks and events for observers.
 
-Every function takes the warp, the instruction's index in the body, the lane addresses, and the active mask (None means
-all lanes). Source: PTX ISA, "ld", "st", "Generic Addressing".
+Functions take the warp, the instruction's index in the body, the lane addresses, and the active mask, where None
+selects all lanes. Source: PTX ISA, "ld", "st", "Generic Addressing".
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cudatma.emulator.ptx.writer import runtime
 from cudatma.errors import counted
 
 _union = np.bitwise_or.reduce
-#: Description of the allowed operand of an instruction with .shared, for messages.
+#: Allowed operand of an instruction with .shared, for messages.
 SHARED_OPERAND = "an address of the .shared state space, from cvta.to.shared (__cvta_generic_to_shared)"
 
 
 def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
-    """Raise the error with which the hardware would stop; ``error`` is the CUresult.
+    """Raise the error that would stop the kernel on a GPU. ``error`` is the name of the CUresult.
 
     The launch adds the instruction, the source line, the CTA and the warp to the message.
     """
@@ -38,7 +38,7 @@ def lanes_of(addresses: Array, mask: Array | None) -> Array:
 
 
 def spread(values: Array, mask: Array | None) -> Array:
-    """Expand (count, active) values to (count, 32)."""
+    """Expand values of shape (count, active lanes) to (count, 32)."""
     if mask is None:
         return values
     out = np.zeros((values.shape[0], LANES), values.dtype)
@@ -49,11 +49,11 @@ def spread(values: Array, mask: Array | None) -> Array:
 def check_aligned(w: Warp, at: int, addresses: Array, size: int) -> None:
     if int(_union(addresses)) & (size - 1):
         bad = int(addresses[(addresses & (size - 1)) != 0][0])
-        trap(w, at, f"misaligned address {bad:#x} for an access of {size} bytes", "MISALIGNED_ADDRESS")
+        trap(w, at, f"the address {bad:#x} of an access of {size} bytes is misaligned", "MISALIGNED_ADDRESS")
 
 
 def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...]:
-    """Return the active lanes' values of each vector."""
+    """Return the values of the active lanes in each vector."""
     return values if mask is None else tuple(value[mask] for value in values)
 
 
@@ -61,7 +61,7 @@ def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...
 
 
 def global_region(w: Warp, at: int, addresses: Array, size: int) -> Region | None:
-    """Return the region that contains the bytes of all lanes, or None if the bytes are in several regions."""
+    """Return the region that contains the accesses of all lanes, or None if they are in several regions."""
     memory = w.launch.memory
     region = memory.recent.get(at)
     if region is not None and region.inside(addresses, size) is not None:
@@ -77,7 +77,7 @@ def global_region(w: Warp, at: int, addresses: Array, size: int) -> Region | Non
 
 
 def _place(w: Warp, at: int, addresses: Array, size: int) -> tuple[Region, Array] | None:
-    """Return (region, byte offsets) for all lanes, or None if the lanes use several regions."""
+    """Return the region and byte offsets of all lanes, or None if the lanes access several regions."""
     region = w.launch.memory.recent.get(at)
     offsets = region.inside(addresses, size) if region is not None else None
     if region is not None and offsets is not None:
@@ -93,7 +93,7 @@ def _offsets(region: Region, addresses: Array) -> Array:
 
 
 def memory_of(w: Warp, address: int) -> str:
-    """Return the name of the memory into which a generic address points, or "" if it points nowhere."""
+    """Return the name of the memory that contains a generic address, or "" if the address is not mapped."""
     window = address >> 60
     if window:
         return {SHARED_WINDOW >> 60: "shared memory", LOCAL_WINDOW >> 60: "local memory"}.get(window, "")
@@ -107,20 +107,22 @@ def is_shared_offset(w: Warp, address: int) -> bool:
 
 
 def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
-    """Trap if an address points into a memory that the instruction cannot access. ``allowed`` is for the message."""
+    """Trap if an address is in a memory that the instruction cannot access. ``allowed`` is text for the message."""
     memory = memory_of(w, address)
     if memory:
-        trap(w, at, f"{address:#x} is a generic address of {memory}; allowed: {allowed}", "ILLEGAL_ADDRESS")
+        trap(
+            w, at, f"the operand must be {allowed}, got {address:#x}, a generic address of {memory}", "ILLEGAL_ADDRESS"
+        )
 
 
 def as_shared(w: Warp, at: int, address: int) -> int:
-    """Return a shared operand's address in the .shared state space.
+    """Return the address of a shared-memory operand in the .shared state space.
 
-    Hardware reads only the low half of a generic address of shared memory. The low half is the address in the .shared
-    state space. PTX does not guarantee this, so the emulator warns. A generic address of any other memory traps.
+    Hardware uses only the low half of a generic address, which for shared memory is the address in the .shared state
+    space. PTX does not guarantee this behavior, so the emulator warns. A generic address of other memory traps.
     """
     if address >> 60 == SHARED_WINDOW >> 60:
-        message = f"{address:#x} is a generic address of shared memory; allowed: {SHARED_OPERAND}"
+        message = f"the operand must be {SHARED_OPERAND}, got {address:#x}, a generic address of shared memory"
         w.events.warning("out_of_bounds", w, at, message)
         return address - SHARED_WINDOW
     check_window(w, at, address, SHARED_OPERAND)
@@ -129,27 +131,27 @@ def as_shared(w: Warp, at: int, address: int) -> int:
 
 @runtime
 def from_generic(addresses: Array) -> Array:
-    """Convert generic addresses of shared memory to the .shared state space. Leave other addresses unchanged."""
+    """Convert generic addresses of shared memory to the .shared state space. Other addresses are unchanged."""
     is_shared = addresses >> np.uint64(60) == SHARED_WINDOW >> 60
     return addresses - is_shared * np.uint64(SHARED_WINDOW) if is_shared.any() else addresses
 
 
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
-    """Report an access to unmapped bytes and stop the launch."""
+    """Stop the launch because of an access to unmapped bytes."""
     if address >> 60:
         check_window(w, at, address, "an address of global memory")
     message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
     if is_shared_offset(w, address):
         message += (
-            ". In the .shared state space, this is an address of shared memory; "
-            "cvta.shared converts it to a generic address"
+            "; the address is valid in the .shared state space, so convert it to a generic address with cvta.shared "
+            "or use an instruction with .shared"
         )
     w.events.violation("out_of_bounds", w, at, message)
     trap(w, at, message, "ILLEGAL_ADDRESS")
 
 
 def regions_of(w: Warp, at: int, addresses: Array, size: int) -> list[tuple[Region, Array]]:
-    """Return (region, lane indices) for lanes whose addresses are in several regions."""
+    """Divide lanes whose addresses are in several regions, and return (region, lane indices) pairs."""
     parts: dict[int, tuple[Region, list[int]]] = {}
     for lane, address in enumerate(addresses.tolist()):
         region = w.launch.memory.find(address)
@@ -161,7 +163,7 @@ def regions_of(w: Warp, at: int, addresses: Array, size: int) -> list[tuple[Regi
 
 @runtime
 def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None, order: str = "") -> Array:
-    """Load (count, 32) elements from global, const or kernel parameter memory."""
+    """Load (count, 32) elements from global, constant or kernel parameter memory."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
     place = _place(w, at, active, size)
@@ -182,7 +184,7 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
 
 @dataclass(slots=True)
 class FlagWait:
-    """A split's wait for a flag in memory that the split polls."""
+    """Wait of a split that polls a flag in memory."""
 
     at: int
     value: int
@@ -191,11 +193,11 @@ class FlagWait:
 
     def describe(self) -> str:
         value = self.value if self.value < 1000 else hex(self.value)
-        return f"polls {self.place}, which stays {value}"
+        return f"polls {self.place}, whose value remains {value}"
 
 
 def yield_if_unchanged(w: Warp, at: int, elements: Array, order: str, address: int) -> None:
-    """Yield to other splits if a strong load or an atomic operation reads the same values again and changes nothing.
+    """Yield to other splits if a strong load or an atomic operation again reads the same values and changes nothing.
 
     ``address`` is the generic address of the first element.
     """
@@ -223,7 +225,7 @@ def _gather(region: Region, offsets: Array, code: str, count: int) -> Array:
 
 
 def _gather_bytes(region: Region, offsets: Array, code: str, count: int) -> Array:
-    """Load elements from a region whose base is not aligned to their size."""
+    """Load elements from a region whose base address is not aligned to their size."""
     size = NUMPY[code].itemsize
     raw = region.data[offsets[:, None] + np.arange(size * count)]
     result: Array = np.ascontiguousarray(raw).view(NUMPY[code]).T
@@ -248,7 +250,7 @@ def st_global(
 
 def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: tuple[Array, ...], order: str) -> None:
     if not region.is_writable:
-        trap(w, at, f"store into {region.name}, which is read-only")
+        trap(w, at, f"a store must not write {region.name}, which is read-only")
     size = BYTES[code] * len(rows)
     same = partial(_holds, region, offsets, code, rows)
     w.launch.scheduler.store(same)
@@ -298,8 +300,8 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
     if int(offsets.min()) < 0 or int(offsets.max()) + size > block.shared.size:
         bad = offsets[(offsets < 0) | (offsets + size > block.shared.size)]
         message = (
-            f"access of {counted(size, 'byte')} at offset {int(bad[0])} of {block.shared.size} bytes of shared memory "
-            f"(address {int(bad[0]) + SHARED_START:#x})"
+            f"access of {counted(size, 'byte')} at offset {int(bad[0])} (address {int(bad[0]) + SHARED_START:#x}) "
+            f"exceeds the {block.shared.size} bytes of shared memory"
         )
         w.events.violation("out_of_bounds", w, at, message)
         trap(w, at, message)

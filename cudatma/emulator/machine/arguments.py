@@ -1,4 +1,4 @@
-"""Pack kernel arguments into the bytes of the parameter buffer."""
+"""Conversion of kernel arguments to the bytes of the parameter buffer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ct
 
 
 def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory, names: Sequence[str]) -> bytes:
-    """Return the parameter buffer of a kernel and map arrays into ``memory``.
+    """Return the parameter buffer of a kernel, and map array arguments into ``memory``.
 
-    A NumPy array is passed by value if the parameter has the size of the array and is not 8 bytes wide. Otherwise, the
-    array's address is passed. None is a null pointer. Numbers are converted to the parameter's width, and to a float if
-    PTX declares one. NumPy scalars and structures (``numpy.void``), ctypes objects, bytes, and objects with
-    ``__bytes__`` or ``descriptor`` (tensor maps) are passed by value. ``names`` are the names of the arguments in
-    messages. Raise ArgumentError if the number of arguments or a size is wrong, and ArgumentTypeError if a type cannot
-    be passed.
+    - A NumPy array is passed by address, unless the parameter has the size of the array and is not 8 bytes wide.
+    - None is a null pointer.
+    - A number is converted to the width of the parameter, and to a float if PTX declares a float.
+    - NumPy scalars and structures (``numpy.void``), ctypes objects, bytes, and objects with ``__bytes__`` or
+    ``descriptor``
+      (tensor maps) are passed by value.
+
+    ``names`` contains the argument names for messages. Raises ArgumentError if the number of arguments or a size is
+    wrong, and ArgumentTypeError if the type of an argument is not supported.
     """
     params = program.function.params
     if len(args) != len(params):
@@ -53,7 +56,7 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
     register_array(value, name, memory)
     is_float = param.kind in ("f16", "f32", "f64")
     if isinstance(value, float | np.floating) and param.kind[0] in "us":
-        raise ArgumentError(name, float(value), f"an integer of {size} bytes", f"the parameter is a .{param.kind}")
+        raise ArgumentError(name, float(value), f"an integer of {size} bytes for a .{param.kind} parameter")
     if isinstance(value, np.bool_ | np.integer) and (value.nbytes != size or is_float):
         value = int(value)
     if isinstance(value, np.floating) and value.nbytes != size:
@@ -79,14 +82,16 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
             return _sized(bytes(value), size, name)
     except CudaTmaError:
         raise
-    except Exception as error:  # the caller's code may raise anything
-        raise ArgumentTypeError(name, type(value).__name__, "an object that converts to bytes", str(error)) from error
+    except Exception as error:  # The conversion is the caller's code and may raise any exception.
+        raise ArgumentTypeError(
+            name, type(value).__name__, "an object that can be converted to bytes", str(error)
+        ) from error
     raise ArgumentTypeError(name, type(value).__name__, "a NumPy array, a number, bytes or a tensor map")
 
 
 def _float_bytes(value: float, size: int, name: str) -> bytes:
     if size not in (2, 4, 8):
-        raise ArgumentError(name, value, f"a value of {size} bytes")
+        raise ArgumentError(name, value, f"a number, because the parameter is a float of {size} bytes")
     try:
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
     except OverflowError:
@@ -94,7 +99,7 @@ def _float_bytes(value: float, size: int, name: str) -> bytes:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute of an argument, or None if the attribute is missing or its access raises an exception."""
+    """Return an attribute of an argument, or None if it is missing or accessing it raises an exception."""
     try:
         return getattr(value, name, None)
     except Exception:

@@ -1,4 +1,4 @@
-"""Execute atom and red lane by lane, so that each lane sees the result of the previous lane.
+"""Execution of atom and red lane by lane, so that each lane observes the result of the previous lane.
 
 Source: PTX ISA, "atom", "red": operations, types, .noftz and .vec forms.
 """
@@ -27,7 +27,7 @@ _ELEMENT: dict[str, Any] = {
 
 
 def apply(operation: str, old: Array, value: Array, second: Array | None = None) -> Array:
-    """Return the new memory value; all arrays have the element type. inc and dec wrap as PTX defines."""
+    """Return the new memory values. All arrays have the element type. inc and dec wrap as PTX defines."""
     one = old.dtype.type(1)
     if operation == "add":
         result = old + value
@@ -53,7 +53,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
 
 
 def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bool, order: str) -> tuple[Region, int]:
-    """Return the (region, offset) of one lane's operand; ``remote`` allows memory of other CTAs."""
+    """Return the region and offset of one lane's operand. ``remote`` allows the memory of other CTAs."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
     if space == "shared" or (not space and window == 1):
@@ -63,18 +63,18 @@ def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bo
         w.events.shared_atomic(w, at, block, offsets, size, order)
         return block.shared, int(offsets[0])
     if window == 2:
-        access.trap(w, at, "an atomic operation on local memory")
+        access.trap(w, at, "an atomic operation must not access local memory")
     region = access.global_region(w, at, vector, size)
     if region is None:
         access.outside(w, at, address, size)
     if not region.is_writable:
-        access.trap(w, at, f"an atomic operation on {region.name}, which is read-only")
+        access.trap(w, at, f"an atomic operation must not access {region.name}, which is read-only")
     return region, address - region.base
 
 
 #: Element types that do not need a separate array per lane.
 _CODES = {NUMPY[code]: code for code in ("u32", "i32", "u64", "i64", "f32", "f64")}
-#: Functions (old, value, second) -> new on Python integers. Sums wrap when they are stored.
+#: Maps an operation to a function (old, value, second) -> new on Python integers. Sums wrap when they are stored.
 _ON_INTEGERS: dict[str, Callable[[int, int, int], int]] = {
     "add": lambda old, value, _: old + value,
     "min": lambda old, value, _: min(old, value),
@@ -106,7 +106,7 @@ def _on_integers(cells: Array, index: Array, operation: str, operands: list[Arra
 
 
 def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array | None:
-    """Add normal numbers to one cell or to distinct cells, or return None if each lane needs a separate step."""
+    """Add normal numbers to one cell or to distinct cells. Return None if each lane needs a separate step."""
     if operation != "add" or len(set(index.tolist())) not in (1, index.size):
         return None
     value = operands[0]
@@ -123,7 +123,7 @@ def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]
 
 
 def _is_plain(*values: Array) -> bool:
-    """Return whether all values are normal numbers or zero, and therefore need no special treatment."""
+    """Return whether all values are normal numbers or zero, which need no special treatment."""
     tiny = np.finfo(values[0].dtype).tiny
     return all(bool((np.isfinite(v) & ((v == 0) | (np.abs(v) >= tiny))).all()) for v in values)
 
@@ -131,7 +131,7 @@ def _is_plain(*values: Array) -> bool:
 def _apply_fast(
     w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
 ) -> tuple[Array, bool] | None:
-    """Return the old values of cells and whether any has changed, or None if the cells are not in one global region."""
+    """Return the old values and whether any value has changed, or None if the cells are not in one global region."""
     size = element.itemsize
     region = access.global_region(w, at, addresses, size)
     if region is None or not region.is_writable or region.base % size:
@@ -157,7 +157,7 @@ def atomic(
     remote: bool,
     returns: bool,
 ) -> Array:
-    """Execute atom or red and return the raw old values, shape (elements, 32). The values of inactive lanes are 0."""
+    """Execute atom or red and return the old values as raw bits, shape (elements, 32). Inactive lanes contain 0."""
     code = "u64" if name == "b128" else unsigned(CODES[name])
     count = len(sources[0])
     size = BYTES[code] * count
@@ -165,7 +165,7 @@ def atomic(
     old = np.zeros((count, LANES), NUMPY[code])
     active = np.arange(LANES) if mask is None else np.flatnonzero(mask)
     if np.bitwise_or.reduce(addresses[active]) & np.uint64(size - 1):
-        access.trap(w, at, f"a misaligned atomic operation on {size} bytes")
+        access.trap(w, at, f"the address of an atomic operation on {size} bytes is misaligned")
     w.events.atomic(w, at, addresses[active], space, size, order, returns)
     if count == 1 and element in _CODES and int(addresses[active].max()) >> 60 == 0 and space != "shared":
         chosen = [group[0][active].view(element) for group in sources]
@@ -184,7 +184,7 @@ def atomic(
         current = before.view(element)
         is_shared = space == "shared" or int(addresses[lane]) >> 60 == 1
         if name == "f32" and operation == "add" and not is_shared:
-            # Only global memory flushes subnormal numbers.
+            # Subnormal numbers are flushed only in global memory.
             new = canon(flush(apply(operation, flush(current), flush(operands[0]))))
         else:
             new = apply(operation, current, operands[0], operands[1] if len(operands) > 1 else None)
@@ -196,7 +196,7 @@ def atomic(
 
 
 def _yield_after(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
-    """Yield to other splits after an operation that changed memory, or after a repeated operation without a change.
+    """Yield to other splits after an operation that changed memory, or that again observed the same value.
 
     ``address`` is the generic address of the first element of ``old``.
     """

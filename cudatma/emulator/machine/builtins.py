@@ -1,4 +1,4 @@
-"""Functions that the CUDA runtime provides to kernels: vprintf, __assertfail, malloc and free.
+"""Functions of the CUDA runtime that kernels can call: vprintf, __assertfail, malloc and free.
 
 Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion", "Dynamic Global Memory Allocation".
 """
@@ -17,13 +17,13 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES
 
-#: Size of the heap: the default of cudaLimitMallocHeapSize.
+#: Size of the heap in bytes, the default of cudaLimitMallocHeapSize.
 HEAP_BYTES = 8 << 20
 _ALIGN = 16
 
 
 def allocate(launch: Launch, size: int) -> int:
-    """Return the address of ``size`` new bytes, or 0 if the heap is full."""
+    """Allocate ``size`` bytes and return their address, or 0 if the heap is full."""
     if not 0 <= size <= HEAP_BYTES - sum(launch.heap.values()):
         return 0
     raw = np.full(max(size, 1) + _ALIGN, 0xA5, np.uint8)
@@ -34,10 +34,10 @@ def allocate(launch: Launch, size: int) -> int:
 
 
 def release(launch: Launch, address: int) -> None:
-    """Free memory from allocate(); 0 is ignored. Raise TrapError for any other address."""
+    """Free memory of allocate(). Address 0 is ignored. Raises TrapError if the memory is not allocated."""
     if address:
         if launch.heap.pop(address, None) is None:
-            raise TrapError(f"free of {address:#x}, which is not a live address from malloc")
+            raise TrapError(f"free is called with {address:#x}, which is not the address of allocated memory")
         launch.memory.remove(address)
 
 
@@ -46,7 +46,7 @@ _LONGEST_STRING = 4096
 
 
 def _argument(w: Warp, name: str, lane: int) -> int:
-    """Return a pointer-sized or 32-bit argument of one lane."""
+    """Return an argument of 32 or 64 bits in one lane."""
     buffer = w.param_buffer(w.split.frame, name, 8).data.reshape(LANES, -1)[lane]
     return int.from_bytes(bytes(buffer[:8]), "little")
 
@@ -54,14 +54,14 @@ def _argument(w: Warp, name: str, lane: int) -> int:
 def _string(w: Warp, address: int) -> str:
     region = w.launch.memory.find(address)
     if region is None:
-        raise TrapError(f"string at {address:#x}, which is not mapped")
+        raise TrapError(f"the string at {address:#x} is not in mapped memory")
     start = address - region.base
     raw = bytes(region.data[start : start + _LONGEST_STRING])
     return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
 def _vprintf(w: Warp, arguments: list[str], results: list[str]) -> None:
-    """Format and collect the text of each lane. Local memory holds the values at their natural alignment."""
+    """Format and collect the text of each lane. The values in local memory have their natural alignment."""
     for lane in w.split.mask.nonzero()[0].tolist():
         text = _string(w, _argument(w, arguments[0], lane))
         pointer = _argument(w, arguments[1], lane)

@@ -1,8 +1,8 @@
-"""Diverge and reconverge the lanes of a warp, call functions, and end threads.
+"""Divergence and reconvergence of the lanes of a warp, function calls, and the end of threads.
 
-Lanes diverge at a branch and reconverge at the branch's immediate post-dominator. A compiler may also let diverged
-lanes reach the same bar.sync or mma before they reconverge. The first lanes then wait at this instruction for the other
-lanes, unless the others cannot arrive.
+Lanes diverge at a branch and reconverge at its immediate post-dominator. A compiler may also let diverged lanes reach
+the same bar.sync or mma before they reconverge. The first lanes then wait at this instruction for the other lanes,
+unless the other lanes cannot arrive.
 
 An instruction with a member mask synchronizes the lanes in the mask. Each lane may execute a different instruction if
 it has the same qualifiers and the same mask.
@@ -28,10 +28,10 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(slots=True)
 class Wait:
-    """A split's wait for other lanes of its warp.
+    """A wait of a split for other lanes of its warp.
 
-    ``members`` (32,) bool are the lanes that the instruction names. Lanes at instructions with equal ``key`` can
-    synchronize. ``value`` (32,) is each lane's contribution.
+    ``members`` is the (32,) mask of the lanes that must participate. Lanes can synchronize if their instructions have
+    the same ``key``. ``value`` contains each lane's contribution.
     """
 
     split: Split
@@ -44,7 +44,7 @@ class Wait:
     def may_time_out(self) -> bool:
         """Return whether the wait may time out.
 
-        If lanes have left a join early, this split must wait for the lanes that poll.
+        If lanes have left a join early, this split must wait for the polling lanes.
         """
         return not self.split.warp.has_left_joins
 
@@ -91,7 +91,7 @@ MAX_CALLS = 256
 
 @runtime
 def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> int:
-    """Split the running lanes: ``taken`` go to ``target``, and the others go to ``following``.
+    """Split the running lanes: the lanes in ``taken`` continue at ``target``, the others at ``following``.
 
     The lanes reconverge at ``meet``.
     """
@@ -105,7 +105,7 @@ def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> in
 
 
 def _join_at(w: Warp, split: Split, meet: int) -> Join | None:
-    """Return the join for two new splits that replace one split."""
+    """Return the join of two new splits that replace a split."""
     join = split.join
     if join is not None and join.at == meet and join.frame is split.frame:
         join.missing += 1
@@ -118,7 +118,7 @@ def _join_at(w: Warp, split: Split, meet: int) -> Join | None:
 
 
 def _place(w: Warp, split: Split) -> None:
-    """Add a new split to the warp, or let the split arrive immediately if it starts at its join."""
+    """Add a new split to the warp. If the split starts at its join, it arrives immediately."""
     w.splits.append(split)
     join = split.join
     if join is not None and split.pc == join.at and split.frame is join.frame:
@@ -135,7 +135,7 @@ def remove(w: Warp, split: Split) -> None:
 def arrive(w: Warp, split: Split) -> None:
     join = split.join
     if join is None:
-        raise EmulatorError("a split without a join arrived at one")
+        raise EmulatorError("a split without a join has arrived at a join (internal error)")
     remove(w, split)
     join.mask = join.mask | split.mask
     count_down(w, join)
@@ -144,7 +144,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Count down the splits and inner joins for which a join waits. When none is left, resume at the join."""
+    """Decrement the number of splits and inner joins for which a join waits. At zero, resume execution at the join."""
     join.missing -= 1
     if join.missing:
         return
@@ -161,16 +161,16 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
     if pc == -1:
         caller = frame.caller
         if caller is None:
-            raise EmulatorError("a kernel's end was joined")
+            raise EmulatorError("a kernel's end was joined (internal error)")
         pc, frame = frame.return_to, caller
     _place(w, Split(w, pc, lanes, frame, join.parent))
 
 
 def _release(w: Warp, lanes: Array) -> Array:
-    """Let parked lanes leave their joins if other lanes wait for them, and return the released lanes.
+    """Release parked lanes from their joins if other lanes wait for them. Return the released lanes.
 
-    Lanes may leave a join early because the lanes of a warp run independently. A join only saves work; no lane must
-    wait there.
+    Lanes may leave a join early because the lanes of a warp run independently. Joins only improve efficiency;
+    correctness does not depend on them.
     """
     released = np.zeros_like(lanes)
     joins = {id(join): join for split in w.splits for join in _ancestors(split.join)}
@@ -186,7 +186,7 @@ def _release(w: Warp, lanes: Array) -> Array:
 
 
 def release_parked(w: Warp) -> bool:
-    """Let all lanes that are parked at joins continue without the other lanes, and return whether there are any."""
+    """Let all lanes that are parked at joins continue without the other lanes. Return whether there are such lanes."""
     released = bool(_release(w, w.alive).any())
     w.has_left_joins = w.has_left_joins or released
     return released
@@ -194,7 +194,7 @@ def release_parked(w: Warp) -> bool:
 
 @runtime
 def leave(w: Warp, mask: Array | None) -> int:
-    """Return from a function with the running split, or with the lanes of ``mask``."""
+    """Return from a function in the running split, or only in the lanes of ``mask``."""
     split = w.split
     if split.frame.caller is None:
         return quit(w, mask)
@@ -202,7 +202,7 @@ def leave(w: Warp, mask: Array | None) -> int:
     rest = split.mask & ~lanes
     join = split.join
     if join is None or join.at != -1:
-        raise EmulatorError("a return that does not meet its call")
+        raise EmulatorError("a return has no matching call (internal error)")
     if rest.any():
         join.mask = join.mask | lanes
         split.mask, split.is_full = rest, False
@@ -213,7 +213,7 @@ def leave(w: Warp, mask: Array | None) -> int:
 
 @runtime
 def quit(w: Warp, mask: Array | None) -> int:
-    """Exit the kernel with the running split, or with the lanes of ``mask``."""
+    """Exit the kernel in the running split, or only in the lanes of ``mask``."""
     split = w.split
     lanes = split.mask if mask is None else split.mask & mask
     rest = split.mask & ~lanes
@@ -253,14 +253,14 @@ def _end_warp(w: Warp) -> None:
 
 @runtime
 def call(w: Warp, program: Program, arguments: list[str], results: list[str], return_to: int) -> int:
-    """Enter a .func with the running split. ``arguments`` and ``results`` name .param variables of the caller."""
+    """Call a .func in the running split. ``arguments`` and ``results`` are names of .param variables of the caller."""
     split = w.split
     caller = split.frame
     depth, walk = 0, caller
     while walk.caller is not None:
         depth, walk = depth + 1, walk.caller
     if depth >= MAX_CALLS:
-        raise TrapError(f"calls nested deeper than {MAX_CALLS}: the stack is exhausted")
+        raise TrapError(f"the stack is exhausted because calls are nested more than {MAX_CALLS} deep")
     base = max(caller.local_base + caller.program.local_bytes, w.stack_top)
     frame = Frame(program, caller, return_to, base)
     w.reserve_local(frame.local_base + program.local_bytes)
@@ -277,15 +277,15 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 def meet(w: Warp, at: int) -> int:
     """Synchronize the lanes of a warp for an instruction that all of them must execute.
 
-    Return 0 to continue, BLOCK to wait, or SWITCH if the running split has grown and starts the segment again. The
-    result is 0 if all lanes have arrived, or if the missing lanes cannot arrive. If the missing lanes cannot arrive,
-    the instruction reports a hazard.
+    Returns 0 to continue, BLOCK to wait, or SWITCH if the running split has gained lanes and restarts the segment. The
+    result is 0 if all lanes have arrived or the missing lanes cannot arrive. In the second case, the instruction
+    reports a hazard.
     """
     split = w.split
-    if split.token is not None:  # the barrier has released this split
+    if split.token is not None:  # The barrier has released this split.
         return 0
     for other in list(w.waiting):
-        if other.key[0] != "all" and (other.missing & split.mask).any():  # these lanes will not arrive
+        if other.key[0] != "all" and (other.missing & split.mask).any():  # These lanes will not arrive.
             other.split.timed_out = True
             w.waiting.remove(other)
             w.launch.scheduler.wake([other.split])
@@ -293,8 +293,8 @@ def meet(w: Warp, at: int) -> int:
     return 0 if isinstance(held, list) else held
 
 
-#: The values of all lanes that have synchronized at an instruction with a member mask, and the groups in which they did
-#: so.
+#: Values of all lanes that have synchronized at an instruction with a member mask, and the groups in which they
+#: synchronized.
 Met = tuple[Array | None, tuple[Array, ...]]
 
 
@@ -302,11 +302,11 @@ Met = tuple[Array | None, tuple[Array, ...]]
 def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
     """Synchronize the lanes in a member mask. Each lane may execute a different instruction of the same kind.
 
-    Return an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
+    Returns an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
     """
     split = w.split
     met: Met | None = split.token
-    if met is not None:  # the last lane to arrive has released this split
+    if met is not None:  # The last lane to arrive has released this split.
         split.token = None
         return met
     groups = sync.groups_of(members, split.mask)
@@ -333,19 +333,19 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
 
 
 def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
-    """Complete the synchronization of splits, and report lanes that have exited without executing the instruction."""
+    """Complete the synchronization of splits, and report lanes that exited without executing the instruction."""
     sync.meet(w, at, what, groups)
     for split in splits:
         if (split.released & ~w.alive).any():
-            message = f"{what} names lanes that exit without executing it while other lanes wait for them"
+            message = f"{what} includes lanes in its mask that exit without executing it while other lanes wait"
             w.events.violation("divergent_warp", w, at, message)
         split.released = NOBODY
 
 
 def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
-    """Let the running split wait for the missing lanes.
+    """Make the running split wait for the missing lanes.
 
-    Return a scheduler code if the split blocks or was merged, otherwise the waits to release.
+    Returns a scheduler code if the split blocks or was merged, otherwise the waits to release.
     """
     split = wait.split
     w.waiting[:] = [known for known in w.waiting if known.split is not split]
@@ -370,7 +370,7 @@ def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
 
 
 def _absorb(w: Warp, split: Split, other: Split) -> None:
-    """Merge two splits at one place.
+    """Merge two splits at the same place.
 
     The merged split continues to the innermost join that both splits would have reached.
     """

@@ -1,11 +1,11 @@
-"""The events that the machine reports while it runs, their arguments, and their order.
+"""Events that the machine reports to observers while it runs.
 
-An observer of a cluster is a subclass of Observer that overrides the events it needs. The machine calls
-``w.events.shared_read(...)`` and ignores the result, because observers do not change what a kernel computes. Hazard
-checks (hazards/) and the trace (trace/recording.py) are observers.
+An observer of a cluster is a subclass of Observer that overrides the methods of the events it needs. The machine calls,
+for example, ``w.events.shared_read(...)`` and ignores the result, because observers do not change what a kernel
+computes. Hazard checks (hazards/) and the trace (trace/recording.py) are observers.
 
-Unless its description says otherwise, an event comes before its effect: memory, barriers and registers still hold their
-values from before the instruction. Observers of a cluster are called in the order in which they were given.
+Unless its description states otherwise, an event precedes its effect: memory, barriers and registers still have their
+values from before the instruction. The observers of a cluster are called in the order in which they were given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudatma.emulator.machine.memory import Region
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.ptx.types import Array
 
-#: A function that returns whether memory already holds the bytes that a store is about to write.
+#: Function that returns whether memory already contains the bytes that a store is about to write.
 Same = Callable[[], bool]
 
 
@@ -31,31 +31,31 @@ def never() -> bool:
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """An asynchronous operation on a CTA's shared memory, from its issue until it is complete.
+    """An asynchronous operation on a CTA's shared memory, from its issue to its completion.
 
     Attributes
     ----------
     w, program, at
-        The warp that issues the operation, and the index of the instruction in ``program``.
+        Warp that issues the operation, and index of the instruction in ``program``.
     what
         ``"cp.async"``, ``"cp.async.bulk"``, ``"cp.async.bulk.tensor"``, ``"st.async"`` or ``"cp.reduce.async.bulk"``
-        for a write into shared memory; ``"store"`` for a store or reduction out of it.
+        for a write to shared memory, or ``"store"`` for a store or reduction from shared memory.
     block, offsets, size
-        The CTA, and the offsets of pieces of ``size`` bytes in its shared memory.
+        CTA whose shared memory is accessed, offsets of the accessed pieces, and size of each piece in bytes.
     barrier, phase
-        The mbarrier on which the copy completes, and the phase of the mbarrier at the issue. None for cp.async and
-        stores.
+        mbarrier on which the copy completes, and its phase when the copy was issued. Both are None for cp.async
+        and stores.
     group
-        The group of a cp.async or a store.
+        Group of a cp.async or a store.
     lanes
-        The lane of each piece of a cp.async.
+        Lane of each piece of a cp.async.
     scope
-        Memory order and scope of a reduction (such as "relaxed.cluster"), or "" for a plain copy.
+        Memory order and scope of a reduction (such as "relaxed.cluster"), or "" for a copy.
     number
         Number that identifies the copy.
     box, destination, map_address
-        The box (async_copy.tensor_box.Box) of a tensor load, the offset that it is loaded to, and the address of the
-        tensor map.
+        Box (async_copy.tensor_box.Box) of a tensor load, the offset of its destination, and the address of the tensor
+        map.
     """
 
     w: Any
@@ -82,23 +82,23 @@ class Copy:
 
 
 class Observer:
-    """An observer of one cluster. All methods of this base class do nothing.
+    """Observer of a cluster. All methods of this base class do nothing.
 
     Common arguments
     ----------------
     w, at
-        The warp (state.Warp) and the index of its instruction in the function's body. ``w.split`` is the group of
-        lanes that executes it, ``w.guard`` the lanes whose guard holds (None: all).
+        Warp (state.Warp), and index of its instruction in the function's body. ``w.split`` contains the lanes that
+        execute the instruction, and ``w.guard`` the lanes whose guard holds (None for all).
     block, offsets
-        The CTA (state.Block) whose shared memory is accessed, and byte offsets in it, one per lane or per piece.
+        CTA (state.Block) whose shared memory is accessed, and byte offsets in it, one per lane or per piece.
     region
-        Global memory (memory.Region) that holds the bytes. Offsets are relative to its base.
+        Global memory (memory.Region) that contains the bytes. Offsets are relative to its base.
     barrier
-        An mbarrier (async_copy.mbarrier.MBarrier), unless the event says otherwise.
+        mbarrier (async_copy.mbarrier.MBarrier), unless the event states otherwise.
     group
-        Copies for which a thread waits together (async_copy.groups.Group).
+        Group of copies (async_copy.groups.Group) that a thread waits for.
     order
-        Memory order and scope, such as ``"acquire.gpu"``; ``""`` for a weak access, ``"nc"`` for ld.global.nc.
+        Memory order and scope, such as ``"acquire.gpu"``; ``""`` for a weak access and ``"nc"`` for ld.global.nc.
     """
 
     # ---- the life of warps
@@ -110,7 +110,7 @@ class Observer:
         """A split is about to run a segment of its program."""
 
     def blocked(self, split: Any, reason: Any) -> None:
-        """A split has started to wait. ``reason`` has ``describe()`` and may have ``at`` and ``barrier``."""
+        """A split has started to wait. ``reason`` provides ``describe()`` and may provide ``at`` and ``barrier``."""
 
     def woken(self, split: Any) -> None:
         """A split can run again."""
@@ -118,37 +118,38 @@ class Observer:
     def lanes_met(self, w: Any, groups: set[int]) -> None:
         """Some but not all lanes of a warp have synchronized at an instruction with a member mask.
 
-        groups: the lanes of each mask, as bits.
+        ``groups`` contains the lanes of each mask as bits.
         """
 
     def cluster_ended(self) -> None:
-        """The last thread of the cluster has exited. This event comes before ``block_ended`` and ``warp_ended``."""
+        """The last thread of the cluster has exited. This event precedes ``block_ended`` and ``warp_ended``."""
 
     def block_ended(self, block: Any) -> None:
-        """The last thread of a CTA has exited. This event comes before ``warp_ended``."""
+        """The last thread of a CTA has exited. This event precedes ``warp_ended``."""
 
     def warp_ended(self, w: Any) -> None:
         """The last thread of a warp has exited."""
 
     def deadlocked(self) -> None:
-        """No warp of the grid can proceed. This event comes before the deadlock is reported."""
+        """No warp of the grid can proceed. This event precedes the report of the deadlock."""
 
     def trapped(self) -> None:
-        """The grid ends in a trap after a time in which all warps only waited."""
+        """The grid has ended in a trap after a time in which all warps only waited."""
 
     # ---- hazards
 
     def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
-        """The machine has found a hazard: an instruction violates a rule on which its execution depends.
+        """The machine has found a hazard, an instruction that violates a rule of its execution.
 
-        kind: a key of hazards.report.CAUSES. places: the locations that the hazard concerns (hazards.report.Place).
+        ``kind`` is a key of hazards.report.CAUSES. ``places`` contains the locations that the hazard concerns
+        (hazards.report.Place).
         """
 
     def warning(self, kind: str, w: Any, at: int, message: str, /) -> None:
-        """The machine has found code that may be intended but that PTX does not guarantee to work."""
+        """The machine has found code that may be intended but that relies on behavior that PTX does not guarantee."""
 
     def hazard_found(self, hazard: Any, w: Any) -> None:
-        """A hazard (hazards.report.Hazard) has been recorded at a new place, during an access by this warp."""
+        """A hazard (hazards.report.Hazard) has been recorded at a new place during an access by this warp."""
 
     # ---- plain accesses and fences
 
@@ -157,7 +158,7 @@ class Observer:
     ) -> None:
         """Lanes read ``size`` bytes each (ld, ldmatrix).
 
-        together: whether this is one warp-wide instruction.
+        ``together`` is true if the access is one warp-wide instruction.
         """
 
     def shared_write(
@@ -166,10 +167,10 @@ class Observer:
         """Lanes write ``size`` bytes each (st, stmatrix, st.bulk, tensormap.replace)."""
 
     def shared_atomic(self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, /) -> None:
-        """One lane executes atom or red. Each lane is a separate event."""
+        """A lane executes atom or red. Each lane causes a separate event."""
 
     def matrices_read(self, w: Any, at: int, block: Any, offsets: Array, /) -> None:
-        """ldmatrix reads matrix rows, with eight offsets per matrix. This event comes after its ``shared_read``."""
+        """ldmatrix reads matrix rows, with eight offsets per matrix. This event follows its ``shared_read``."""
 
     def global_read(self, w: Any, at: int, region: Region, offsets: Array, size: int, order: str, /) -> None:
         """Lanes read ``size`` bytes each of one region."""
@@ -180,20 +181,20 @@ class Observer:
         """Lanes write ``size`` bytes each of one region."""
 
     def atomic(self, w: Any, at: int, addresses: Array, space: str, size: int, order: str, returns: bool, /) -> None:
-        """Lanes execute atom or red. This event comes before their ``shared_atomic`` events.
+        """Lanes execute atom or red. This event precedes their ``shared_atomic`` events.
 
-        addresses: those of the active lanes. space: the opcode's state space, ``""`` for generic addresses. returns:
-        whether the result of an atom is used.
+        ``addresses`` contains the addresses of the active lanes. ``space`` is the opcode's state space, or ``""`` for
+        generic addresses. ``returns`` is true if the result of an atom is used.
         """
 
     def fence(self, w: Any, at: int, kind: str, /) -> None:
-        """A warp executes membar or fence. kind: the opcode after its root."""
+        """A warp executes membar or fence. ``kind`` is the opcode after its root."""
 
     def map_fence(self, w: Any, addresses: set[int], scope: int, /) -> None:
         """A warp executes fence.proxy.tensormap::generic.acquire on the tensor maps at these addresses."""
 
     def grid_waited(self, w: Any, /) -> None:
-        """A warp executes griddepcontrol.wait. The previous grid has ended."""
+        """A warp executes griddepcontrol.wait. The previous grid has finished."""
 
     # ---- asynchronous copies
 
@@ -201,57 +202,55 @@ class Observer:
         """A copy into shared memory is issued."""
 
     def copy_landed(self, copy: Copy, /) -> None:
-        """The bytes of a copy are in place. The mbarrier or group counts them after this event."""
+        """The bytes of a copy have been written. The mbarrier or group counts them after this event."""
 
     def store_issued(self, store: Copy, /) -> None:
-        """A bulk or tensor store is issued. This event comes after its ``shared_source``."""
+        """A bulk or tensor store is issued. This event follows its ``shared_source``."""
 
     def store_landed(self, store: Copy, /) -> None:
-        """The bytes of a store are in global memory. The group counts them after this event."""
+        """The bytes of a store have been written to global memory. The group counts them after this event."""
 
     def shared_source(self, w: Any, at: int, block: Any, offsets: Array, end: Any, /) -> None:
         """An asynchronous operation will read 16-byte chunks of shared memory.
 
-        end: the object that signals the end of the reads: the group of a store, or the mbarrier of a copy to another
-        CTA.
+        ``end`` signals the end of the reads. It is the group of a store, or the mbarrier of a copy to another CTA.
         """
 
     def global_source(self, w: Any, at: int, region: Region, offsets: Array, barrier: Any, /) -> None:
-        """A bulk copy that completes on an mbarrier will read 16-byte chunks.
+        """A bulk copy that completes on an mbarrier will read 16-byte chunks of global memory.
 
-        This event comes before its ``copy_issued``.
+        This event precedes its ``copy_issued``.
         """
 
     def tensor_source(self, copy: Copy, region: Region | None, group: Any, /) -> None:
-        """A tensor load will read its box. This event comes after its ``copy_issued``.
+        """A tensor load will read its box. This event follows its ``copy_issued``.
 
-        region: the memory that contains the tensor, or None if it contains no part of the box. group: the issuing
-        thread's open bulk group. A wait for this group also covers reads of the tensor map.
+        ``region`` is the memory that contains the tensor, or None if the box is completely outside the tensor.
+        ``group`` is the issuing thread's open bulk group. A wait for this group also covers reads of the tensor map.
         """
 
     def cp_async_source(self, w: Any, at: int, addresses: Array, counts: Array, group: Any, /) -> None:
         """A cp.async will read ``counts[i]`` bytes at each global address.
 
-        This event comes after its ``copy_issued``.
+        This event follows its ``copy_issued``.
         """
 
     def bulk_target(self, w: Any, at: int, region: Region, offsets: Array, group: Any, is_reduction: bool, /) -> None:
-        """A bulk store will write 16-byte chunks of global memory. This event comes before its ``shared_source``."""
+        """A bulk store will write 16-byte chunks of global memory. This event precedes its ``shared_source``."""
 
     def tensor_target(
         self, w: Any, at: int, box: Any, written: Array, operation: str, group: Any, is_repeat: bool, /
     ) -> None:
-        """A tensor store will write the chunks of its box that ``written`` marks.
+        """A tensor store will write the chunks of its box that are marked in ``written``.
 
-        This event comes before its ``shared_source``.
-
-        operation: the operation of a reduction, otherwise "". is_repeat: whether a lower lane issues the same store.
+        This event precedes its ``shared_source``. ``operation`` is the operation of a reduction, otherwise "".
+        ``is_repeat`` is true if a lower lane issues the same store.
         """
 
     def box_stored(
         self, w: Any, at: int, block: Any, offsets: Array, box: Any, map_address: int, group: Any, /
     ) -> None:
-        """A tensor store reads a box from these chunks. This event comes after its ``tensor_target``."""
+        """A tensor store reads a box from these chunks. This event follows its ``tensor_target``."""
 
     def map_read(self, w: Any, at: int, region: Region, offset: int, /) -> None:
         """A tensor copy or prefetch reads a tensor map."""
@@ -259,23 +258,23 @@ class Observer:
     def map_edited(self, w: Any, at: int, region: Region, offset: int, together: bool, /) -> None:
         """tensormap.replace or tensormap.cp_fenceproxy writes a tensor map.
 
-        together: whether several lanes write at once.
+        ``together`` is true if several lanes write at once.
         """
 
     def groups_waited(self, w: Any, at: int, kind: str, waited: list[Any], reads_only: bool, /) -> None:
-        """A wait for groups passes.
+        """A wait for groups returns.
 
-        kind: "bulk" or "cp". reads_only: whether the wait has .read, so that it covers only reads of the source.
+        ``kind`` is "bulk" or "cp". ``reads_only`` is true if the wait has .read and covers only reads of the source.
         """
 
     def cp_arrival_issued(self, w: Any, arrival: Any, /) -> None:
-        """A warp executes cp.async.mbarrier.arrive. Its threads will arrive when their earlier copies have landed.
+        """A warp executes cp.async.mbarrier.arrive. Its threads arrive after their earlier copies have completed.
 
-        arrival: an object that identifies the arrival in ``cp_arrived``.
+        ``arrival`` is an object that identifies the arrival in ``cp_arrived``.
         """
 
     def cp_arrived(self, arrival: Any, barrier: Any, /) -> None:
-        """The copies before a cp.async.mbarrier.arrive have landed, and its threads arrive."""
+        """The copies before a cp.async.mbarrier.arrive have completed, and its threads arrive."""
 
     # ---- barriers of a CTA or a cluster
 
@@ -283,7 +282,7 @@ class Observer:
         """A warp arrives on a state.NamedBarrier."""
 
     def barrier_completed(self, barrier: Any, warps: list[Any], /) -> None:
-        """All threads have arrived on a state.NamedBarrier. warps: those that wait for it."""
+        """All threads have arrived on a state.NamedBarrier. ``warps`` contains the waiting warps."""
 
     def cluster_arrived(self, w: Any, is_release: bool, /) -> None:
         """A warp executes barrier.cluster.arrive."""
@@ -292,14 +291,14 @@ class Observer:
         """All threads of the cluster have arrived on the cluster barrier."""
 
     def cluster_waited(self, w: Any, /) -> None:
-        """A warp's barrier.cluster.wait passes."""
+        """A warp's barrier.cluster.wait returns."""
 
     # ---- mbarriers
 
     def mbarrier_init(self, w: Any, at: int, barrier: Any, old: Any, lanes: int, /) -> None:
         """A warp executes mbarrier.init.
 
-        old: the live mbarrier at this address, or None. lanes: the executing threads, as bits.
+        ``old`` is the live mbarrier at this address, or None. ``lanes`` contains the executing threads as bits.
         """
 
     def mbarrier_inval(self, w: Any, at: int, barrier: Any, /) -> None:
@@ -308,19 +307,19 @@ class Observer:
     def mbarrier_used(self, w: Any, at: int, barrier: Any, what: str, /) -> None:
         """An instruction uses an initialized mbarrier.
 
-        what: the name of the instruction for messages, or "a wait" for a wait.
+        ``what`` is the name of the instruction for messages, or "a wait" for a wait.
         """
 
     def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
-        """More threads arrive than arrivals are pending.
+        """The number of arrivals exceeds the number of pending arrivals.
 
-        number: the number of arrivals by this instruction. expects: whether the instruction has .expect_tx.
+        ``number`` is the number of arrivals by this instruction. ``expects`` is true if the instruction has .expect_tx.
         """
 
     def mbarrier_arrived(self, w: Any, barrier: Any, order: str, is_alone: bool, /) -> None:
         """Threads arrive on an mbarrier.
 
-        is_alone: whether a single lane arrives although its warp has several live lanes.
+        ``is_alone`` is true if only one lane arrives although its warp has several live lanes.
         """
 
     def bytes_expected(self, w: Any, at: int, barrier: Any, /) -> None:
@@ -330,7 +329,7 @@ class Observer:
         """A phase has ended, and ``barrier.phase`` includes it. Waiters have not been woken yet."""
 
     def mbarrier_acquired(self, w: Any, at: int, barrier: Any, order: str, /) -> None:
-        """A wait for a phase of an mbarrier passes."""
+        """A wait for a phase of an mbarrier returns."""
 
     def bytes_over(self, barrier: Any, /) -> None:
         """The byte count of a phase is wrong, and no pending operation can change it."""
@@ -338,9 +337,9 @@ class Observer:
     # ---- tensor cores
 
     def mma_computed(self, w: Any, at: int, name: str, addends: tuple[Array, ...], /) -> None:
-        """A warp computes an MMA ("mma" or "wgmma"). This event comes after the other events of the instruction.
+        """A warp computes an MMA ("mma" or "wgmma"). This event follows the other events of the instruction.
 
-        addends: the registers of the accumulator.
+        ``addends`` contains the accumulator registers.
         """
 
     def wgmma_operand(
@@ -348,14 +347,15 @@ class Observer:
     ) -> None:
         """A wgmma reads a matrix in 16-byte chunks of its CTA's shared memory.
 
-        position: 0 for B, 1 for A. bits: the matrix descriptor. offsets: the chunks that this warp reads. shape:
-        (extent, bytes of K, MN-major) of the whole matrix. group: the number of the wgmma-group.
+        ``position`` is 0 for B and 1 for A. ``bits`` is the matrix descriptor. ``offsets`` contains the chunks that
+        this warp reads. ``shape`` is (extent, bytes of K, whether MN-major) of the whole matrix. ``group`` is the
+        number of the wgmma-group.
         """
 
     def wgmma_issued(self, w: Any, at: int, shared: tuple[Array, ...], /) -> None:
         """A warp issues a wgmma.
 
-        shared: scale-d and the matrix descriptors, which must be the same in all threads of a warpgroup.
+        ``shared`` contains scale-d and the matrix descriptors, which must be equal in all threads of a warpgroup.
         """
 
     def wgmma_fenced(self, w: Any, /) -> None:
@@ -365,16 +365,16 @@ class Observer:
         """A warp executes wgmma.commit_group."""
 
     def wgmma_waited(self, w: Any, at: int, done: int, warps: list[Any], /) -> None:
-        """A warp's wgmma.wait_group passes.
+        """A warp's wgmma.wait_group returns.
 
-        done: the number of complete groups. warps: the warps of the warpgroup.
+        ``done`` is the number of complete groups. ``warps`` contains the warps of the warpgroup.
         """
 
     def registers_set(self, w: Any, at: int, count: int, is_increase: bool, /) -> None:
-        """A warp executes setmaxnreg. This event comes only once, before the warp waits for registers."""
+        """A warp executes setmaxnreg. This event occurs only once, before the warp waits for registers."""
 
 
-#: The observer of a cluster without observers.
+#: Observer of a cluster that has no observers.
 UNOBSERVED = Observer()
 
 
@@ -384,9 +384,9 @@ def combined(observers: Sequence[Observer]) -> Observer:
 
 
 class _Combined:
-    """An observer that looks up the handlers of an event when it first occurs.
+    """Observer that determines the handlers of an event when it first occurs.
 
-    If only one observer handles an event, the event is a direct call to the observer's method.
+    If only one observer handles an event, its method is called directly.
     """
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
@@ -402,7 +402,7 @@ class _Combined:
 
 @lru_cache(maxsize=4096)
 def _subscribers(event: str, *observers: type[Observer]) -> tuple[int, ...]:
-    """Return the positions of the classes that handle an event."""
+    """Return the indices of the classes that handle an event."""
     ignored = getattr(Observer, event)
     return tuple(k for k, observer in enumerate(observers) if getattr(observer, event) is not ignored)
 

@@ -1,4 +1,4 @@
-"""Run a launch under one schedule: start, run and end its clusters."""
+"""Execution of a launch under one schedule: clusters are started, run and ended."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from cudatma.emulator.machine.special_values import SpecialValues
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 
-#: Number of bytes of shared memory in each CTA that the GPU reserves for the system.
+#: Number of bytes of shared memory that the system reserves in each CTA.
 RESERVED_BYTES = 1024
-#: Upper bound on the host memory of live clusters, which ``Launch.cluster_bytes`` estimates.
+#: Maximum host memory of live clusters in bytes, as estimated by ``Launch.cluster_bytes``.
 MAX_LIVE_BYTES = 2 << 30
-#: Host bytes that the emulator and the hazard checks use per byte of shared memory, and per warp in addition to the
-#: warp's clock.
+#: Host memory of the emulator and the hazard checks in bytes: per byte of shared memory, and per warp (without clocks).
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
-#: Emulated time that passes while all threads only read a clock: the first step, and the limit after which the launch
-#: is considered deadlocked.
+#: Emulated time that passes when all threads only read clocks: the first step, and the limit after which the launch is
+#: deadlocked.
 FIRST_IDLE_NS, MAX_IDLE_NS = 1_000_000, 10**13
 
 
 @dataclass(slots=True)
 class Setup:
-    """The validated parameters of a launch.
+    """Validated parameters of a launch.
 
     ``parameters`` is the kernel's parameter buffer. ``registers`` is the number of registers per thread, as for
     ``EmulatedModule.launch``.
@@ -59,7 +58,7 @@ class Setup:
 class GridLaunch:
     """A running grid.
 
-    The schedule picks the order in which clusters start. Live clusters run interleaved.
+    The schedule selects the order in which clusters start. Live clusters are interleaved.
     """
 
     grid: Dim
@@ -78,15 +77,15 @@ class GridLaunch:
         self.dynamic_bytes = setup.dynamic_bytes
         self.shared_offsets, self.dynamic_start = setup.image.shared_layout(setup.program.function.name)
         self.shared_bytes = self.dynamic_start + setup.dynamic_bytes
-        #: Offset of the barriers for cooperative groups of several warps, after all other shared memory.
+        #: Offset after all other shared memory of the barriers for cooperative groups of several warps.
         self.reserved_start = -(-self.shared_bytes // 16) * 16
         self.reserved_bytes = RESERVED_BYTES if setup.image.reads(setup.program.function.name, "%reserved_smem") else 0
-        #: Live allocations of malloc: address -> number of bytes.
+        #: Maps the address of each live malloc allocation to its size in bytes.
         self.heap: dict[int, int] = {}
         self.printed: list[str] = []
-        #: Descriptions of checks that the emulator could not make, with reasons.
+        #: Descriptions of omitted checks, with reasons.
         self.unchecked: list[str] = []
-        #: (special register, warp) -> its vector, the same in every CTA.
+        #: Maps (special register, warp) to its vector, which is the same in every CTA.
         self.lane_values: dict[tuple[str, int], Array] = {}
         self._parameter_values: dict[tuple[str, int, str, int], Array] = {}
         self.decoded_maps: dict[bytes, Any] = {}
@@ -96,21 +95,21 @@ class GridLaunch:
         self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
         self.param_base = self.memory.add(self._parameters, "kernel parameters")
         self.param_span = (self.param_base, self.param_base + self._parameters.size)
-        #: Offset from an address in the .param space to the generic address.
+        #: Difference between the generic address and the .param address of a kernel parameter.
         self.param_shift = np.full(LANES, self.param_base - PARAM_START, np.uint64)
-        #: The workspace that the driver passes to a cooperative launch: the size in bytes, and the grid barrier.
+        #: Workspace that the driver passes to a cooperative launch: its size in bytes, and the grid barrier.
         workspace = np.array([8, 0], np.uint32)
         self.workspace_base = self.memory.add(workspace, "grid workspace")
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
-        #: Emulated time in ns in addition to the steps, and whether the kernel has read a clock since this time last
+        #: Emulated time in ns in addition to the steps, and whether the kernel has read a clock since the time last
         #: advanced.
         self._waited_ns, self._has_read_clock = 0, False
         #: Clusters that have started and have not ended.
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
-        #: The window of clusters from which the schedule picks the next cluster to start.
+        #: Clusters among which the schedule selects the next one to start.
         self._window: list[Dim] = []
-        #: Cluster number -> the first CTA of each cluster that has started.
+        #: Maps the number of each started cluster to its first CTA.
         self.started: list[Dim] = []
 
     def unmap(self) -> None:
@@ -126,26 +125,24 @@ class GridLaunch:
                     yield x, y, z
 
     def run(self) -> None:
-        """Run the whole grid. Raise the exceptions that Scheduler.run() raises."""
+        """Run the whole grid. Raises the exceptions of Scheduler.run()."""
         with np.errstate(all="ignore"):
             self.admit()
             self.scheduler.run()
 
     def admit(self) -> bool:
-        """Start the cluster that the schedule picks, unless none is left or too many clusters are live."""
+        """Start the cluster that the schedule selects, unless no cluster is left or too many are live."""
         if len(self.resident) >= self.setup.resident_clusters:
             return False
         return self._start(self._take(self.scheduler.pick))
 
     def admit_beyond(self) -> bool:
-        """Start the next clusters regardless of the limit of live clusters.
+        """Start more clusters than the limit of live clusters allows, because all live clusters may wait for them.
 
-        All live clusters may wait for clusters that have not started.
-
-        Raise ResidencyError if the live clusters would use too much memory.
+        Raises ResidencyError if the live clusters would use too much memory.
         """
         started = False
-        for _ in range(max(1, len(self.resident) // 4)):  # start clusters in batches, so that long chains remain fast
+        for _ in range(max(1, len(self.resident) // 4)):  # Batches keep long chains of waiting clusters fast.
             origin = self._take(lambda count: 0)
             if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MAX_LIVE_BYTES:
                 live, blocks = len(self.resident), self.cluster[0] * self.cluster[1] * self.cluster[2]
@@ -155,7 +152,7 @@ class GridLaunch:
 
     @property
     def cluster_bytes(self) -> int:
-        """Estimate the host memory of a live cluster."""
+        """Return the estimated host memory of a live cluster in bytes."""
         blocks = self.cluster[0] * self.cluster[1] * self.cluster[2]
         warps = -(-self.threads // LANES)
         clock = 8 * blocks * (5 * warps + 2 * self.threads)
@@ -175,7 +172,7 @@ class GridLaunch:
     def _take(self, pick: Callable[[int], int]) -> Dim | None:
         """Remove and return one of the next clusters to start.
 
-        The choice is limited to a window of clusters, because grids may be large.
+        The choice is limited to a window of clusters because grids may be large.
         """
         window = self._window
         missing = self.setup.resident_clusters - len(window)
@@ -184,19 +181,19 @@ class GridLaunch:
         return window.pop(pick(len(window))) if window else None
 
     def take_cluster(self) -> Dim | None:
-        """Cancel a cluster whose work a running cluster takes over.
+        """Cancel a cluster that has not started, so that a running cluster can do its work.
 
-        Return the first CTA of the canceled cluster, or None if no cluster is left.
+        Returns the first CTA of the canceled cluster, or None if no cluster is left.
         """
         return self._take(self.scheduler.pick)
 
     def block_ended(self, block: Block) -> None:
-        """Remove a cluster whose last CTA has ended, so that another can start."""
+        """Remove a cluster after its last CTA has ended, so that another one can start."""
         if block.cluster.is_done:
             self.resident.remove(block.cluster)
 
     def parameter(self, name: str, offset: int, code: str, count: int) -> Array:
-        """Return (count, 32) elements of a kernel parameter, the same for every thread."""
+        """Return elements of a kernel parameter, shape (count, 32), which are equal in all lanes."""
         values = self._parameter_values.get((name, offset, code, count))
         if values is None:
             start = self.program.param_offsets[name] + offset
@@ -207,12 +204,12 @@ class GridLaunch:
         return values
 
     def show_steps(self, steps: int) -> None:
-        """Report the steps of the running schedule to the caller of the launch."""
+        """Report the steps of the current schedule to the caller of the launch."""
         if self.setup.show_steps is not None:
             self.setup.show_steps(steps)
 
     def clock(self, name: str) -> int:
-        """Return %clock, %globaltimer or a half of one of them: steps plus the time that has passed while idle."""
+        """Return %clock, %globaltimer or half of one of them: the number of steps plus the idle time."""
         self._has_read_clock = True
         steps = self.scheduler.steps * 32 + self._waited_ns
         if name in ("clock", "globaltimer_lo"):
@@ -221,15 +218,15 @@ class GridLaunch:
 
     @property
     def has_idled(self) -> bool:
-        """Return whether emulated time has passed because all threads waited."""
+        """Return whether emulated time has passed while all threads waited."""
         return self.scheduler.has_stalled
 
     def pass_time(self) -> bool:
         """Advance the clock because all threads wait, and return whether this may let a thread continue.
 
-        Time passes only if a thread has read a clock since the last advance, and only up to a limit. This ends waits
-        that a clock bounds. A kernel that reads a clock only once still deadlocks. Each advance is as long as all
-        previous advances together.
+        Time passes only up to a limit, and only if a thread has read a clock since the last advance. Waits with a
+        time limit therefore end, while a kernel that reads a clock only once still deadlocks. Each advance equals the
+        sum of all previous advances.
         """
         if not self._has_read_clock or self._waited_ns > MAX_IDLE_NS:
             return False
@@ -264,7 +261,7 @@ def start(cluster: Cluster) -> None:
 
 
 def _shared_memory(launch: Launch) -> Array:
-    """Return a CTA's shared memory: the kernel's part, and the system's zeroed part if the kernel uses it."""
+    """Return the shared memory of a CTA, including the system's zeroed part if the kernel uses it."""
     if not launch.reserved_bytes:
         return _poisoned(launch.shared_bytes)
     data = _poisoned(launch.reserved_start + launch.reserved_bytes)
@@ -273,6 +270,6 @@ def _shared_memory(launch: Launch) -> Array:
 
 
 def _poisoned(size: int) -> Array:
-    """Return shared memory that is filled with a nonzero pattern, because shared memory is uninitialized on a GPU."""
+    """Return shared memory filled with a nonzero pattern, because shared memory is uninitialized on a GPU."""
     rounded = -(-size // 16) * 16
     return np.full(rounded, 0xA5, np.uint8)[:size]

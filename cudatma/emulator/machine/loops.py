@@ -1,4 +1,4 @@
-"""Detect infinite loops: warps that return to an earlier state, and the source lines that they execute."""
+"""Detection of infinite loops, in which warps return to an earlier state, and of the source lines in a loop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cudatma.emulator.machine.retries import state_of
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.model import Instruction
 
-#: Limits of a recording: the maximum number of visits of a split to its first place, and the total number of steps.
+#: Limits of a recording: the maximum number of visits of a split to its first place, and the maximum number of steps.
 _MAX_COMPARED, _MAX_STEPS = 100, 200_000
-#: Maximum number of lines that the description of a loop names.
+#: Maximum number of lines in the description of a loop.
 _MAX_LINES = 6
 _READS = ("ld", "ldu", "atom", "mbarrier")
 
@@ -36,7 +36,7 @@ class Loop:
         return (self.reads or self.instructions)[0][0]
 
     def describe(self) -> str:
-        """Return the loop's source lines, or the PTX lines if the source is unknown."""
+        """Return the source lines of the loop, or its PTX lines if the source is unknown."""
         sources: dict[str, set[int]] = {}
         for _, instruction in self.instructions:
             file, _, line = self.program.module.source_of(instruction).partition(",")[0].rpartition(":")
@@ -47,7 +47,7 @@ class Loop:
 
 
 def is_plain(instruction: Instruction) -> bool:
-    """Return whether an instruction is a weak load. A weak load need not observe writes by other threads."""
+    """Return whether an instruction is a weak load, which need not observe writes by other threads."""
     root, *rest = instruction.parts
     return root in ("ld", "ldu") and not {"volatile", "relaxed", "acquire", "mmio"} & set(rest)
 
@@ -65,21 +65,21 @@ def _ranges(lines: set[int]) -> str:
 
 
 def _state_of(split: Split) -> tuple[int, bool]:
-    """Return the state of a split. A barrier runs twice at the same place: on arrival, and after its release."""
+    """Return the state of a split. A split visits a barrier twice, on arrival and after its release."""
     return state_of(split), split.token is None
 
 
 class Recorder:
-    """A recording of the segments that the warps of a launch run."""
+    """Recording of the segments that the warps of a launch execute."""
 
     def __init__(self, ready: Iterable[Split], blocked: Iterable[Split]) -> None:
-        """Start a recording of splits that can run or that wait.
+        """Start a recording of the given splits, which are ready or blocked.
 
-        Later states of the splits are compared with their current states. A split that waits is compared only if it is
-        released.
+        Later states of a ready split are compared with its current state. A blocked split is compared only after its
+        release.
         """
-        #: Place -> state -> number of visits. The split's first visit is counted when it continues, the second when it
-        #: returns.
+        #: Maps each place to the number of visits in each state. The first visit of a split is counted when it
+        #: continues, the second when it returns.
         self._states: dict[tuple[Warp, int], dict[tuple[int, bool], int]] = {}
         self._compared: dict[tuple[Warp, int], int] = {}
         self._blocked = set(blocked)
@@ -117,7 +117,7 @@ class Recorder:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether some split does not return to its first state."""
+        """Return whether any split does not return to its first state."""
         return self._steps > _MAX_STEPS or any(
             count >= _MAX_COMPARED and min(self._states[place].values()) < 2 for place, count in self._compared.items()
         )

@@ -1,8 +1,8 @@
-"""The byte memories of the emulated device.
+"""Memories of the emulated device, as arrays of bytes.
 
-Global addresses are the host addresses of the arrays' bytes, so a tensor map that contains a NumPy array's pointer
-works unchanged. Bits 24 and up of a shared address hold the CTA's rank in its cluster. Shared memory starts at offset
-0x400, as on Hopper. Generic addresses of shared and local memory are in windows at 2^60 and 2^61.
+Global addresses are the host addresses of the arrays' bytes, so that a tensor map that contains the pointer of a NumPy
+array works unchanged. Bits 24 and up of a shared address contain the CTA's rank in its cluster. Shared memory starts at
+offset 0x400, as on Hopper. The generic windows of shared and local memory are at 2^60 and 2^61.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 from cudatma.errors import ArgumentError, counted
 
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61
-#: Offset of the first byte of a CTA's shared memory. The system reserves the KiB below this offset.
+#: Offset of the first byte of a CTA's shared memory. The system reserves the bytes before it.
 SHARED_START = 0x400
 RANK_SHIFT = 24
-#: Address of the first kernel parameter in the .param space. Programs use 32-bit addresses in this space.
+#: Address of the first kernel parameter in the .param space, which has 32-bit addresses.
 PARAM_START = 0x400
 
 
 class Region:
-    """A contiguous range of bytes at an address. ``data`` is (size,) uint8 and shares memory with the array's owner."""
+    """Contiguous bytes at an address. ``data`` is a (size,) uint8 view of the owner's array."""
 
     __slots__ = ("_views", "base", "base_word", "data", "end", "is_writable", "name", "owner", "shadow", "size")
 
     def __init__(self, base: int, data: Array, name: str, owner: Any = None, is_writable: bool = True) -> None:
         self.base, self.data, self.name, self.owner, self.is_writable = base, data, name, owner, is_writable
-        #: The base address in every lane, because NumPy is twice as fast with a vector as with a scalar.
+        #: Base address in every lane, because NumPy is twice as fast with a vector as with a scalar.
         self.base_word: Array = np.full(LANES, base, np.uint64)
         self.size = int(data.size)
         self.end = base + self.size
         self._views: dict[str, Array] = {}
-        #: The shadow of a global buffer (hazards.global_memory), or None before the first write.
+        #: Shadow of a global buffer (hazards.global_memory), or None before the first write.
         self.shadow: Any = None
 
     def element(self, offset: int) -> str:
-        """Return the name of the element at a byte offset, such as "x[3, 17]", or "byte 68 of x" if there is none."""
+        """Return the name of the element at a byte offset, such as "x[3, 17]", or "byte 68 of x"."""
         array = self.owner
         if isinstance(array, np.ndarray) and array.dtype.itemsize and array.size:
             place, rest = divmod(offset, array.dtype.itemsize)
@@ -53,7 +53,7 @@ class Region:
         return f"byte {offset} of {self.name}"
 
     def view(self, code: str) -> Array:
-        """Return all whole elements of a type, starting at the first byte."""
+        """Return a view of the bytes as elements of a type, without a partial element at the end."""
         elements = self._views.get(code)
         if elements is None:
             dtype = NUMPY[code]
@@ -62,7 +62,7 @@ class Region:
         return elements
 
     def inside(self, addresses: Array, size: int) -> Array | None:
-        """Return the int64 byte offsets of ``size``-byte accesses, or None if any is misaligned or outside the region.
+        """Return the int64 byte offsets of accesses of ``size`` bytes, or None if any is misaligned or outside.
 
         Addresses below the region wrap to large offsets. The bitwise OR of all offsets is an upper bound on the largest
         offset.
@@ -77,7 +77,7 @@ class Region:
         return result
 
     def gather(self, offsets: Array, code: str, count: int) -> Array:
-        """Return (count, lanes) elements at int64 byte offsets that are multiples of the element size."""
+        """Return the elements at int64 byte offsets that are multiples of the element size, shape (count, lanes)."""
         first = in_units(offsets, _SHIFTS[code])
         if count == 1:
             result: Array = self.view(code)[first][None]
@@ -85,7 +85,7 @@ class Region:
         return self.view(code)[first[None, :] + _STEPS[:count]]
 
     def scatter(self, offsets: Array, code: str, values: Iterable[Array]) -> None:
-        """Write vectors of consecutive elements. If several lanes write to one place, the last lane's value remains."""
+        """Write vectors of consecutive elements. If several lanes write the same bytes, the last lane wins."""
         first = in_units(offsets, _SHIFTS[code])
         view = self.view(code)
         for step, row in enumerate(values):
@@ -94,14 +94,14 @@ class Region:
 
 _union = np.bitwise_or.reduce
 _STEPS = np.arange(16, dtype=np.int64)[:, None]
-#: Element type -> log2 of its size in bytes.
+#: Maps each element type to the base-2 logarithm of its size in bytes.
 _SHIFTS: dict[str, int] = {code: dtype.itemsize.bit_length() - 1 for code, dtype in NUMPY.items()}
-#: Shift -> the shift in every lane, because NumPy is twice as fast with a vector as with a scalar.
+#: Shift counts in every lane, because NumPy is twice as fast with a vector as with a scalar.
 _LANE_SHIFTS: list[Array] = [np.full(LANES, shift, np.int64) for shift in range(6)]
 
 
 def in_units(offsets: Array, shift: int) -> Array:
-    """Convert nonnegative int64 byte offsets to units of 2 ** shift bytes (shift 0 to 5)."""
+    """Convert nonnegative int64 byte offsets to units of 2 ** shift bytes, for shifts of 0 to 5."""
     if not shift:
         return offsets
     shifts = _LANE_SHIFTS[shift]
@@ -112,14 +112,14 @@ def in_units(offsets: Array, shift: int) -> Array:
 def bytes_of(array: Any, name: str = "array") -> Array:
     """Return the bytes of a NumPy array as (n,) uint8 without a copy.
 
-    For a view with gaps, return the bytes of the contiguous array that contains the view. Raise ArgumentError if there
+    For a view with gaps, return the bytes of the contiguous array that contains the view. Raises ArgumentError if there
     is no such array.
     """
     if not isinstance(array, np.ndarray):
         raise ArgumentError(name, type(array).__name__, "a NumPy array")
     if array.dtype.hasobject or not array.dtype.isnative:
-        raise ArgumentError(name, f"dtype {array.dtype!s}", "numbers in native byte order", "convert a copy")
-    array = array.view(np.ndarray)  # subclasses such as np.matrix index differently
+        raise ArgumentError(name, f"dtype {array.dtype!s}", "numbers in native byte order", "pass a converted copy")
+    array = array.view(np.ndarray)  # Subclasses such as np.matrix index differently.
     while not (array.flags.c_contiguous or array.flags.f_contiguous) and isinstance(array.base, np.ndarray):
         array = array.base
     if not array.flags.c_contiguous and not array.flags.f_contiguous:
@@ -136,7 +136,7 @@ def address_of(array: Array) -> int:
 
 
 def _merge(one: Region, other: Region) -> Region:
-    """Return one region for two overlapping regions. The result keeps the owners of both regions alive."""
+    """Return a region that covers two overlapping regions. The result keeps the owners of both regions alive."""
     base, end = min(one.base, other.base), max(one.end, other.end)
     if other.base == base and other.end == end:
         return other
@@ -146,12 +146,12 @@ def _merge(one: Region, other: Region) -> Region:
 
 
 class GlobalMemory:
-    """The regions that a kernel may access: arguments, registered arrays, module variables and parameters."""
+    """Regions that a kernel may access: arguments, registered arrays, module variables and parameters."""
 
     def __init__(self) -> None:
         self._bases: list[int] = []
         self._regions: dict[int, Region] = {}
-        #: Instruction -> the region of its last access. The next access probably uses the same region.
+        #: Maps an instruction to the region of its last access, which the next access probably uses again.
         self.recent: dict[int, Region] = {}
 
     def add(self, array: Any, name: str) -> int:
@@ -167,7 +167,7 @@ class GlobalMemory:
         return address
 
     def _insert(self, region: Region) -> None:
-        """Add a region and merge it with regions that overlap it. Overlapping regions are parts of one buffer."""
+        """Add a region, merged with the regions that overlap it because they are parts of the same buffer."""
         near = self._bases[max(0, bisect_right(self._bases, region.base) - 1) : bisect_left(self._bases, region.end)]
         for old in [r for r in map(self._regions.__getitem__, near) if region.base < r.end]:
             self._bases.remove(old.base)
@@ -202,7 +202,7 @@ class GlobalMemory:
         return region if address < region.end else None
 
     def nearest(self, address: int) -> str:
-        """Describe the region nearest to an address, for error messages."""
+        """Describe the region nearest to an address for an error message."""
         best = min(self._regions.values(), key=lambda r: max(r.base - address, address - r.end + 1), default=None)
         if best is None:
             return "no memory is mapped"

@@ -1,4 +1,4 @@
-"""Emitters for control flow, barriers of a CTA or a cluster, instructions without effect, and unsupported ones.
+"""Emitters for control flow, barriers of CTAs and clusters, instructions without effect, and unsupported instructions.
 
 Source: PTX ISA, "Control Flow Instructions", "bar, barrier", "barrier.cluster", "griddepcontrol", "setmaxnreg".
 """
@@ -19,7 +19,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
 
 
 def _guard_lanes(e: SegmentWriter, i: Instruction) -> str | None:
-    """Bind the mask of lanes whose guard holds and return the name of the mask, or None if there is no guard."""
+    """Emit the mask of lanes whose guard holds, and return the mask's name, or None if there is no guard."""
     if i.guard is None:
         return None
     register, negated = i.guard
@@ -31,7 +31,7 @@ def _guard_lanes(e: SegmentWriter, i: Instruction) -> str | None:
 def bra(e: SegmentWriter, i: Instruction) -> None:
     label = i.operands[0]
     if not isinstance(label, Sym):
-        raise e.error("a branch needs a label")
+        raise e.error("the branch has no label")
     target = e.flow.target(label.name, i)
     taken = _guard_lanes(e, i)
     if taken is None:
@@ -59,10 +59,10 @@ def brx(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def indexed_branch(w: Warp, index: Array, targets: list[int], meet: int, mask: Array) -> int:
-    """Branch to each lane's target. Lanes with different indices diverge."""
+    """Branch to the target of each lane. Lanes with different indices diverge."""
     first = int(index[mask.argmax()])
     if first >= len(targets):
-        raise TrapError(f"brx.idx with index {first}, but only {len(targets)} targets")
+        raise TrapError(f"the index of brx.idx must be less than {len(targets)}, got {first}")
     same = (index == first) & mask
     if (same == mask).all():
         return targets[first]
@@ -106,13 +106,13 @@ def call(e: SegmentWriter, i: Instruction) -> None:
     """
     parts = list(i.operands)
     results = parts.pop(0) if parts and isinstance(parts[0], Vec) else Vec(())
-    e.need(bool(parts), "a call without a function")
+    e.need(bool(parts), "the call has no function")
     callee = parts.pop(0)
     arguments = parts.pop(0) if parts and isinstance(parts[0], Vec) else Vec(())
     names: list[list[str]] = []
     for group in (arguments, results):
         items = group.items if isinstance(group, Vec) else ()
-        e.need(all(isinstance(item, Sym) for item in items), "only .param variables are supported in calls")
+        e.need(all(isinstance(item, Sym) for item in items), "the operands of a call must be .param variables")
         names.append([item.name for item in items if isinstance(item, Sym)])
     following = e.segment.index + 1
     taken = _guard_lanes(e, i)
@@ -125,7 +125,7 @@ def call(e: SegmentWriter, i: Instruction) -> None:
         target = e.src(callee, "u64")
         e.line(f"return call_pointer(w, {target}, {names[0]}, {names[1]}, {following}, m)")
     else:
-        raise e.error("the target of the call is not a function")
+        raise e.error("the target of the call must be a function")
 
 
 @runtime
@@ -138,21 +138,21 @@ def call_function(w: Warp, name: str, arguments: list[str], results: list[str], 
     program = w.launch.image.program(name)
     expected = (len(program.function.params), len(program.function.returns))
     if expected != (len(arguments), len(results)):
-        message = f"call of {name} with {len(arguments)} arguments and {len(results)} results"
-        raise TrapError(f"{message}; expected {expected[0]} and {expected[1]}")
+        message = f"{name} is called with {len(arguments)} arguments and {len(results)} results"
+        raise TrapError(f"{message}, but declares {expected[0]} and {expected[1]}")
     return divergence.call(w, program, arguments, results, following)
 
 
 @runtime
 def call_pointer(w: Warp, target: Array, arguments: list[str], results: list[str], following: int, mask: Array) -> int:
-    """Call through a pointer. Lanes with different targets diverge."""
+    """Call functions through a pointer. Lanes with different targets diverge."""
     first = int(target[mask.argmax()])
     same = (target == np.uint64(first)) & mask
     if not (same == mask).all():
         return divergence.diverge(w, same, w.split.pc, w.split.pc, following)
     name = w.launch.image.function_at(first)
     if name is None:
-        raise TrapError(f"indirect call to {first:#x}, which is not a function")
+        raise TrapError(f"the target {first:#x} of an indirect call is not a function")
     return call_function_typed(w, name, arguments, results, following)
 
 
@@ -162,7 +162,7 @@ def call_function_typed(w: Warp, name: str, arguments: list[str], results: list[
 
 @emitter("bar", "barrier")
 def bar(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for bar{.cta}.sync/.arrive/.red, barrier..., bar.warp.sync and barrier.cluster.arrive/.wait."""
+    """Emit code for bar.sync/.arrive/.red, barrier, bar.warp.sync and barrier.cluster.arrive/.wait."""
     following = e.segment.index + 1
     parts = set(i.parts)
     if "warp" in parts:
@@ -193,7 +193,7 @@ def bar(e: SegmentWriter, i: Instruction) -> None:
         e.line(f"if sync.named_sync(w, {e.at}, {number}, {count}, {aligned}): return -1")
         del following
     else:
-        raise e.error("unknown form of bar")
+        raise e.error("this form of bar is not supported")
 
 
 @emitter("nanosleep")
@@ -203,14 +203,14 @@ def nanosleep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("setmaxnreg", "pmevent", "prefetchu", "applypriority", "discard")
 def no_effect(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for instructions that do not affect values: registers, caches and counters.
+    """Emit code for instructions that do not affect values but only registers, caches or counters.
 
-    setmaxnreg.inc can block until the CTA's pool has enough registers.
+    setmaxnreg.inc can block until the CTA's register pool has enough registers.
     """
     if i.parts[0] == "setmaxnreg":
         count = i.operands[0]
         if not isinstance(count, Imm):
-            raise e.error("setmaxnreg needs an immediate")
+            raise e.error("the operand of setmaxnreg must be an immediate")
         e.line(f"if register_pool.set_registers(w, {e.at}, {count.bits}, {'inc' in i.parts}): return -1")
     else:
         e.line("pass")
@@ -218,8 +218,8 @@ def no_effect(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("griddepcontrol")
 def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for griddepcontrol. Launches run one after another, so the previous grid has already ended."""
-    e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
+    """Emit code for griddepcontrol. Launches are sequential, so the previous grid has already finished."""
+    e.need(i.parts[1] in ("wait", "launch_dependents"), "this form of griddepcontrol is not supported")
     e.line("sync.grid_wait(w)" if i.parts[1] == "wait" else "pass")
 
 
@@ -227,7 +227,7 @@ def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
 def stack(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for alloca, stacksave and stackrestore.
 
-    Memory from alloca follows the function's own local memory. Each warp has one stack pointer.
+    alloca allocates memory after the function's local memory. All lanes of a warp share one stack pointer.
     """
     code = CODES[i.parts[1]]
     if i.parts[0] == "stackrestore":
@@ -237,7 +237,7 @@ def stack(e: SegmentWriter, i: Instruction) -> None:
         e.dst(i.operands[0], "local_address(w.allocate(0, 1))", "u64")
         return
     align = i.operands[2] if len(i.operands) > 2 else Imm(8)
-    e.need(isinstance(align, Imm) and 1 <= align.bits <= 1 << 16, "the alignment must be an immediate of 1 to 65536")
+    e.need(isinstance(align, Imm) and 1 <= align.bits <= 1 << 16, "the alignment must be an immediate from 1 to 65536")
     size = e.src(i.operands[1], code)
     bits = align.bits if isinstance(align, Imm) else 8
     e.dst(i.operands[0], f"local_address(w.allocate(largest({size}, {e.mask}), {bits}))", "u64")
@@ -245,7 +245,7 @@ def stack(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def largest(value: Array, mask: Array | None) -> int:
-    """Return the largest value of the active lanes."""
+    """Return the maximum of the active lanes' values."""
     return int((value if mask is None else value[mask]).max())
 
 
@@ -261,4 +261,4 @@ def restore_stack(w: Warp, top: Array, mask: Array | None) -> None:
 
 @emitter(*REFUSED)
 def refuse(e: SegmentWriter, i: Instruction) -> None:
-    raise e.error(f"`{i.parts[0]}` is not emulated: {REFUSED[i.parts[0]]}")
+    raise e.error(f"`{i.parts[0]}` is not supported: {REFUSED[i.parts[0]]}")

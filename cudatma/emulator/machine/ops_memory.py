@@ -16,7 +16,7 @@ _SPACES = ("global", "shared", "local", "const", "param")
 
 
 def state_space(i: Instruction) -> tuple[str, bool]:
-    """Return (space, whether the opcode has ::cluster). The space "" means generic addresses."""
+    """Return the state space of an instruction, and whether it has ::cluster. "" means generic addresses."""
     for part in i.parts[1:]:
         name, _, detail = part.partition("::")
         if name in _SPACES:
@@ -25,9 +25,9 @@ def state_space(i: Instruction) -> tuple[str, bool]:
 
 
 def order_of(i: Instruction) -> str:
-    """Return the memory order and the scope (if any) of an access, such as "acquire.gpu", or "" for a weak access.
+    """Return the memory order and scope of an access, such as "acquire.gpu", or "" for a weak access.
 
-    Atomic operations without an order are relaxed.
+    Atomic operations without an explicit order are relaxed.
     """
     order = next((p for p in i.parts[1:] if p in ("relaxed", "acquire", "release", "acq_rel", "volatile")), "")
     scope = next((p for p in i.parts[1:] if p in SCOPES), "")
@@ -39,36 +39,36 @@ def order_of(i: Instruction) -> str:
 
 
 def _width(e: SegmentWriter, mem: Mem) -> str:
-    """Return the type for address arithmetic: 32 bits for u32 addresses, so that they wrap as on a GPU."""
+    """Return the type for address arithmetic, which is 32 bits for u32 addresses so that they wrap as on a GPU."""
     return "u32" if isinstance(mem.base, Reg) and BYTES[e.classes[mem.base.index]] == 4 else "u64"
 
 
 def address_of(e: SegmentWriter, mem: object) -> str:
-    """Return the expression for the lane addresses of a memory operand, as uint64."""
+    """Return an expression for the lane addresses of a memory operand, as uint64."""
     if not isinstance(mem, Mem):
-        raise e.error("expected an address in brackets")
+        raise e.error("the operand must be an address in brackets")
     width = _width(e, mem)
     text = e.convert(e.address(mem, width), width, "u64")
     return f"({text} + w.launch.param_shift)" if is_kernel_parameter(e, mem.base) else text
 
 
 def shared_address_of(e: SegmentWriter, i: Instruction, mem: object) -> str:
-    """Return the expression for the lane addresses of a shared-memory operand.
+    """Return an expression for the lane addresses of a shared-memory operand.
 
-    The addresses are generic if the instruction does not name a state space.
+    The addresses are generic if the instruction does not specify a state space.
     """
     text = address_of(e, mem)
     return text if state_space(i)[0] else f"from_generic({text})"
 
 
 def is_kernel_parameter(e: SegmentWriter, base: object) -> bool:
-    """Return whether an operand names a kernel parameter. Kernel parameters have an address in the .param space."""
+    """Return whether an operand is a kernel parameter, which has an address in the .param space."""
     function = e.flow.function
     return isinstance(base, Sym) and function.is_entry and any(p.name == base.name for p in function.params)
 
 
 def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | None:
-    """Return the (name, offset) of a .param variable of the activation, or None for other operands."""
+    """Return the name and offset of a .param variable of the current call, or None for other operands."""
     if space != "param" or not isinstance(mem.base, Sym):
         return None
     function = e.flow.function
@@ -76,12 +76,12 @@ def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | Non
     if function.is_entry and any(p.name == name for p in function.params):
         return None
     known = name in function.param_locals or any(p.name == name for p in (*function.params, *function.returns))
-    e.need(known, f"unknown parameter `{name}`")
+    e.need(known, f"parameter `{name}` is not declared")
     return name, mem.base.offset + mem.offset
 
 
 def _kernel_parameter(e: SegmentWriter, mem: Mem, space: str, size: int) -> str | None:
-    """Return the arguments that describe an aligned part of a kernel parameter, or None for any other load."""
+    """Return arguments that describe an aligned part of a kernel parameter, or None for other loads."""
     function = e.flow.function
     base = mem.base
     if space != "param" or not function.is_entry or not isinstance(base, Sym):
@@ -94,8 +94,8 @@ def _kernel_parameter(e: SegmentWriter, mem: Mem, space: str, size: int) -> str 
 
 
 def _elements(e: SegmentWriter, i: Instruction) -> tuple[str, int]:
-    """Return (type, count) for .v2, .v4, .v8 and .b128."""
-    e.need(i.parts[-1] in CODES, f"unknown type `.{i.parts[-1]}`")
+    """Return the element type and the number of elements of .v2, .v4, .v8 and .b128."""
+    e.need(i.parts[-1] in CODES, f"type `.{i.parts[-1]}` is unknown")
     code = CODES[i.parts[-1]]
     count = next((int(p[1:]) for p in i.parts if p in ("v2", "v4", "v8")), 1)
     return ("u64", 2 * count) if code == "b128" else (code, count)
@@ -105,10 +105,10 @@ def _elements(e: SegmentWriter, i: Instruction) -> tuple[str, int]:
 def ld(e: SegmentWriter, i: Instruction) -> None:
     code, count = _elements(e, i)
     space, remote = state_space(i)
-    e.need(len(i.operands) >= 2, "ld needs a destination and an address")
+    e.need(len(i.operands) >= 2, "ld must have a destination and an address")
     mem = i.operands[1]
     if not isinstance(mem, Mem):
-        raise e.error("expected an address in brackets")
+        raise e.error("the operand must be an address in brackets")
     raw = unsigned(code) if code in ("f16",) else code
     param = _param_name(e, mem, space)
     fixed = _kernel_parameter(e, mem, space, BYTES[raw] * count)
@@ -137,7 +137,7 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
             e.dst(target, f"pack128({value}[{2 * k}], {value}[{2 * k + 1}])", "b128")
         return
     targets = to.items if isinstance(to, Vec) else (to,)
-    e.need(len(targets) == count, f"expected {count} destinations")
+    e.need(len(targets) == count, f"the instruction must have {count} destinations")
     for k, target in enumerate(targets):
         if not isinstance(target, Sink):
             e.dst(target, f"{value}[{k}]", raw)
@@ -147,10 +147,10 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
 def st(e: SegmentWriter, i: Instruction) -> None:
     code, count = _elements(e, i)
     space, remote = state_space(i)
-    e.need(len(i.operands) >= 2, "st needs an address and a value")
+    e.need(len(i.operands) >= 2, "st must have an address and a value")
     mem = i.operands[0]
     if not isinstance(mem, Mem):
-        raise e.error("expected an address in brackets")
+        raise e.error("the operand must be an address in brackets")
     raw = unsigned(code)
     source = i.operands[1]
     items = source.items if isinstance(source, Vec) else (source,)
@@ -158,7 +158,7 @@ def st(e: SegmentWriter, i: Instruction) -> None:
         whole = [e.temporary(e.src(item, "b128")) for item in items]
         values = ", ".join(f"{name}[0], {name}[1]" for name in whole)
     else:
-        e.need(len(items) == count, f"expected {count} values")
+        e.need(len(items) == count, f"the instruction must have {count} values")
         values = ", ".join(e.src(item, raw) for item in items)
     param = _param_name(e, mem, space)
     if param:
@@ -180,11 +180,11 @@ _ATOMIC = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"}
 
 @emitter("atom", "red")
 def atom(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for atom and red on scalars and vectors. The results are the values before the operation."""
+    """Emit code for atom and red on scalars and vectors. atom returns the values before the operation."""
     operation = next((p for p in i.parts[1:] if p in _ATOMIC), "")
-    e.need(bool(operation), "unknown atomic operation")
+    e.need(bool(operation), "this atomic operation is not supported")
     name = next((p for p in reversed(i.parts) if p in CODES), "")
-    e.need(bool(name), "an atomic operation without a type")
+    e.need(bool(name), "the atomic operation has no type")
     space, remote = state_space(i)
     is_wide = name == "b128"
     raw = "u64" if is_wide else unsigned(CODES[name])

@@ -21,7 +21,7 @@ from cudatma.emulator.ptx.writer import RUNTIME, SegmentWriter, emitter, runtime
 _LANE = np.arange(LANES, dtype=np.int64)
 
 
-#: The groups of an instruction that all lanes execute with a mask that names all lanes.
+#: Groups of an instruction that all lanes execute with a mask that includes all lanes.
 WHOLE = (FULL,)
 RUNTIME["WHOLE"] = WHOLE
 
@@ -29,7 +29,7 @@ RUNTIME["WHOLE"] = WHOLE
 def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
     """Emit code that synchronizes the lanes in the member mask.
 
-    Return the expressions for the values of all synchronized lanes and for the groups in which they have synchronized.
+    Returns expressions for the values of all synchronized lanes, and for the groups in which they synchronized.
     """
     operand = i.operands[-1]
     member = e.src(operand, "u32")
@@ -44,9 +44,9 @@ def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, s
 
 
 def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
-    """Return the expressions for the second operand in all synchronized lanes and for their groups.
+    """Return expressions for the second operand in all synchronized lanes, and for their groups.
 
-    An instruction without .sync has one group, the active lanes.
+    For an instruction without .sync, the only group is the active lanes.
     """
     value = e.temporary(e.src(i.operands[1], code))
     if "sync" in i.parts:
@@ -57,7 +57,7 @@ def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
 @emitter("shfl")
 def shfl(e: SegmentWriter, i: Instruction) -> None:
     mode = next((p for p in i.parts if p in ("up", "down", "bfly", "idx")), "")
-    e.need(bool(mode), "expected one of .up, .down, .bfly, .idx")
+    e.need(bool(mode), "shfl must have .up, .down, .bfly or .idx")
     value, groups = _exchange(e, i, "u32")
     b, c = (e.src(o, "u32") for o in i.operands[2:4])
     to = i.operands[0]
@@ -84,7 +84,7 @@ def shfl(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
-    """Return (source lane, whether it is in the segment) for every lane."""
+    """Return each lane's source lane, and whether the source lane is in the segment."""
     b, clamp, segment = b & 31, c & 31, (c >> 8) & 31
     first = _LANE & segment
     last = first | (clamp & ~segment)
@@ -104,7 +104,7 @@ def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 
 
 def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], Any]) -> Array:
-    """Return a vector with one result per group in all lanes of the group."""
+    """Return a vector that contains each group's result in all lanes of the group."""
     if len(groups) == 1:
         return np.full(LANES, result(groups[0]), NUMPY[code])
     values = np.zeros(LANES, NUMPY[code])
@@ -116,14 +116,14 @@ def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], An
 @emitter("vote")
 def vote(e: SegmentWriter, i: Instruction) -> None:
     mode = next((p for p in i.parts if p in ("all", "any", "uni", "ballot")), "")
-    e.need(bool(mode), "expected one of .all, .any, .uni, .ballot")
+    e.need(bool(mode), "vote must have .all, .any, .uni or .ballot")
     votes, groups = _exchange(e, i, "pred")
     e.dst(i.operands[0], f"cast_votes({mode!r}, {votes}, {groups})", "u32" if mode == "ballot" else "pred")
 
 
 @runtime
 def cast_votes(mode: str, votes: Array, groups: tuple[Array, ...]) -> Array:
-    """Return a vector with the vote of each group in all lanes of the group."""
+    """Return a vector that contains each group's vote in all lanes of the group."""
     if mode == "ballot":
         return _by_group(groups, "u32", lambda lanes: lane_bits(votes & lanes))
 
@@ -160,7 +160,7 @@ def match(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[Array, Array]:
-    """Compute match: .any returns the lanes with the same value; .all returns all lanes or 0, and a predicate."""
+    """Return the lanes with equal values (match.any), or all lanes or 0 and a predicate (match.all)."""
     if every:
         matches = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
         return matches, matches != 0
@@ -175,7 +175,7 @@ def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[
 def redux(e: SegmentWriter, i: Instruction) -> None:
     code = kind(e, i, -1)
     operation = next((p for p in i.parts if p in ("add", "min", "max", "and", "or", "xor")), "")
-    e.need(bool(operation), "unknown reduction")
+    e.need(bool(operation), "this reduction is not supported")
     value, groups = _exchange(e, i, code)
     text = f"reduce_lanes({operation!r}, {code!r}, {value}, {groups}, {'NaN' in i.parts}, {'abs' in i.parts})"
     e.dst(i.operands[0], text, code)
@@ -203,7 +203,7 @@ def reduce_lanes(
 def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
     """Return the minimum or maximum of float32 values, where +0 is greater than -0.
 
-    The result is NaN if all values are NaN, or with .NaN if any value is NaN.
+    The result is NaN if all values are NaN or, with .NaN, if any value is NaN.
     """
     numbers = values[~np.isnan(values)]
     if not numbers.size or (keep_nan and numbers.size < values.size):
@@ -219,12 +219,12 @@ def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
 
 @emitter("elect")
 def elect(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for elect.sync d|p, members, which elects the lowest executing lane in the mask."""
+    """Emit code for elect.sync d|p, members, which elects the lowest executing lane of the mask."""
     _, groups = gather_members(e, i, "None")
     value = e.temporary(f"elected({groups})")
     to = i.operands[0]
     if not isinstance(to, Pair):
-        raise e.error("elect.sync needs d|p")
+        raise e.error("the destination of elect.sync must be d|p")
     if not isinstance(to.first, Sink):
         e.dst(to.first, f"{value}[0]", "u32")
     e.dst(to.second, f"{value}[1]", "pred")

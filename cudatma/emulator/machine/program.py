@@ -1,4 +1,4 @@
-"""Load a module into memory and compile the segments of its functions to Python on first use."""
+"""Modules in memory, and the compilation of their functions' segments to Python on first use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SegmentFunction = Callable[[Any, list[Array], Any], int]
 
 
 def lay_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, int], int]:
-    """Place variables consecutively at their alignments, and return their offsets and the end."""
+    """Place variables consecutively according to their alignments. Return their offsets and the end offset."""
     offsets, at = {}, start
     for variable in variables:
         at = -(-at // max(1, variable.align)) * max(1, variable.align)
@@ -35,8 +35,8 @@ def lay_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, int], 
 class Program:
     """A function of a module in executable form.
 
-    ``local_bytes`` is the size of local memory per lane, a multiple of 16. ``param_offsets`` are the offsets of an
-    entry's parameters.
+    ``local_bytes`` is the size of local memory per lane, a multiple of 16. ``param_offsets`` contains the offsets of a
+    kernel's parameters.
     """
 
     def __init__(self, function: Function, module: Module) -> None:
@@ -59,7 +59,7 @@ class Program:
 
     @cached_property
     def unfenced(self) -> dict[int, int]:
-        """Return a map from the index of each wgmma to its registers that some path leaves without a fence."""
+        """Return a map from the index of each wgmma to those of its registers that are written without a fence."""
         return unfenced_wgmmas(self.flow)
 
     def compile_full(self, index: int) -> SegmentFunction:
@@ -78,7 +78,7 @@ class Program:
         return writer.write()
 
     def check(self) -> None:
-        """Raise PtxError for the first instruction that cannot be emulated."""
+        """Raise PtxError for the first instruction that is not supported."""
         for segment in self.flow.segments:
             SegmentWriter(self.flow, segment, self.classes, self.module, True).write()
 
@@ -86,7 +86,7 @@ class Program:
         return self.function.body[at]
 
     def live_registers(self, segment: int) -> list[int]:
-        """Return the registers that a segment or its successors read before writing them."""
+        """Return the registers that a segment or its successors read before they write them."""
         registers = self._live.get(segment)
         if registers is None:
             live = self.flow.segments[segment].live_in
@@ -94,7 +94,7 @@ class Program:
         return registers
 
     def accesses(self, at: int) -> tuple[int, int]:
-        """Return the (read, written) registers of an instruction as bit sets."""
+        """Return the registers that an instruction reads and writes, as bit sets."""
         accesses = self._accesses.get(at)
         if accesses is None:
             written, read = self.flow.accesses[at]
@@ -112,7 +112,7 @@ class Program:
 
 @lru_cache(maxsize=4096)
 def _code(source: str, name: str) -> CodeType:
-    """Compile a segment. The cache helps reloaded kernels and mutants, because they share most segments."""
+    """Compile a segment. The cache speeds up reloaded kernels and mutants, which share most segments."""
     return compile(source, name, "exec")
 
 
@@ -120,7 +120,7 @@ MAX_VARIABLES_BYTES = 1 << 28
 
 
 class Image:
-    """A module in memory. Programs are created on first use; variables live as long as the image."""
+    """A module in memory. Programs are created on first use. Variables exist as long as the image."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -135,7 +135,7 @@ class Image:
         self._place_variables()
 
     def twin(self) -> Image:
-        """Return an image of the same module with its own variables. The programs are shared."""
+        """Return an image of the same module that shares the programs and has separate variables."""
         twin = copy.copy(self)
         twin._place_variables()
         return twin
@@ -147,7 +147,7 @@ class Image:
         placed = [v for v in self.module.variables.values() if v.space in ("global", "const")]
         total = sum(v.size_bytes + v.align for v in placed)
         if total > MAX_VARIABLES_BYTES:
-            raise PtxError(f"{total} bytes of global and constant variables; at most {MAX_VARIABLES_BYTES} are allowed")
+            raise PtxError(f"global and constant variables must have at most {MAX_VARIABLES_BYTES} bytes, got {total}")
         for variable in placed:
             self._place(variable)
         for variable in self.module.variables.values():
@@ -169,29 +169,29 @@ class Image:
         for position, name, offset in variable.relocations:
             target = self.addresses.get(name, self._numbers.get(name))
             if target is None:
-                raise PtxError(f"`{variable.name}` refers to `{name}`, which is not in the module")
+                raise PtxError(f"`{variable.name}` refers to `{name}`, which the module does not define")
             self.variables[variable.name][position : position + 8].view(np.uint64)[0] = target + offset
 
     def map_into(self, memory: GlobalMemory) -> None:
-        """Make the variables accessible to a launch."""
+        """Map the variables into the memory of a launch."""
         for name, data in self.variables.items():
             memory.add(data, f"variable {name}")
 
     def function_number(self, name: str) -> int:
-        """Return the number that serves as the address of a function."""
+        """Return the number that is used as the address of a function."""
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """Return the function with this number, or None if there is none."""
+        """Return the function with a number, or None if there is none."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """Return the kernel to which a name refers. Raise ArgumentError as find_name() does."""
+        """Return the kernel that matches a name. Raises ArgumentError like find_name()."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
         return self.program(find_name(name, entries, "entry", "kernels"))
 
     def check(self, entry: str) -> None:
-        """Raise PtxError for the first instruction reachable from an entry that cannot be emulated."""
+        """Raise PtxError for the first unsupported instruction that is reachable from a kernel."""
         for name in self.reachable(entry):
             if name not in self._checked and self.module.functions[name].is_defined:
                 self.program(name).check()
@@ -224,7 +224,7 @@ class Image:
         return seen
 
     def opcodes(self, entry: str) -> frozenset[str]:
-        """Return the opcodes of all instructions that an entry reaches."""
+        """Return the opcodes of all instructions that are reachable from a kernel."""
         opcodes = self._opcodes.get(entry)
         if opcodes is None:
             bodies = (self.module.functions[name].body for name in self.reachable(entry))
@@ -232,7 +232,7 @@ class Image:
         return opcodes
 
     def reads(self, entry: str, register: str) -> bool:
-        """Return whether an entry reads a special register whose name starts with ``register``."""
+        """Return whether a kernel reads a special register whose name starts with ``register``."""
         known = self._reads.get((entry, register))
         if known is None:
             known = self._reads[entry, register] = any(
@@ -245,7 +245,7 @@ class Image:
         return known
 
     def splits_warps(self, entry: str) -> bool:
-        """Return whether an entry reaches an instruction whose member mask may omit lanes of a warp."""
+        """Return whether a kernel can reach an instruction whose member mask may omit lanes of a warp."""
         known = self._splits.get(entry)
         if known is None:
             bodies = (self.module.functions[name].body for name in self.reachable(entry))
@@ -255,9 +255,9 @@ class Image:
         return known
 
     def shared_layout(self, entry: str) -> tuple[dict[str, int], int]:
-        """Return the offsets of the shared variables that an entry can reach, and the offset of dynamic shared memory.
+        """Return the offsets of the shared variables that a kernel can reach, and the offset of dynamic shared memory.
 
-        Static variables come first, in order of decreasing alignment. All extern arrays start after them.
+        Static variables are placed first, in order of decreasing alignment, and are followed by all extern arrays.
         """
         if entry in self._layouts:
             return self._layouts[entry]

@@ -1,7 +1,7 @@
-"""Protocols for the running launch and its scheduler, as the machine uses them.
+"""Protocols of the running launch and its scheduler, as the machine uses them.
 
-The machine's objects are ``Any`` here, because state.py defines them and depends on these protocols. ``w`` is a
-state.Warp, ``block`` is a state.Block, and ``split`` is a state.Split.
+Parameters for the machine's objects have type ``Any``, because state.py defines these objects and depends on the
+protocols. ``w`` is a state.Warp, ``block`` is a state.Block, and ``split`` is a state.Split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Dim = tuple[int, int, int]
 
 
 class Schedule(Protocol):
-    """The order in which splits run and asynchronous work completes (scheduler.Scheduler)."""
+    """Order in which splits run and asynchronous work completes (scheduler.Scheduler)."""
 
     schedule: int
     seed: int

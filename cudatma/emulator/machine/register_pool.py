@@ -1,4 +1,5 @@
-"""Emulate setmaxnreg and the register pool of a CTA. Warps return registers to the pool and take registers from it.
+"""Emulation of setmaxnreg and the register pool of a CTA, to which warps return registers and from which they take
+them.
 
 Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until the pool has enough registers), ".maxnreg",
 ".maxntid", ".minnctapersm".
@@ -15,22 +16,22 @@ from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
 
-#: Number of registers of an SM. A thread's number of registers is a multiple of the unit, up to the maximum.
+#: Number of registers per SM. The number of registers per thread is a multiple of the unit, up to the maximum.
 _SM_REGISTERS, _UNIT, _MAX_REGISTERS = 65536, 8, 256
 _UNKNOWN = (
     "register_pool: the initial number of registers per thread is unknown, so the waits of setmaxnreg.inc cannot be "
     "checked; add __launch_bounds__ to the kernel, or pass registers= to the launch"
 )
-_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; the ptxas log says why"
+_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; see the ptxas log for the reason"
 
 
 @dataclass(slots=True)
 class RegisterPool:
-    """The register pool of a CTA.
+    """Register pool of a CTA.
 
-    ``start`` is the number of registers per thread when the kernel starts, and ``source`` is a text that says where
-    this number comes from. ``owned`` maps a warp to its current number of registers per thread. ``freed`` is the number
-    of registers that .dec has returned, and ``taken`` is the number that .inc has taken.
+    ``start`` is the number of registers per thread when the kernel starts, and ``source`` states how this number was
+    determined. ``owned`` maps each warp to its current number of registers per thread. ``freed`` and ``taken`` count
+    the registers that .dec has returned and .inc has taken.
     """
 
     start: int
@@ -44,7 +45,7 @@ class RegisterPool:
 
 @dataclass(slots=True)
 class RegisterWait:
-    """A warp's wait at setmaxnreg.inc."""
+    """A wait of a warp at setmaxnreg.inc."""
 
     pool: RegisterPool
     at: int
@@ -57,19 +58,19 @@ class RegisterWait:
         return f"setmaxnreg.inc {self.count} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
 
     def arithmetic(self) -> str:
-        """Return a text with the numbers of initial, freed, taken and missing registers."""
+        """Return a text that states the numbers of initial, freed, taken and missing registers."""
         pool = self.pool
         return (
             f"setmaxnreg.inc {self.count} needs {self.count} - {self.owned} more registers per thread, "
-            f"{(self.count - self.owned) * LANES} for the warp, but the CTA's pool holds {pool.freed - pool.taken}: "
-            f"{pool.warps} warps started with {pool.start} per thread by {pool.source} "
+            f"{(self.count - self.owned) * LANES} for the warp, but the CTA's pool contains {pool.freed - pool.taken}: "
+            f"{pool.warps} warps started with {pool.start} per thread according to {pool.source} "
             f"({pool.start * LANES * pool.warps} in total), setmaxnreg.dec has freed {pool.freed}, "
             f"setmaxnreg.inc has taken {pool.taken}"
         )
 
 
 def start_of(launch: Launch) -> tuple[int, str] | None:
-    """Return (registers per thread when the kernel starts, source of this number), or None if it is unknown."""
+    """Return the number of registers per thread when the kernel starts and its source, or None if it is unknown."""
     registers_per_thread = launch.setup.registers
     if registers_per_thread is not None:
         return _rounded(registers_per_thread), "the cubin"
@@ -91,7 +92,7 @@ def _rounded(registers: int) -> int:
 
 
 def set_registers(w: Warp, at: int, count: int, is_inc: bool) -> bool:
-    """Execute setmaxnreg for a whole warp and return whether it must wait for registers."""
+    """Execute setmaxnreg for a whole warp and return whether the warp must wait for registers."""
     launch, block = w.launch, w.block
     if not w.async_state.pop("waits_for_registers", False):
         w.events.registers_set(w, at, count, is_inc)

@@ -1,7 +1,7 @@
-"""Decide which waits time out: some loops retry forever; other loops give up after a number of tries.
+"""Decision which waits time out. Some loops retry forever, and others give up after a number of attempts.
 
-mbarrier.try_wait may return false at any time, because the instruction is "potentially blocking" up to a time limit
-that depends on the system. Source: PTX ISA, "mbarrier.test_wait, mbarrier.try_wait".
+mbarrier.try_wait may return false at any time because it is "potentially blocking" up to a system-dependent time limit.
+Source: PTX ISA, "mbarrier.test_wait, mbarrier.try_wait".
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from cudatma.emulator.machine.state import Frame, Split, Warp
 
 #: Maximum number of timeouts of the try_waits at one place in a schedule. Later try_waits at this place block.
 MAX_TIMEOUTS = 10_000
-#: Number of steps without progress after which the splits are considered to repeat even if their states are different.
+#: Number of steps without progress after which splits are considered to repeat, even if their states differ.
 _MAX_FRUITLESS = 1_000_000
-#: Maximum number of states that a stall records. Longer cycles are not detected.
+#: Maximum number of recorded states. Longer cycles are not detected.
 _MAX_STATES = 100_000
 
 
 def state_of(split: Split) -> int:
-    """Return a hash of the state that determines a split's next steps while shared and global memory do not change."""
+    """Return a hash of the state that determines the next steps of a split while memory does not change."""
     warp, mask = split.warp, split.mask
     parts: list[Any] = [split.pc, mask.tobytes()]
     frame: Frame | None = split.frame
@@ -39,23 +39,20 @@ def state_of(split: Split) -> int:
 
 
 class Retries:
-    """The timeouts of try_waits.
+    """Timeouts of try_waits.
 
     A loop that returns to an unchanged state retries forever, so waits in this loop block until their phase ends. All
     other waits may time out again, so that their loops can give up.
     """
 
     def __init__(self, chance: float, draw: random.Random) -> None:
-        """Create the state.
-
-        ``chance`` is the probability of a timeout for waits that are not known to retry forever.
-        """
+        """Create the state. ``chance`` is the probability of a timeout of waits that are not known to retry forever."""
         self._chance, self._draw = chance, draw
         self._endless: set[tuple[Any, int, int]] = set()
         self._tried: dict[tuple[Any, int, int], set[tuple[Warp, int]]] = {}
 
     def times_out(self, split: Split, at: int) -> bool:
-        """Return whether a try_wait whose phase has not ended returns false now instead of blocking."""
+        """Return whether a try_wait for a phase that has not ended returns false instead of blocking."""
         place = split.frame.program, at, split.frame.return_to
         if not self._chance or place in self._endless:
             return False
@@ -71,7 +68,7 @@ class Retries:
 
 
 class Stall:
-    """A detector of splits that only repeat their states. Counters of tries may differ."""
+    """Detector of splits that only repeat their states. Counters of attempts may differ."""
 
     def __init__(self) -> None:
         self.progress = -1
@@ -79,10 +76,10 @@ class Stall:
         self._seen: set[tuple[Warp, int]] = set()
 
     def repeats(self, progress: int, steps: int, splits: Iterable[Split]) -> bool:
-        """Return whether every split has already been in its state since the last progress.
+        """Return whether every split has already been in its current state since the last progress.
 
-        A wait that is bounded by a count never repeats, because it ends by itself. ``progress`` is the number of events
-        that may have released a waiter. ``steps`` is the number of steps of all splits.
+        A loop with a limited number of attempts never repeats. ``progress`` counts the events that may have released a
+        waiter. ``steps`` counts the steps of all splits.
         """
         if progress != self.progress:
             self.progress, self._began = progress, steps

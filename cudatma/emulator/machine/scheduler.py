@@ -1,8 +1,8 @@
-"""Decide which split runs next and when asynchronous work completes, according to a seeded, adversarial schedule.
+"""Scheduling of splits and of the completion of asynchronous work, according to a seeded, adversarial schedule.
 
 Schedule 0 is in order: each warp runs as long as it can, copies complete immediately, and CTAs start one after another.
 Schedule 1 delays as much as possible: copies complete only when no split can run, each try_wait times out once before
-it blocks, and the last CTAs start first. All other schedules draw these decisions from the seed.
+it blocks, and the last CTAs start first. All other schedules make these decisions at random, based on the seed.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from cudatma.emulator.machine.retries import Retries, Stall
 from cudatma.emulator.machine.state import BLOCK, SWITCH, Split
 from cudatma.errors import counted
 
-#: Number of idle rounds in a schedule before the scheduler helps polls that count their tries.
+#: Number of idle rounds in a schedule before the scheduler helps polling loops with a limited number of attempts.
 STARVATION = 2000
-#: Numbers of live clusters from which a drawn schedule chooses.
+#: Numbers of live clusters from which a random schedule chooses.
 WIDTHS = (1, 2, 4, 8)
 #: Number of segments after which another cluster starts, because the live clusters may wait for it.
 PATIENCE = 20000
-#: Number of steps between two checks for progress, and between two checks of a recording.
+#: Number of steps between two checks for progress, and number of steps between two checks of a recording.
 LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
-#: Maximum time slice during a recording. A limited slice lets every split run.
+#: Maximum time slice during a recording, so that every split runs.
 RECORD_SLICE = 256
-#: Maximum number of loops that an error names.
+#: Maximum number of loops in an error message.
 MAX_LOOPS = 4
-#: Number of steps after the step limit during which loops are recorded.
+#: Number of steps after the step limit in which loops are recorded.
 LAST_STEPS = 4096
-#: Number of segments for which one poll of an unchanged flag counts toward PATIENCE.
+#: Number of segments that a poll of an unchanged flag adds to the count for PATIENCE.
 SPIN = 200
 
 
 class Grid(Protocol):
-    """The part of a launch that the scheduler uses."""
+    """Part of a launch that the scheduler uses."""
 
     resident: list[Any]
 
@@ -48,9 +48,9 @@ class Grid(Protocol):
 
 
 class Deadlock(Exception):  # noqa: N818
-    """The exception raised when no split can proceed and no asynchronous work is pending.
+    """No split can proceed, and no asynchronous work is pending.
 
-    ``blocked`` holds all remaining splits. ``loops`` is the recording of the loops of splits that still run.
+    ``blocked`` contains all remaining splits. ``loops`` is a recording of the loops of splits that still run.
     """
 
     def __init__(self, blocked: list[Split], loops: Recorder | None = None) -> None:
@@ -64,10 +64,10 @@ class Deadlock(Exception):  # noqa: N818
 
 
 class Scheduler:
-    """The scheduler for the splits of all live clusters.
+    """Scheduler of the splits of all live clusters.
 
-    ``progress`` is the number of events that may have released a waiter. ``unchanged`` counts the events that
-    changed no value: releases of barriers and stores of equal values.
+    ``progress`` counts the events that may have released a waiter. ``unchanged`` counts releases of barriers and stores
+    of equal values, which are events that change no value.
     """
 
     def __init__(self, launch: Grid, schedule: int, seed: int, step_limit: int) -> None:
@@ -83,20 +83,20 @@ class Scheduler:
         self.spun = 0
         self.in_order, self.most_delayed = schedule == 0, schedule == 1
         self._completing = self._may_switch = False
-        #: The running split, or the last one that ran.
+        #: Split that is running or ran last.
         self.running: Split | None = None
         is_drawn = not (self.in_order or self.most_delayed)
-        #: A second generator for the order of CTAs and for timeouts.
+        #: Second generator, for the order of CTAs and for timeouts.
         self._draw = random.Random(f"{seed}:{schedule}:starts")
         self._width = self._draw.choice(WIDTHS) if is_drawn else 1
         self.retries = Retries(0.5 if is_drawn else float(self.most_delayed), self._draw)
         self._stall = Stall()
         self.has_stalled = False
         self._starved = 0
-        #: The current recording, which starts when progress stops.
+        #: Current recording. Recording starts when progress stops.
         self._recorder: Recorder | None = None
         self._next_look, self._look_period = LOOK_PERIOD, LOOK_PERIOD
-        #: Number of changes at the last look, and progress at the last release of waits that may time out.
+        #: Number of changes at the last check, and progress at the last release of waits that may time out.
         self._looked_at, self._released_at = -1, -1
         #: Whether the step limit has been reached.
         self._is_over = False
@@ -122,7 +122,7 @@ class Scheduler:
         return BLOCK
 
     def wake(self, waiters: list[Split]) -> None:
-        """Make these splits ready again and empty the list."""
+        """Make these splits ready and empty the list."""
         self.progress += 1
         for split in waiters:
             if self.blocked.pop(id(split), None) is not None:
@@ -133,12 +133,12 @@ class Scheduler:
         waiters.clear()
 
     def synchronize(self, waiters: list[Split]) -> None:
-        """Wake the waiters of a barrier. Unlike wake(), this does not count as a change of a value."""
+        """Wake the waiters of a barrier. Unlike wake(), this method does not count as a change of a value."""
         self.wake(waiters)
         self.unchanged += 1
 
     def store(self, is_same: Callable[[], bool]) -> None:
-        """Count a store, before it is done. ``is_same`` returns whether memory already holds the stored values."""
+        """Count a store before its execution. ``is_same`` returns whether memory already contains the stored values."""
         if self.progress - self.unchanged == self._looked_at and is_same():
             self.unchanged += 1
         self.progress += 1
@@ -149,12 +149,12 @@ class Scheduler:
         self.is_polling = True
 
     def synchronized(self) -> None:
-        """In drawn schedules, randomly yield to other splits after a strong access by the running split."""
+        """In random schedules, randomly yield to other splits after a strong access by the running split."""
         if self._may_switch and self._draw.random() < 0.5:
             self.is_polling = True
 
     def spin(self, split: Split, wait: Any) -> None:
-        """Yield because the running split has read an unchanged flag; ``wait`` has ``at`` and describe()."""
+        """Yield because the running split has read an unchanged flag. ``wait`` provides ``at`` and describe()."""
         self.spun += SPIN
         split.last_poll = split.warp.last_poll = wait
         self.poll(split)
@@ -162,7 +162,7 @@ class Scheduler:
     # ---- asynchronous work
 
     def submit(self, action: Callable[[], None]) -> None:
-        """Schedule an asynchronous action at a time that the schedule picks."""
+        """Submit an asynchronous action, which is executed at a time that depends on the schedule."""
         if self.in_order and not self._completing:
             self._completing = True
             try:
@@ -189,7 +189,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until every cluster is done. Raise Deadlock, StepLimitError, TrapError, and exceptions from programs."""
+        """Run until all clusters have ended. Raises Deadlock, StepLimitError, TrapError, and exceptions of programs."""
         idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         launch = self.launch
@@ -203,13 +203,13 @@ class Scheduler:
                     return
                 self._unlock()
                 continue
-            # Idle: every ready split has polled in vain since the last progress.
+            # The grid is idle if every ready split has polled without success since the last progress.
             is_idle = self.is_polling and seen == self.progress and all(split.polls for split in self.ready)
             idle, seen = idle + 1 if is_idle else 0, self.progress
             if idle > len(self.ready):
                 idle = 0
                 self._help_pollers()
-            # While idle, each split runs up to its next poll, in turn, before the scheduler intervenes.
+            # In an idle grid, each split runs to its next poll before the scheduler intervenes.
             is_idle = idle > 0 and seen == self.progress
             self._quantum(self.ready[0] if is_idle else self._choose(), is_idle)
             if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
@@ -225,7 +225,7 @@ class Scheduler:
         """Raise Deadlock if all ready splits are in infinite loops and no other event is possible.
 
         If nothing has changed since the last check, record the next steps until all splits have returned to their
-        states or one of them fails to return. A failure doubles the time to the next check. While nothing changes, the
+        states or a split fails to return. A failure doubles the time to the next check. While nothing changes, the
         state of a split determines its next steps. A split that returns to an earlier state therefore repeats its loop
         forever in every schedule.
         """
@@ -248,18 +248,18 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Double the number of live clusters because they may wait for new ones. Return whether one has started."""
+        """Double the number of live clusters because they may wait for new ones. Return whether a cluster started."""
         started = [self.launch.admit() for _ in range(len(self.launch.resident))]
         return any(started) or self.launch.admit_beyond()
 
     def _release_once(self) -> bool:
-        """Let blocked waits time out, at most once before the next progress. Return whether there are any."""
+        """Let blocked waits time out, at most once before the next progress. Return whether there are such waits."""
         is_new = self._released_at != self.progress
         self._released_at = self.progress
         return is_new and self._release_suspended()
 
     def _pass_time(self) -> bool:
-        """Advance the clock if threads read it, and return whether it has advanced."""
+        """Advance the clock if threads read it. Return whether it has advanced."""
         passes = self.launch.pass_time()
         self.has_stalled |= passes
         return passes
@@ -269,33 +269,31 @@ class Scheduler:
         self._recorder = recorder
 
     def _help_pollers(self) -> None:
-        """Take an action that may end the polling of all ready splits."""
+        """Perform an action that may end the polling of all ready splits."""
         if self._starved < STARVATION:
             self._starved += 1
             if not self._stall.repeats(self.progress, self.steps, self.ready):
                 return
         if self._complete_one() or self.launch.admit():
             return
-        # A cluster that has not started can only provide data in global memory.
+        # A poll of an mbarrier cannot depend on a cluster that has not started. Other polls can.
         if any(not hasattr(split.last_poll, "barrier") for split in self.ready) and self.launch.admit_beyond():
             return
         if not self._release_suspended("is_joint"):
             self._unlock()
 
     def _release_parked(self) -> bool:
-        """Let lanes that wait at a reconvergence point continue while the others poll.
-
-        Return whether there are such lanes.
+        """Let lanes that wait at a reconvergence point continue while other lanes poll. Return whether there are any.
 
         Every thread must make progress. For example, a lane that holds a lock must be able to release it while other
-        lanes of its warp still try to take it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
+        lanes of its warp try to acquire it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
         """
         released = [release_parked(warp) for warp in {split.warp: None for split in self.ready}]
         self.progress += any(released)
         return any(released)
 
     def _unlock(self) -> None:
-        """Let time pass or waits time out because no split can proceed. Raise Deadlock if this does not help."""
+        """Let time pass or waits time out because no split can proceed, or raise Deadlock if neither is possible."""
         if self._release_parked():
             return
         self.has_stalled = True
@@ -307,13 +305,13 @@ class Scheduler:
             raise Deadlock(list(self.blocked.values()))
 
     def pick(self, count: int) -> int:
-        """Return which of the next ``count`` clusters starts."""
+        """Return the index of the next cluster to start among ``count`` candidates."""
         if self.in_order or self.most_delayed:
             return 0 if self.in_order else count - 1
         return self._draw.randrange(count) if self._draw.random() < 0.5 else 0
 
     def _release_suspended(self, which: str = "may_time_out") -> bool:
-        """Let every blocked try_wait time out once, as hardware does, and return whether there are any."""
+        """Let every blocked try_wait time out once, as hardware does. Return whether there are such waits."""
         released = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
         for split in released:
             split.timed_out = True
@@ -326,7 +324,7 @@ class Scheduler:
         return bool(released)
 
     def _end_at_limit(self) -> None:
-        """Record more steps, then raise StepLimitError with the loops in these steps."""
+        """Record more steps, and then raise StepLimitError with the loops that these steps contain."""
         if not self._is_over:
             self._is_over = True
             self.step_limit += LAST_STEPS
@@ -334,8 +332,8 @@ class Scheduler:
             return
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
-            f"the kernel has not ended after {self.steps} steps (schedule {self.schedule}, seed {self.seed}): "
-            f"an infinite loop{loop and ' ' + loop}, or step_limit= is too low"
+            f"the kernel has not ended after {self.steps} steps (schedule {self.schedule}, seed {self.seed}) because "
+            f"of an infinite loop{loop and ' ' + loop}, or step_limit is too low"
         )
 
     def _choose(self) -> Split:
@@ -344,9 +342,9 @@ class Scheduler:
         return self.ready[self.random.randrange(len(self.ready))]
 
     def _quantum(self, split: Split, is_whole: bool) -> None:
-        """Run a split until it blocks, ends, polls, or uses up its time slice.
+        """Run a split until it blocks, ends, polls, or exhausts its time slice.
 
-        ``is_whole`` means the long time slice of schedules that do not draw slices.
+        If ``is_whole`` is true, the time slice is the long one of schedules 0 and 1.
         """
         warp = split.warp
         warp.split = self.running = split
@@ -392,7 +390,7 @@ class Scheduler:
 
 
 def _where(recorder: Recorder) -> str:
-    """Return the lines of the recorded loops and the warps in them, or "" if there are no loops."""
+    """Return the lines of the recorded loops and the warps that execute them, or "" if there are no loops."""
     warps: dict[str, list[Any]] = {}
     for warp in recorder.warps():
         loop = recorder.loop(warp)

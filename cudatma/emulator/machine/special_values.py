@@ -1,4 +1,4 @@
-"""The values of a warp's special registers. Source: PTX ISA, "Special Registers"."""
+"""Values of a warp's special registers. Source: PTX ISA, "Special Registers"."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _BIT = np.uint64(1) << _LANE
 
 
 def _threads(number: int) -> Array:
-    """Return the numbers of a warp's threads in the CTA."""
+    """Return the thread numbers in the CTA of a warp's lanes."""
     threads: Array = _LANE + np.uint64(LANES * number)
     return threads
 
 
-#: Registers whose values per lane are the same in every CTA: name -> function (launch, warp) -> vector.
+#: Maps each register whose lane values are the same in every CTA to a function of (launch, warp) that returns a vector.
 _OF_LANES: dict[str, Callable[[Launch, int], Array]] = {
     "laneid": lambda launch, number: _LANE,
     "tid.x": lambda launch, number: _threads(number) % launch.block[0],
@@ -34,7 +34,7 @@ _OF_LANES: dict[str, Callable[[Launch, int], Array]] = {
     "lanemask_ge": lambda launch, number: ~(_BIT - np.uint64(1)),
     "lanemask_gt": lambda launch, number: ~(2 * _BIT - np.uint64(1)),
 }
-#: Registers whose value is the same for all threads of a CTA.
+#: Maps each register whose value is the same for all threads of a CTA to a function of the CTA.
 _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "nwarpid": lambda block: block.warp_count,
     "smid": lambda block: block.index[0] % _SM_COUNT,
@@ -45,12 +45,12 @@ _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "dynamic_smem_size": lambda block: block.launch.dynamic_bytes,
     "total_smem_size": lambda block: block.launch.shared_bytes,
     "aggr_smem_size": lambda block: block.launch.shared_bytes + SHARED_START,
-    # Cooperative groups read the address of the grid barrier from these registers, in two halves.
+    # Cooperative groups read the two halves of the grid barrier's address from envreg1 and envreg2.
     "envreg1": lambda block: block.launch.workspace_base >> 32,
     "reserved_smem_offset_1": lambda block: block.shared_base + block.launch.reserved_start,
     "envreg2": lambda block: block.launch.workspace_base & 0xFFFFFFFF,
 }
-#: Registers with an axis after the name, whose value is the same for all threads of a CTA: (block, axis) -> value.
+#: As above for registers with an axis suffix, with a function of (block, axis).
 _OF_AXIS: dict[str, Callable[[Block, int], int]] = {
     "ntid": lambda block, axis: block.launch.block[axis],
     "ctaid": lambda block, axis: block.index[axis],
@@ -64,9 +64,10 @@ _WIDE = {"gridid"}
 
 
 class SpecialValues(dict[str, Array]):
-    """A mapping from the name of a special register to the (32,) vector of one warp.
+    """Mapping from the name of a special register to the (32,) vector of a warp.
 
-    Vectors are created on first use and are read-only. The CTA or the launch holds the values that several warps share.
+    Vectors are created on first use and are read-only. Values that several warps share are stored in the CTA or the
+    launch.
     """
 
     __slots__ = ("block", "number")

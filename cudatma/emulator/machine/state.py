@@ -1,7 +1,7 @@
-"""The state of a running grid: clusters, CTAs and their barriers, warps, and splits of diverged lanes.
+"""State of a running grid: clusters, CTAs and their barriers, warps, and splits of diverged lanes.
 
-Lanes of a warp that diverge at a branch become splits. Splits run independently, so that one split may wait for
-another. They reconverge at the branch's immediate post-dominator (divergence.py).
+Lanes of a warp that diverge at a branch become splits. Splits run independently, so that a split may wait for another
+split of its warp. They reconverge at the immediate post-dominator of the branch (divergence.py).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: Return codes of a segment whose split stays where it is (BLOCK), or whose warp's splits have changed (SWITCH).
+#: Return codes of a segment: the split does not advance (BLOCK), or the warp's splits have changed (SWITCH).
 BLOCK, SWITCH = -1, -2
 FULL = np.ones(LANES, bool)
 FULL.flags.writeable = False
 NOBODY = ~FULL
 NOBODY.flags.writeable = False
 _LANES = np.arange(LANES)
-#: Maximum local memory per thread.
+#: Maximum local memory per thread in bytes.
 MAX_LOCAL_BYTES = 512 << 10
 
 
 class Frame:
-    """An activation of a function: registers, parameter buffers, base of its local memory, and return segment."""
+    """A function call: registers, parameter buffers, base of the local memory, and segment to return to."""
 
     __slots__ = (
         "addresses",
@@ -48,13 +48,13 @@ class Frame:
         self.registers: list[Array] = list(program.initial_registers)
         self.params: dict[str, Region] = {}
         self.addresses: dict[tuple[str, int], Array] = {}
-        #: Register -> the lanes whose value a shuffle left undefined, and the last such shuffle (undefined.py).
+        #: Maps a register to the lanes whose value a shuffle left undefined, and the last such shuffle (undefined.py).
         self.undefined: dict[int, Array] = {}
         self.undefined_at = -1
 
 
 class Join:
-    """A point where splits reconverge.
+    """A point at which splits reconverge.
 
     ``at`` is a segment, or -1 for the end of the frame's function. ``missing`` is the number of splits that may still
     arrive.
@@ -68,10 +68,10 @@ class Join:
 
 
 class Split:
-    """Lanes of one warp at the same program position.
+    """Lanes of a warp at the same program position.
 
-    ``is_full`` means that the lanes run the unmasked version of a segment. This version does not track undefined
-    values. ``waits_for`` is the reason why the lanes wait, or None if they can run.
+    If ``is_full`` is true, the lanes run the unmasked version of a segment, which does not track undefined values.
+    ``waits_for`` is the reason why the lanes wait, or None if they can run.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Split:
         self.is_full = (mask is FULL or bool(mask.all())) and not frame.undefined
         self.waits_for: Any = None
         self.timed_out = False
-        #: Lanes for which this split waits and which have left a join early to arrive (divergence.py).
+        #: Lanes for which this split waits and that have left a join early to arrive (divergence.py).
         self.released: Array = NOBODY
         self.polls = 0
         self.token: Any = None
@@ -106,35 +106,35 @@ class Split:
 
 
 class Warp:
-    """32 threads of a CTA.
+    """The 32 threads of a warp.
 
-    ``split`` is the running split. ``alive`` holds the lanes that have not exited.
+    ``split`` is the running split. ``alive`` is the mask of the lanes that have not exited.
     """
 
     def __init__(self, block: Block, index: int, program: Program, special: dict[str, Array]) -> None:
-        """Create a warp; ``special`` maps the name of a special register to a (32,) vector."""
+        """Create a warp. ``special`` maps the name of a special register to a (32,) vector."""
         self.block, self.index, self.special = block, index, special
         self.launch, self.events = block.launch, block.cluster.events
         self.alive: Array = FULL if LANES * (index + 1) <= block.threads else _LANES + LANES * index < block.threads
         self.carry: Array = ~FULL
-        #: End of the local memory of alloca. Frames of calls start after it.
+        #: End of the local memory that alloca has allocated. Frames of calls start after it.
         self.stack_top = 0
-        #: Number of synchronizations of all live lanes, and of only some lanes.
+        #: Number of synchronizations of all live lanes. The second count includes only partial synchronizations.
         self.meetings = 0
         self.part_meetings = 0
-        #: Whether lanes have left a join while the other lanes polled.
+        #: Whether lanes have left a join while other lanes polled.
         self.has_left_joins = False
-        #: Lanes whose guard holds, during a guarded instruction that observers see.
+        #: Lanes whose guard holds, while observers receive the events of a guarded instruction.
         self.guard: Array | None = None
-        #: (instruction, value) of the last strong load. The warp spins if it reads the same value again.
+        #: Instruction and value of the last strong load. The warp spins if it reads the same value again.
         self.last_read: tuple[int, bytes] | None = None
-        #: The flag that a split of the warp has polled last, or None.
+        #: Flag that a split of the warp has polled last, or None.
         self.last_poll: Any = None
         self.local = Region(0, np.zeros(0, np.uint8), "local memory")
         self.local_bytes = 0
         self.agent = block.rank * block.warp_count + index
         self.async_state: dict[str, Any] = {}
-        #: Splits that wait for other lanes at an instruction that the lanes must execute together (divergence.Wait).
+        #: Splits that wait for other lanes at an instruction that these lanes must execute together (divergence.Wait).
         self.waiting: list[Any] = []
         self.splits: list[Split] = []
         frame = Frame(program, None, -1, 0)
@@ -149,7 +149,7 @@ class Warp:
         return self.split.frame
 
     def address(self, name: str, offset: int) -> Array:
-        """Return the address of a variable in its state space, as (32,) uint64."""
+        """Return the address of a variable in its state space, as 32 uint64 values."""
         frame = self.split.frame
         cache = frame.addresses if name in frame.program.local_offsets else self.block.addresses
         vector = cache.get((name, offset))
@@ -169,14 +169,14 @@ class Warp:
             return PARAM_START + program.param_offsets[name]
         address = self.launch.image.addresses.get(name)
         if address is None:
-            raise EmulatorError(f"`{name}` has no address: it is declared but not defined in this module")
+            raise EmulatorError(f"`{name}` is declared but not defined in this module, so it has no address")
         return address
 
     def function_address(self, name: str) -> Array:
         return np.full(LANES, self.launch.image.function_number(name), np.uint64)
 
     def clock(self, name: str) -> Array:
-        """Return the clock; steps of the whole launch count as clock cycles and nanoseconds."""
+        """Return the value of a clock. A step of the launch counts as one clock cycle and one nanosecond."""
         value = self.launch.clock(name)
         return np.full(LANES, value, np.uint64)
 
@@ -201,7 +201,7 @@ class Warp:
         return inside
 
     def param_buffer(self, frame: Frame, name: str, size: int) -> Region:
-        """Return the (32 lanes x size) bytes of a .param variable of a frame."""
+        """Return the buffer (32 lanes x size bytes) of a .param variable of a frame."""
         buffer = frame.params.get(name)
         if buffer is None:
             variable = frame.program.function.param_locals.get(name)
@@ -221,11 +221,11 @@ class Warp:
         return start
 
     def reserve_local(self, size: int) -> None:
-        """Grow each lane's local memory to at least ``size`` bytes and keep the contents."""
+        """Enlarge the local memory of each lane to at least ``size`` bytes and keep its contents."""
         if size <= self.local_bytes:
             return
         if size > MAX_LOCAL_BYTES:
-            raise TrapError(f"{size} bytes of local memory per thread; at most {MAX_LOCAL_BYTES} are available")
+            raise TrapError(f"local memory per thread must be at most {MAX_LOCAL_BYTES} bytes, got {size}")
         size = -(-size // 64) * 64
         data = np.zeros((LANES, size), np.uint8)
         if self.local_bytes:
@@ -234,9 +234,9 @@ class Warp:
 
 
 class NamedBarrier:
-    """One of a CTA's 16 barriers (bar.sync id).
+    """One of the 16 barriers of a CTA (bar.sync id).
 
-    ``arrived`` is the number of threads that have arrived. ``expected`` is None until an arrival names a count.
+    ``arrived`` is the number of threads that have arrived. ``expected`` is None until an arrival states a thread count.
     """
 
     __slots__ = ("arrived", "expected", "number", "reductions", "waiters", "warps")
@@ -251,7 +251,7 @@ class NamedBarrier:
 
 
 class ClusterBarrier:
-    """The barrier.cluster of a cluster. Every live thread arrives on it once per phase."""
+    """The barrier of a cluster (barrier.cluster). Every live thread arrives on it once per phase."""
 
     def __init__(self) -> None:
         self.arrived: dict[int, int] = {}
@@ -292,7 +292,7 @@ class Block:
         self.shared = Region(self.shared_base, shared, f"shared memory of block {index}", is_writable=True)
         self.barriers = [NamedBarrier(k) for k in range(16)]
         self.mbarriers: dict[int, Any] = {}
-        #: The register pool (register_pool.RegisterPool), or None until a warp executes setmaxnreg.
+        #: Register pool (register_pool.RegisterPool), or None until a warp executes setmaxnreg.
         self.register_pool: Any = None
         self.warps: list[Warp] = []
         self.live_warps, self.live_threads = 0, 0

@@ -1,4 +1,4 @@
-"""Barriers for CTAs (bar), clusters (barrier.cluster) and warps.
+"""Barriers of CTAs (bar), clusters (barrier.cluster) and warps (bar.warp.sync).
 
 Source: PTX ISA, "bar, barrier", "barrier.cluster", "bar.warp.sync".
 """
@@ -47,27 +47,27 @@ def executing(w: Warp) -> Array:
 
 
 def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
-    """Count the running split's arrival on a named barrier."""
+    """Count the arrival of the running split on a named barrier."""
     here = executing(w)
     lane = int(here.argmax())
     index = int(number[lane])
     if index > 15:
-        raise TrapError(f"barrier {index} does not exist; allowed: 0 to 15")
+        raise TrapError(f"the barrier number must be 0 to 15, got {index}")
     barrier = w.block.barriers[index]
     w.meetings += 1
     if aligned and not (here == w.alive).all():
-        message = f"bar.sync {index} is executed by {_lanes(here)} only, not by the other lanes of the warp"
+        message = f"bar.sync {index} is executed only by {_lanes(here)}, not by the other lanes of the warp"
         w.events.violation("divergent_barrier", w, at, message)
     w.events.barrier_arrived(w, barrier)
-    # "The arrival count is incremented by the warp size, not the number of active threads in the warp."
+    # PTX ISA: "the arrival count is incremented by the warp size, not the number of active threads in the warp."
     threads = int((w.alive if aligned else here).sum())
     expected = None if count is None else int(count[lane])
     if expected is not None and expected % LANES:
-        raise TrapError(f"bar.sync {index} for {expected} threads; the count must be a multiple of 32")
+        raise TrapError(f"the thread count of bar.sync {index} must be a multiple of 32, got {expected}")
     others = barrier.expected if barrier.arrived else None
     if expected is not None and others is not None and expected != others:
         message = (
-            f"barrier {index} is used with {expected} threads here, but with {others} by other warps in the same phase"
+            f"barrier {index} expects {expected} threads here, but {others} threads in other warps of the same phase"
         )
         w.events.violation("barrier_count", w, at, message)
     if expected is not None:
@@ -83,7 +83,7 @@ def _lanes(mask: Array) -> str:
 
 
 def complete_named(block: Block, barrier: NamedBarrier) -> bool:
-    """Release the waiters of a named barrier if all threads have arrived, and return whether they have."""
+    """Release the waiters of a named barrier if all threads have arrived. Return whether the barrier is complete."""
     expected = block.live_threads if barrier.expected is None else barrier.expected
     if barrier.arrived < expected or barrier.arrived == 0:
         return False
@@ -101,7 +101,7 @@ def complete_named(block: Block, barrier: NamedBarrier) -> bool:
 
 
 def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
-    """Return (popc, and, or) over all threads of a bar.red, or None if the barrier has no bar.red."""
+    """Return the popc, and and or reductions over all threads, or None if no thread has executed bar.red."""
     if not barrier.reductions:
         return None
     votes = np.concatenate([predicate[mask] for _, mask, predicate in barrier.reductions])
@@ -110,7 +110,7 @@ def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
 
 
 def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> bool:
-    """Execute bar.sync and return whether the split must wait. The token of a released split is set."""
+    """Execute bar.sync and return whether the split must wait. A split that a barrier has released has a token."""
     split = w.split
     if split.token is not None:
         split.token = None
@@ -146,7 +146,7 @@ def named_reduce(
     return None
 
 
-#: A member mask and the lanes that execute an instruction with this mask.
+#: A member mask, and the lanes that execute an instruction with this mask.
 Group = tuple[int, Array]
 
 
@@ -161,7 +161,7 @@ def groups_of(members: Array, here: Array) -> list[Group]:
 def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     """Synchronize the lanes of each member mask.
 
-    Report a mask that omits executing lanes, or that names live lanes that do not execute the instruction. PTX ISA,
+    Reports a mask that omits executing lanes or includes live lanes that do not execute the instruction. PTX ISA,
     "shfl.sync": the behavior is undefined if the executing thread is not in the membermask.
     """
     alive = lane_bits(w.alive)
@@ -174,16 +174,16 @@ def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     for bits, lanes in groups:
         here = lane_bits(lanes)
         if outside := here & ~bits:
-            message = f"lanes {outside:#x} execute {what}, but its mask does not name them"
+            message = f"lanes {outside:#x} execute {what}, but its member mask does not include them"
             w.events.violation("divergent_warp", w, at, message)
         if missing := bits & alive & ~here:
-            message = f"{what} names lanes {missing:#x}, but they do not execute it with the mask {bits:#x}"
+            message = f"{what} includes lanes {missing:#x} in its mask {bits:#x}, but they do not execute it"
             w.events.violation("divergent_warp", w, at, message)
 
 
 @runtime
 def all_meet(w: Warp, at: int, what: str, members: Array) -> tuple[Array, ...]:
-    """Return the groups in which a full warp synchronizes at an instruction with a member mask."""
+    """Return the groups of lanes that synchronize when a full warp executes an instruction with a member mask."""
     groups = groups_of(members, w.split.mask)
     meet(w, at, what, groups)
     return tuple(lanes for _, lanes in groups)
@@ -202,9 +202,9 @@ def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     exited = np.arange(LANES * w.index, LANES * (w.index + 1)) < w.block.threads
     exited &= ~w.alive
     if missing:
-        message = f"{what} needs all threads of a warp, but lanes {missing:#x} do not execute it"
+        message = f"all threads of a warp must execute {what}, but lanes {missing:#x} do not"
     elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
-        message = f"{what} needs all threads of a warp, but lanes {lane_bits(exited):#x} have exited"
+        message = f"all threads of a warp must execute {what}, but lanes {lane_bits(exited):#x} have exited"
     else:
         return
     w.events.violation("divergent_warp", w, at, message)
@@ -217,7 +217,7 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
     twice = here & (phases >= 0)
     arrived[w.agent] = arrived.get(w.agent, 0) + int((here & (phases < cluster.barrier.phase)).sum())
     if twice.any():
-        message = f"{_lanes(twice)} of the warp arrived again without barrier.cluster.wait in between"
+        message = f"{_lanes(twice)} of the warp arrived twice without barrier.cluster.wait in between"
         w.events.violation("arrival_overflow", w, at, message)
     w.events.cluster_arrived(w, release)
     phases[here] = cluster.barrier.phase
@@ -225,13 +225,13 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
 
 
 def _cluster_phases(w: Warp) -> Array:
-    """Return for each lane the phase of the cluster barrier on which it has arrived but not waited, or -1 if none."""
+    """Return for each lane the phase of the cluster barrier at which it has arrived but not waited, or -1."""
     phases: Array = w.async_state.setdefault("cluster_phases", np.full(LANES, -1, np.int64))
     return phases
 
 
 def complete_cluster(cluster: Cluster) -> None:
-    """End the phase of the cluster barrier if all live threads have arrived."""
+    """Complete the phase of the cluster barrier if all live threads have arrived."""
     barrier = cluster.barrier
     if not barrier.arrived or any(len(block.warps) < block.warp_count for block in cluster.blocks):
         return
@@ -250,7 +250,7 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
     cluster = w.block.cluster
     here, phases = executing(w), _cluster_phases(w)
     if (phases[here] < 0).any():
-        raise TrapError("barrier.cluster.wait without barrier.cluster.arrive")
+        raise TrapError("barrier.cluster.wait is executed before barrier.cluster.arrive")
     if cluster.barrier.phase > phases[here].max():
         phases[here] = -1
         w.events.cluster_waited(w)
@@ -261,7 +261,7 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
 
 
 def complete_barriers(block: Block) -> None:
-    """Complete barriers on which only threads that have now exited were missing."""
+    """Complete barriers whose missing threads have all exited."""
     for barrier in block.barriers:
         if barrier.waiters:
             complete_named(block, barrier)
@@ -269,7 +269,7 @@ def complete_barriers(block: Block) -> None:
 
 
 def grid_wait(w: Warp) -> None:
-    """Execute griddepcontrol.wait. The previous grid has already ended, and its writes are visible."""
+    """Execute griddepcontrol.wait. The previous grid has already finished, and its writes are visible."""
     w.events.grid_waited(w)
 
 

@@ -1,8 +1,8 @@
-"""Track undefined values: the result of a shuffle from a lane that does not participate, until the value has an effect.
+"""Tracking of undefined values, which result from a shuffle that reads a lane that does not participate.
 
-Each frame holds the undefined lanes of its registers. Instructions propagate undefined lanes from sources to
-destinations. A value has an effect when it is stored, or is used as an address, as a branch condition, or as an operand
-of an asynchronous instruction.
+Each frame records the undefined lanes of its registers. Instructions propagate undefined lanes from sources to
+destinations. An undefined value is reported when it is stored, or used as an address, as a branch condition, or as an
+operand of an asynchronous instruction.
 
 Source: PTX ISA, "shfl.sync": the result is unpredictable if the source lane is inactive or not in the membermask.
 """
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.flow import registers_of
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import runtime
 
-#: Opcodes whose results depend on several lanes.
+#: Opcodes whose result in a lane depends on several lanes.
 _COLLECTIVE = {"vote", "match", "redux", "mma", "wmma", "ldmatrix", "movmatrix"}
 _EFFECTS = {
     "st",
@@ -37,15 +37,15 @@ _EFFECTS = {
     "ret",
 }
 _EFFECTS |= {"exit", "ldmatrix", "multimem", "tensormap"}
-#: The bit pattern of an undefined value.
+#: Bit pattern of an undefined value.
 GARBAGE = 0xBADBAD
 
 
 @runtime
 def track(w: Warp, at: int, mask: Array, irrelevant: tuple[Array | None, ...] | None) -> None:
-    """Propagate undefined values from an instruction's sources to its destinations, or report an effect.
+    """Propagate undefined values from the sources of an instruction to its destinations, or report their use.
 
-    ``irrelevant`` holds the lanes in which each source cannot affect the result.
+    ``irrelevant`` contains the lanes in which each source does not affect the result.
     """
     frame = w.split.frame
     undefined, instruction = frame.undefined, frame.program.instruction(at)
@@ -63,7 +63,7 @@ def track(w: Warp, at: int, mask: Array, irrelevant: tuple[Array | None, ...] | 
     parts = instruction.parts
     if affected.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
         line = frame.program.instruction(frame.undefined_at).line
-        text = f"uses an undefined value: the shuffle at PTX line {line} read a non-participating lane"
+        text = f"uses an undefined value, because the shuffle at PTX line {line} read a lane that does not participate"
         w.events.violation("uninitialised_register", w, at, text)
         affected = np.zeros_like(mask)
     if affected.any() and parts[0] in _COLLECTIVE:
@@ -75,7 +75,7 @@ def track(w: Warp, at: int, mask: Array, irrelevant: tuple[Array | None, ...] | 
 
 
 def _mark(frame: Frame, register: int, lanes: Array, mask: Array) -> None:
-    """Record which of the lanes that write a register give it an undefined value."""
+    """Record which of the written lanes of a register are undefined."""
     before = frame.undefined.get(register)
     if before is None and not lanes.any():
         return

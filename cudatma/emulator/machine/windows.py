@@ -1,4 +1,4 @@
-"""Loads and stores of local memory, of generic addresses, and of the .param variables of calls.
+"""Loads and stores of local memory, generic addresses, and .param variables of calls.
 
 Source: PTX ISA, "ld", "st", "Generic Addressing", "Abstracting the ABI".
 """
@@ -37,8 +37,8 @@ def _local_offsets(w: Warp, at: int, addresses: Array, size: int, mask: Array | 
     inside = addresses.astype(np.int64)
     if int(inside.min()) < 0 or int(inside.max()) + size > w.local_bytes:
         check_window(w, at, int(inside.max()), "an address of the .local state space, from cvta.to.local")
-        end = f"the end of local memory is {w.local_bytes:#x}"
-        message = f"local access of {counted(size, 'byte')} at {int(inside.max()):#x}, but {end}"
+        message = f"local access of {counted(size, 'byte')} at {int(inside.max()):#x} exceeds local memory, "
+        message += f"which ends at {w.local_bytes:#x}"
         w.events.violation("out_of_bounds", w, at, message)
         trap(w, at, message)
     return inside + lanes * w.local_bytes
@@ -64,7 +64,7 @@ def st_local(w: Warp, at: int, addresses: Array, code: str, values: tuple[Array,
 
 
 def windows(addresses: Array, mask: Array | None) -> list[tuple[int, Array | None]]:
-    """Return (window, mask) for generic addresses.
+    """Divide generic addresses by window and return (window, mask) pairs.
 
     Window 0 is global memory, window 1 is shared memory, and window 2 is local memory.
     """
@@ -88,7 +88,7 @@ def ld_generic(w: Warp, at: int, addresses: Array, code: str, count: int, mask: 
             value = ld_global(w, at, addresses, code, count, part, order)
         result = value if result is None or part is None else np.where(part, value, result)
     if result is None:
-        raise TrapError("a load without lanes")
+        raise TrapError("the load has no active lanes")
     return result
 
 
@@ -112,14 +112,14 @@ def _param(w: Warp, name: str, offset: int, size: int) -> tuple[Region, int]:
     buffer = w.param_buffer(w.split.frame, name, max(offset, 0) + size)
     if offset < 0 or offset + size > buffer.size // LANES:
         raise TrapError(
-            f"access of {size} bytes at offset {offset} of parameter {name}, which has {buffer.size // LANES}"
+            f"access of {size} bytes at offset {offset} exceeds parameter {name} of {buffer.size // LANES} bytes"
         )
     return buffer, buffer.size // LANES
 
 
 @runtime
 def ld_param(w: Warp, name: str, offset: int, code: str, count: int, mask: Array | None) -> Array:
-    """Load from a .param variable of this activation: a formal parameter or the result of a callee."""
+    """Load from a .param variable of the current call: a formal parameter, or the result of a callee."""
     buffer, pitch = _param(w, name, offset, BYTES[code] * count)
     return buffer.gather(_LANE_NUMBERS * pitch + offset, code, count)
 

@@ -1,4 +1,4 @@
-"""Parse the body of a PTX function: scopes, registers, labels and instructions."""
+"""Parser of the body of a PTX function: scopes, registers, labels and instructions."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from cudatma.emulator.ptx.model import (
     Vec,
 )
 
-#: Matches a register with the bytes or half-words that a video instruction selects.
+#: Matches a register followed by the bytes or half-words that a video instruction selects.
 _SELECTED = re.compile(r"(.+)\.([bh]\d{1,4})$")
 _RANGED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 _MAX_REGISTERS = 1 << 20
-#: Maximum number of inlined calls in a source location. Outer calls beyond this limit are dropped.
+#: Maximum number of inlined calls in a source location. Further calls are dropped.
 _MAX_INLINED = 32
-#: Matches the pragma that names the bytes that the program uses from the next load: bit i is byte i.
+#: Matches the pragma that states which bytes of the next load the program uses. Bit i stands for byte i.
 _USED_BYTES = re.compile(r"used_bytes_mask\s+(0[xX][\da-fA-F]{1,8}|0|[1-9]\d{0,9})")
 
 
 @dataclass(slots=True)
 class _Scope:
-    """A pair of braces and the names declared inside it.
+    """Names that are declared inside a pair of braces.
 
-    ``ranges`` maps the prefix of ``%r<10>`` declarations to (type, count).
+    ``ranges`` maps the prefix of a declaration such as ``%r<10>`` to its type and count.
     """
 
     number: int
@@ -54,7 +54,7 @@ class _Scope:
 
 
 class BodyParser:
-    """A parser that fills a Function from the ``{`` of its body to the matching ``}``."""
+    """Parser that fills a Function from the ``{`` of its body to the matching ``}``."""
 
     def __init__(self, cursor: Cursor, function: Function, module: Module) -> None:
         self.cursor, self.function, self.module = cursor, function, module
@@ -132,7 +132,7 @@ class BodyParser:
         elif name == "pragma":
             self._pragma()
         else:
-            raise PtxError(f"unknown directive `.{name}` in a function", token.line)
+            raise PtxError(f"directive `.{name}` is not supported in a function", token.line)
 
     def _pragma(self) -> None:
         cursor = self.cursor
@@ -142,7 +142,7 @@ class BodyParser:
                 self.used_bytes = int(used[1], 0)
 
     def _location(self) -> None:
-        """Read ``.loc file line column``. For inlined code, the directive also names the .loc of the call."""
+        """Parse ``.loc file line column``. For inlined code, the directive also refers to the .loc of the call."""
         cursor = self.cursor
         place = cursor.integer(), cursor.integer(), cursor.integer()
         self.file, self.source_line = place[:2]
@@ -154,7 +154,7 @@ class BodyParser:
         self._callers[place] = self.inlined_at
 
     def _loc_extra(self) -> tuple[int, int, int] | None:
-        """Read ``function_name $L__info_string0`` with an optional offset, or ``inlined_at file line column``."""
+        """Parse ``function_name $L__info_string0`` with an optional offset, or ``inlined_at file line column``."""
         cursor = self.cursor
         word = cursor.expect_kind("word").text
         if word == "function_name":
@@ -164,7 +164,7 @@ class BodyParser:
         elif word == "inlined_at":
             return cursor.integer(), cursor.integer(), cursor.integer()
         else:
-            raise cursor.error(f"unexpected `{word}` in .loc")
+            raise cursor.error(f"`{word}` is not supported in .loc")
         return None
 
     def _registers(self, scope: _Scope) -> None:
@@ -175,14 +175,14 @@ class BodyParser:
             lanes = "xyzw"[: int(kind[1])]
             kind = cursor.expect_kind("directive").text[1:]
         if kind not in TYPE_BYTES:
-            raise cursor.error(f"unknown register type `.{kind}`")
+            raise cursor.error(f"register type `.{kind}` is unknown")
         while True:
             name = cursor.expect_kind("word").text
             if cursor.accept("<"):
                 count = cursor.integer()
                 cursor.expect(">")
                 if not 0 <= count <= _MAX_REGISTERS:
-                    raise cursor.error(f"{count} registers; allowed: 0 to {_MAX_REGISTERS}")
+                    raise cursor.error(f"the number of registers must be 0 to {_MAX_REGISTERS}, got {count}")
                 if name in scope.ranges:
                     raise cursor.error(f"registers `{name}` are declared twice")
                 scope.ranges[name] = (kind, count)
@@ -237,7 +237,7 @@ class BodyParser:
             token = cursor.expect_kind("word")
             index = self._find_register(scope, token.text)
             if index is None or self.function.registers[index] != "pred":
-                raise PtxError(f"`@{token.text}`: no such predicate", token.line)
+                raise PtxError(f"`@{token.text}` is not a predicate register", token.line)
             guard = (index, negated)
         opcode = cursor.expect_kind("word")
         operands: list[Operand] = []
@@ -331,7 +331,7 @@ class BodyParser:
         cursor = self.cursor
         base = self._simple(scope)
         if isinstance(base, Sink | Part):
-            raise cursor.error("`_` and parts of registers cannot be addresses")
+            raise cursor.error("an address must not be `_` or a part of a register")
         offset = 0
         while cursor.token.text in ("+", "-"):
             offset += cursor.integer() if cursor.token.text == "-" or cursor.accept("+") else 0

@@ -1,4 +1,4 @@
-"""Parse variable and parameter declarations. Source: PTX ISA, "Variables", "Kernel Function Parameters"."""
+"""Parser of variable and parameter declarations. Source: PTX ISA, "Variables", "Kernel Function Parameters"."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from cudatma.emulator.ptx.lexer import TYPE_BYTES, Cursor, number
 from cudatma.emulator.ptx.model import Variable
 
-#: Maximum size of a variable. This limit guards against hostile input; variables of real kernels are much smaller.
+#: Maximum size of a variable in bytes. The limit protects against malicious input.
 MAX_VARIABLE_BYTES = 1 << 32
 MAX_ALIGN = 1 << 16
 
 
 def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterator[Variable]:
-    """Yield the variables of one declaration.
+    """Yield the variables of a declaration.
 
     The cursor starts after the directive of the state space and stops before ``;``, ``,`` or ``)``. Examples of
     declarations are ``.align 16 .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name`` and ``.v4 .f32
-    name``. Each may have an initializer.
+    name``. Each declaration may have an initializer.
     """
     align, size, count, kind, is_pointer = 0, 0, 1, "", False
     while cursor.token.kind == "directive":
@@ -28,8 +28,8 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
         elif directive == "align":
             value = cursor.integer()
             if not 1 <= value <= MAX_ALIGN or value & (value - 1):
-                raise cursor.error(f".align {value} is not a power of two of at most {MAX_ALIGN}")
-            if not is_pointer:  # after .ptr, .align describes the pointer's target
+                raise cursor.error(f".align must be a power of two of at most {MAX_ALIGN}, got {value}")
+            if not is_pointer:  # After .ptr, .align describes the memory to which the pointer refers.
                 align = align or value
         elif directive == "ptr":
             is_pointer = True
@@ -42,9 +42,9 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
         elif directive in ("texref", "samplerref", "surfref"):
             size, kind = 8, "u64"
         elif directive not in ("global", "shared", "const", "local", "param", "managed"):
-            raise cursor.error(f"unexpected `.{directive}` in a declaration")
+            raise cursor.error(f"`.{directive}` is not supported in a declaration")
     if not size:
-        raise cursor.error("a declaration without a type")
+        raise cursor.error("the declaration has no type")
     while True:
         yield _read_declarator(cursor, space, align, size * count, kind, is_extern)
         if space == "param" or not cursor.accept(","):
@@ -61,7 +61,7 @@ def _read_declarator(cursor: Cursor, space: str, align: int, element: int, kind:
         size *= cursor.integer()
         cursor.expect("]")
         if not 0 <= size <= MAX_VARIABLE_BYTES:
-            raise cursor.error(f"a variable of {size} bytes; allowed: 0 to {MAX_VARIABLE_BYTES}")
+            raise cursor.error(f"the size of a variable must be 0 to {MAX_VARIABLE_BYTES} bytes, got {size}")
     init, patches = b"", []
     if cursor.accept("="):
         values = list(_initialiser(cursor))
@@ -80,7 +80,7 @@ def _read_declarator(cursor: Cursor, space: str, align: int, element: int, kind:
 
 
 def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
-    """Yield the numbers and (symbol, offset) pairs of a nested initializer in order, with floats as their bits."""
+    """Yield the numbers and the (symbol, offset) pairs of a nested initializer in order. Floats are yielded as bits."""
     if cursor.accept("{"):
         while not cursor.accept("}"):
             yield from _initialiser(cursor)
@@ -97,7 +97,7 @@ def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
             cursor.expect(")")
         yield (name, cursor.integer() if cursor.accept("+") else 0)
     else:
-        raise cursor.error(f"unexpected `{token.text}` in an initializer")
+        raise cursor.error(f"`{token.text}` is not supported in an initializer")
 
 
 def _encode(cursor: Cursor, value: int, kind: str) -> bytes:

@@ -1,8 +1,8 @@
-"""Find registers that are used too early: reads before any write, and wgmma operands without a fence.
+"""Search for registers that are used too early: reads before any write, and wgmma operands without a fence.
 
-Source: PTX ISA, "wgmma.fence": a fence must precede the first wgmma.mma_async, and every wgmma.mma_async whose
-registers (accumulators, fragments of A) other instructions have written. Compilers sometimes move such writes past the
-fence of a group. The assembler repairs such code, but not a group without any fence.
+A wgmma.fence must precede the first wgmma.mma_async, and every wgmma.mma_async whose registers (accumulators, fragments
+of A) other instructions have written. Compilers sometimes move such writes after the fence of a group. The assembler
+repairs such code, but not a group without any fence. Source: PTX ISA, "wgmma.fence".
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from cudatma.emulator.ptx.flow import Flow, Segment, bit_set, destinations, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
 
-#: Opcodes to which compilers pass undefined values: copies, packings, and accumulators that are multiplied by 0.
+#: Opcodes to which compilers pass undefined values: copies, packing, and accumulators that are multiplied by 0.
 _CARRIERS = {"mov", "wgmma", "mma", "selp", "prmt", "cvt", "bfi", "shfl"}
 
 
 def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
-    """Return a map from each segment to the (index in the body, register) of unguarded reads that no write reaches."""
+    """Map each segment to its unguarded reads that no write reaches, as (index in the body, register)."""
     body = flow.function.body
     written = []
     for segment in flow.segments:
@@ -44,11 +44,10 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
 
 
 def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
-    """Return a map from the index of each wgmma to the bit set of its registers that some path writes without a fence.
+    """Map the index of each wgmma to the bit set of its registers that some path writes without a fence.
 
     On such a path, no fence follows the write, and no fence follows the last wgmma.commit_group. Compilers rename
-    accumulators by copying them, so a copy counts as fenced if its source is fenced. A constant always counts as
-    fenced.
+    accumulators by copying them, so a copy counts as fenced if its source is fenced. Constants always count as fenced.
     """
     body = flow.function.body
     if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in body):
@@ -72,12 +71,12 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
     return unfenced
 
 
-#: State: (registers possibly written since the last fence, whether a path has no fence since the last commit_group).
+#: Registers that may have been written since the last fence, and whether a path has no fence since the last commit.
 _State = tuple[int, bool]
 
 
 def _through(body: list[Instruction], segment: Segment, state: _State, unfenced: dict[int, int]) -> _State:
-    """Return the state after a segment, and record in ``unfenced`` the wgmmas that use unfenced registers."""
+    """Return the state after a segment, and record the wgmmas that use unfenced registers in ``unfenced``."""
     dirty, bare = state
     for at in range(segment.start, segment.stop):
         instruction = body[at]
@@ -98,7 +97,7 @@ def _through(body: list[Instruction], segment: Segment, state: _State, unfenced:
 
 
 def _written(instruction: Instruction, dirty: int) -> int:
-    """Return the dirty registers after an instruction other than wgmma."""
+    """Return the unfenced registers after an instruction other than wgmma."""
     written, read = destinations(instruction)
     targets = bit_set(written)
     is_copy = instruction.parts[0] == "mov" and all(isinstance(operand, Reg) for operand in instruction.operands[:1])

@@ -1,7 +1,7 @@
-"""Control flow of a function: segments, reconvergence points, and the registers that live across segments.
+"""Control flow of a function: segments, reconvergence points, and the registers that are live across segments.
 
-A segment is a run of instructions that a warp executes without interaction with other warps. An instruction that may
-block or that communicates with other warps is a segment of its own. Lanes reconverge at immediate post-dominators.
+A segment is a sequence of instructions that a warp executes without interacting with other warps. An instruction that
+may block or that interacts with other warps forms its own segment. Lanes reconverge at immediate post-dominators.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.model import MEMBERS, Function, Imm, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
 
-#: Maximum number of instructions in a segment. Longer segments are divided, so that one step of a warp stays short.
+#: Maximum number of instructions in a segment. Longer sequences are divided to limit the duration of a step.
 MAX_SEGMENT = 256
 _ALONE = {
     "bar",
@@ -38,7 +38,7 @@ _ALONE = {
     "clusterlaunchcontrol",
 }
 _ENDS = {"bra", "brx", "ret", "exit", "trap"}
-#: Opcodes with a member mask, and bar, which behaves as .aligned although it does not have the modifier.
+#: Opcodes with a member mask, and bar, which behaves as .aligned even without the modifier.
 _COLLECTIVE = {*MEMBERS, "bar"}
 #: Opcodes whose first operand is not a destination.
 _NO_DESTINATION = {
@@ -73,7 +73,7 @@ _NO_DESTINATION = {
 
 
 def registers_of(operand: Operand) -> Iterable[int]:
-    """Yield the indices of all registers that an operand names."""
+    """Yield the indices of all registers in an operand."""
     if isinstance(operand, Reg):
         yield operand.index
     elif isinstance(operand, Mem):
@@ -98,7 +98,7 @@ def bit_set(registers: Iterable[int]) -> int:
 
 
 def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:
-    """Return the (written, read) registers of an instruction. The guard counts as read."""
+    """Return the registers that an instruction writes and reads. The guard counts as read."""
     parts, operands = instruction.parts, instruction.operands
     written: list[int] = []
     read: list[int] = [instruction.guard[0]] if instruction.guard else []
@@ -125,8 +125,9 @@ def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:
 class Segment:
     """The instructions ``start..stop`` of a function's body.
 
-    ``next`` lists the successors; -1 is the end of the function. ``reconverge`` is the segment where lanes that diverge
-    at the end of this segment reconverge. ``live_in``, ``live_out`` and ``touched`` are bit sets of registers.
+    ``next`` lists the successors, where -1 is the end of the function. ``reconverge`` is the segment at which lanes
+    that diverge at the end of this segment reconverge. ``live_in``, ``live_out`` and ``touched`` are bit sets of
+    registers.
     """
 
     index: int
@@ -140,12 +141,12 @@ class Segment:
 
 
 class Flow:
-    """The segments of one function. ``crossing`` is the bit set of the registers that live across segments."""
+    """The segments of a function. ``crossing`` is the bit set of the registers that are live across segments."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
         self.has_shuffles = any(instruction.parts[0] == "shfl" for instruction in function.body)
-        #: (written, read) registers of each instruction.
+        #: The (written, read) registers of each instruction.
         self.accesses = [destinations(instruction) for instruction in function.body]
         self.segments: list[Segment] = []
         self._cut()
@@ -161,16 +162,16 @@ class Flow:
         for index, instruction in enumerate(body):
             root = instruction.parts[0]
             joined = joined and index not in starts
-            # Diverged lanes wait for each other at the start of a segment. Each instruction with a member mask starts a
-            # segment, because its lanes may synchronize with lanes at another instruction. The first of consecutive
-            # whole-warp instructions also starts a segment.
+            # Diverged lanes wait for each other at the start of a segment. Every instruction with a member mask starts
+            # a segment because its lanes may synchronize with lanes at another instruction. In a sequence of
+            # whole-warp instructions, only the first must start a segment.
             is_collective = root in _COLLECTIVE or "aligned" in instruction.parts
             members = instruction.members if is_collective else None
             if members is not None:
                 starts.add(index)
                 joined = instruction.names_all
                 if not isinstance(members, Imm):
-                    starts.add(index + 1)  # lanes with different masks diverge here and reconverge after it
+                    starts.add(index + 1)  # Lanes with different masks diverge here and reconverge after it.
             elif is_collective and instruction.guard is None and instruction.is_whole_warp and not joined:
                 starts.add(index)
                 joined = True
@@ -189,9 +190,9 @@ class Flow:
         self.at_start = {segment.start: segment.index for segment in self.segments}
 
     def target(self, name: str, instruction: Instruction) -> int:
-        """Return the index of the segment that a label starts."""
+        """Return the index of the segment that starts at a label."""
         if name not in self.function.labels:
-            raise PtxError(f"unknown label `{name}`", instruction.line, text=instruction.text)
+            raise PtxError(f"label `{name}` is not declared", instruction.line, text=instruction.text)
         return self.at_start[self.function.labels[name]]
 
     def _connect(self) -> None:
@@ -206,7 +207,7 @@ class Flow:
             if root == "bra":
                 label = last.operands[0] if last.operands else None
                 if not isinstance(label, Sym):
-                    raise PtxError("a branch without a label", last.line, text=last.text)
+                    raise PtxError("the branch has no label", last.line, text=last.text)
                 segment.next = [self.target(label.name, last)]
             elif root == "brx":
                 segment.next = [self.target(name, last) for name in self.branch_targets(last)]
@@ -218,22 +219,22 @@ class Flow:
                 segment.next.append(following)
 
     def branch_targets(self, instruction: Instruction) -> tuple[str, ...]:
-        """Return the labels that a ``brx.idx`` can jump to."""
+        """Return the labels of a ``brx.idx`` instruction."""
         table = instruction.operands[1] if len(instruction.operands) > 1 else None
         if not isinstance(table, Sym) or table.name not in self.function.branch_targets:
-            raise PtxError("brx.idx without .branchtargets", instruction.line, text=instruction.text)
+            raise PtxError("brx.idx has no .branchtargets", instruction.line, text=instruction.text)
         names = self.function.branch_targets[table.name]
         scope = table.name.partition("@")[2]
         return tuple(f"{n}@{scope}" if f"{n}@{scope}" in self.function.labels else n for n in names)
 
     def _continuing(self, segment: Segment) -> list[int]:
-        """Return the successors of a segment, without the end of the function if ``@p exit`` leads there."""
+        """Return the successors of a segment, except the end of the function if ``@p exit`` leads there."""
         last = self.function.body[segment.stop - 1] if segment.stop > segment.start else None
         ends_lanes = last is not None and last.guard and last.parts[0] in ("exit", "trap")
         return [s for s in segment.next if s >= 0] if ends_lanes else segment.next
 
     def _post_dominators(self) -> None:
-        """Compute immediate post-dominators (Cooper, Harvey, Kennedy) on the reversed graph with one virtual end."""
+        """Compute immediate post-dominators (Cooper, Harvey, Kennedy) on the reversed graph with a virtual end."""
         end = len(self.segments)
         successors = [[end if s < 0 else s for s in self._continuing(seg)] for seg in self.segments] + [[]]
         predecessors: list[list[int]] = [[] for _ in range(end + 1)]
@@ -314,7 +315,7 @@ class Flow:
 
 
 def _post_order(root: int, edges: list[list[int]]) -> list[int]:
-    """Return the nodes in the post-order of a depth-first traversal from ``root``."""
+    """Return the nodes of a depth-first traversal from ``root`` in post-order."""
     seen, order = {root}, []
     stack = [(root, iter(edges[root]))]
     while stack:

@@ -1,9 +1,9 @@
 """Tables of the PTX instructions that the emulator supports, with their modifiers.
 
-Each line of a table is a form. ``{a,b}`` (without spaces) means each of a and b, ``{,.ftz}`` is an optional part, and
-``{r1..4}`` is the vector of r1, r2, r3, r4. The first letter of a register gives its type: p predicate, b 8 bits, h 16,
-r 32, d 64, q 128. The tables are in forms_scalar, forms_memory and forms_warp, divided into the chapters of the PTX ISA
-9.1.
+Each line of a table is an instruction form. ``{a,b}`` (without spaces) means each of a and b, ``{,.ftz}`` is an
+optional part, and ``{r1..4}`` is the vector of r1, r2, r3, r4. The first letter of a register states its type: p
+predicate, b 8 bits, h 16, r 32, d 64, q 128. The tables in forms_scalar, forms_memory and forms_warp follow the
+chapters of the PTX ISA 9.1.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from functools import lru_cache
 from cudatma.emulator.ptx import forms_memory, forms_scalar, forms_warp
 from cudatma.emulator.ptx.model import Instruction
 
-#: Chapter -> its forms, one per line.
+#: Maps each chapter to its forms, one per line.
 FORMS: dict[str, str] = {**forms_scalar.FORMS, **forms_memory.FORMS, **forms_warp.FORMS}
 
-_TEXTURE = "textures and surfaces need the filtering of the texture unit and objects that the driver creates"
-#: Opcode root -> why the emulator does not support it.
+_TEXTURE = "textures and surfaces require the filtering of the texture unit and objects that the driver creates"
+#: Maps each unsupported opcode root to the reason.
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq"), _TEXTURE),
-    "tcgen05": "tensor memory and the fifth generation of tensor cores (sm_100 and up)",
+    "tcgen05": "tensor memory and fifth-generation tensor cores (sm_100 and later)",
     "multimem": "multicast memory of several devices",
 }
 
 _VECTOR = re.compile(r"\{([bhrdpq])(\d+)\.\.(\d+)\}")
 _CHOICE = re.compile(r"(\{[^{}\s]*\})")
 _REGISTER = re.compile(r"(?<![\w.:%])([phrdqb]\d+)\b")
-#: Shapes, counts and element types. The emitters check them.
+#: Matches shapes, counts and element types, which the emitters validate.
 _PLAIN = re.compile(r"m\d+n\d+(k\d+)?$|\d+$|[1-5]d$|(b|u|s|f|bf|tf)\d+(x\d)?$")
-#: Modifiers of opcodes without forms: branches, calls, and warp instructions without .sync.
+#: Modifiers of opcodes without forms, namely branches, calls, and warp instructions without .sync.
 _MORE = ("uni", "idx", "all", "any", "ballot", "pred")
 
 
 def expand(line: str) -> Iterator[str]:
-    """Yield every form that a line describes."""
+    """Yield all forms that a line of a table describes."""
 
     def whole(match: re.Match[str]) -> str:
         letter, first, last = match[1], int(match[2]), int(match[3])
@@ -56,7 +56,7 @@ def forms(chapter: str) -> Iterator[str]:
 
 
 def module_of(form: str) -> str:
-    """Return a PTX module with one kernel that contains a form."""
+    """Return a PTX module with a kernel that contains the given form."""
     statement = _REGISTER.sub(r"%\1", form)
     registers = {"pred": "p", "b8": "b", "b16": "h", "b32": "r", "b64": "d", "b128": "q"}
     declared = " ".join(f".reg .{kind} %{letter}<10>;" for kind, letter in registers.items())
@@ -67,7 +67,7 @@ def module_of(form: str) -> str:
 
 @lru_cache(maxsize=1)
 def _modifiers() -> frozenset[str]:
-    """Return every modifier that occurs in some form."""
+    """Return all modifiers that occur in any form."""
     known = set(_MORE)
     for chapter in FORMS.values():
         for line in chapter.strip().splitlines():
@@ -77,7 +77,7 @@ def _modifiers() -> frozenset[str]:
 
 
 def unknown_modifier(instruction: Instruction) -> str:
-    """Return the first modifier that occurs in no form, or "" if there is none or the instruction is unsupported."""
+    """Return the first modifier that occurs in no form, or "" if there is none or the opcode is not supported."""
     if instruction.parts[0] in REFUSED:
         return ""
     known = _modifiers()

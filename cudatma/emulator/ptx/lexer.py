@@ -1,6 +1,6 @@
-"""Split PTX text into tokens and provide a cursor over them.
+"""Tokenizer of PTX text, and a cursor over the tokens.
 
-Source: PTX ISA, "Syntax": identifiers, constants, statements.
+Source: PTX ISA, "Syntax" (identifiers, constants, statements).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.model import Imm
 
-#: Maximum length of the PTX text. This limit bounds the memory that hostile input can use.
+#: Maximum length of the PTX text in characters, which limits the memory that malicious input can use.
 MAX_CHARS = 64 << 20
-#: Maximum number of tokens, which corresponds to about 25 MB of compiler output.
+#: Maximum number of tokens, which corresponds to about 25 MB of PTX from a compiler.
 MAX_TOKENS = 1 << 22
 
-#: Matches newlines, comments, strings, numbers, words, directives, and any other single character except blanks.
+#: Matches a newline, comment, string, number, word, directive, or any other single character except blanks.
 _TOKEN = re.compile(
     r"""\n|//[^\n]*|/\*.*?\*/
     |"(?:[^"\\\n]|\\.)*"
@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     |[^ \t\r\f\v]""",
     re.VERBOSE | re.DOTALL,
 )
-#: The first character of a token decides its kind.
+#: Maps the first character of a token to the kind of the token.
 _KINDS: dict[str, str] = {
     **dict.fromkeys(string.ascii_letters + "_$%", "word"),
     **dict.fromkeys(string.digits, "number"),
@@ -40,7 +40,7 @@ _KINDS: dict[str, str] = {
 
 
 class Token(NamedTuple):
-    """A token. ``kind`` is "string", "number", "word", "directive", "punct" or "end"; ``line`` counts from 1."""
+    """A token. ``kind`` is "string", "number", "word", "directive", "punct" or "end". ``line`` starts at 1."""
 
     kind: str
     text: str
@@ -53,10 +53,10 @@ _make = Token._make
 def tokenize(text: str) -> list[Token]:
     """Return all tokens of a module, followed by an "end" token.
 
-    Raise PtxError if the text is too large or if no token starts with one of its characters.
+    Raises PtxError if the text is too large or contains a character that cannot start a token.
     """
     if len(text) > MAX_CHARS:
-        raise PtxError(f"the text has {len(text)} characters; at most {MAX_CHARS} are allowed")
+        raise PtxError(f"the PTX text must have at most {MAX_CHARS} characters, got {len(text)}")
     text = text.rstrip("\0")
     tokens: list[Token] = []
     line = 1
@@ -66,20 +66,20 @@ def tokenize(text: str) -> list[Token]:
             if piece != "\n":
                 raise PtxError(f"unexpected character {piece!r}", line)
             line += 1
-        elif kind == "punct" and len(piece) > 1:  # a comment
+        elif kind == "punct" and len(piece) > 1:  # The piece is a comment.
             line += piece.count("\n")
         elif piece in (".", '"'):
             raise PtxError(f"unexpected character {piece!r}", line)
         else:
             tokens.append(_make((kind, piece, line)))
             if len(tokens) > MAX_TOKENS:
-                raise PtxError(f"more than {MAX_TOKENS} tokens", line)
+                raise PtxError(f"the PTX text must have at most {MAX_TOKENS} tokens", line)
     tokens.append(Token("end", "", line))
     return tokens
 
 
 def number(token: Token, negative: bool = False) -> Imm:
-    """Return the immediate that a number token denotes, negated if ``negative`` is true."""
+    """Return the immediate that a number token represents, with its sign inverted if ``negative`` is true."""
     text = token.text
     if text[:2] in ("0f", "0F"):
         bits = int(text[2:], 16)
@@ -99,7 +99,7 @@ def number(token: Token, negative: bool = False) -> Imm:
         value_int = int(digits, 8)
     else:
         if len(digits) > 40:
-            raise PtxError(f"the constant has {len(digits)} digits; at most 40 are allowed", token.line)
+            raise PtxError(f"a constant must have at most 40 digits, got {len(digits)}", token.line)
         value_int = int(digits)
     return Imm(-value_int if negative else value_int)
 
@@ -140,12 +140,12 @@ class Cursor:
     def next(self) -> Token:
         token = self.tokens[self.at]
         if token.kind == "end":
-            raise self.error("the text ends in the middle of a statement")
+            raise self.error("the text ends inside a statement")
         self.at += 1
         return token
 
     def accept(self, text: str) -> bool:
-        """Advance past the current token and return True if its text is ``text``."""
+        """If the text of the current token is ``text``, advance and return True."""
         if self.token.text == text and self.token.kind != "string":
             self.at += 1
             return True
@@ -153,16 +153,16 @@ class Cursor:
 
     def expect(self, text: str) -> Token:
         if self.token.text != text:
-            raise self.error(f"expected `{text}`, found `{self.token.text or 'end of text'}`")
+            raise self.error(f"expected `{text}`, got `{self.token.text or 'end of text'}`")
         return self.next()
 
     def expect_kind(self, kind: str) -> Token:
         if self.token.kind != kind:
-            raise self.error(f"expected a {kind}, found `{self.token.text or 'end of text'}`")
+            raise self.error(f"expected a {kind}, got `{self.token.text or 'end of text'}`")
         return self.next()
 
     def integer(self) -> int:
-        """Read a constant integer with an optional minus sign."""
+        """Parse an integer constant with an optional minus sign."""
         negative = self.accept("-")
         token = self.expect_kind("number")
         text = token.text.rstrip("U")
@@ -175,12 +175,12 @@ class Cursor:
         return -value if negative else value
 
     def skip_statement(self) -> None:
-        """Advance past the next semicolon."""
+        """Advance to the token after the next semicolon."""
         while not self.accept(";"):
             self.next()
 
     def skip_braces(self) -> None:
-        """Advance past a balanced ``{ ... }``."""
+        """Advance to the token after a balanced ``{ ... }``."""
         self.expect("{")
         depth = 1
         while depth:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Longest chain of inlined calls that a source location names in full.
+#: Maximum number of places in a source location of inlined code.
 _MAX_PLACES = 4
 
 
@@ -22,7 +22,7 @@ class Reg:
 class Imm:
     """An immediate operand.
 
-    ``kind`` is "int", "f32" or "f64". ``bits`` is the Python int as written, or the bits of a float.
+    ``kind`` is "int", "f32" or "f64". ``bits`` is the value of an int, or the bit pattern of a float.
     """
 
     bits: int
@@ -31,7 +31,7 @@ class Imm:
 
 @dataclass(frozen=True, slots=True)
 class Sym:
-    """A named variable, function, label or special register (``%tid.x``), plus a byte offset."""
+    """A variable, function, label or special register (``%tid.x``), plus a byte offset."""
 
     name: str
     offset: int = 0
@@ -39,7 +39,7 @@ class Sym:
 
 @dataclass(frozen=True, slots=True)
 class Mem:
-    """A memory operand: ``[base+offset]`` or ``[base, {coordinates}]``, with further parts in ``extra``."""
+    """A memory operand, ``[base+offset]`` or ``[base, {coordinates}]``. ``extra`` contains further parts."""
 
     base: Reg | Imm | Sym
     offset: int = 0
@@ -70,7 +70,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """The sink ``_``: a destination whose value is discarded."""
+    """The sink ``_``, a destination operand that discards the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,16 @@ class Part:
 Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Sink | Part
 
 
-#: Opcodes whose last operand is a member mask if they have the modifier .sync.
+#: Opcodes whose last operand is a member mask if the instruction has the modifier .sync.
 MEMBERS = {"shfl", "vote", "match", "redux", "elect"}
 
 
 @dataclass(slots=True)
 class Instruction:
-    """One PTX instruction.
+    """A PTX instruction.
 
     ``parts`` is the opcode split at its dots. ``guard`` is the predicate register and whether the predicate is negated.
-    ``file`` and ``source_line`` come from the last .loc directive; ``source_line`` is 0 if there is none.
+    ``file`` and ``source_line`` come from the preceding .loc directive; ``source_line`` is 0 if there is none.
     ``inlined_at`` lists the (file, line) of each call through which the code was inlined, innermost first.
     """
 
@@ -112,7 +112,7 @@ class Instruction:
 
     @property
     def members(self) -> Operand | None:
-        """Return the member mask (the lanes that execute the instruction together), or None if there is none."""
+        """Return the member mask, which selects the participating lanes, or None if there is none."""
         parts = self.parts
         if parts[:2] == ("bar", "warp") or (parts[0] in MEMBERS and "sync" in parts):
             return self.operands[-1] if self.operands else None
@@ -120,7 +120,7 @@ class Instruction:
 
     @property
     def names_all(self) -> bool:
-        """Return whether the member mask is a constant that names all lanes."""
+        """Return whether the member mask is a constant that selects all lanes."""
         mask = self.members
         return isinstance(mask, Imm) and mask.bits & 0xFFFFFFFF == 0xFFFFFFFF
 
@@ -134,10 +134,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of a state space.
+    """A variable in a state space.
 
-    ``kind`` is its PTX type. ``size_bytes`` is 0 for an extern array. ``init`` holds the initial bytes. Each entry of
-    ``relocations``, (byte position, symbol, offset), patches the address of a symbol into these bytes.
+    ``kind`` is the PTX type. ``size_bytes`` is 0 for an extern array. ``init`` is the initial value as bytes. Each
+    entry of ``relocations`` is a (byte position, symbol, offset) whose address replaces bytes of ``init``.
     """
 
     name: str
@@ -152,11 +152,12 @@ class Variable:
 
 @dataclass(slots=True)
 class Function:
-    """An entry (kernel) or a .func.
+    """A kernel (.entry) or a function (.func).
 
-    ``registers`` and ``register_names`` hold the PTX type and the name of each register. ``labels`` maps a name to an
-    index in ``body``. ``params`` and ``returns`` are in order of declaration. ``variables`` are the .shared and .local
-    variables of the body. ``used_bytes`` maps the index of a load to a bit mask of the bytes that the program uses.
+    ``registers`` and ``register_names`` list the PTX type and the name of each register. ``labels`` maps each label to
+    an index into ``body``. ``params`` and ``returns`` are in declaration order. ``variables`` are the .shared and
+    .local variables of the body. ``used_bytes`` maps the index of a load to a bit mask of the bytes that the program
+    uses.
     """
 
     name: str
@@ -177,7 +178,7 @@ class Function:
 
 @dataclass(slots=True)
 class Module:
-    """A PTX module. ``files`` maps the number of each .file directive to its path."""
+    """A PTX module. ``files`` maps each file number of a .file directive to a path."""
 
     version: tuple[int, int] = (0, 0)
     target: str = ""
@@ -186,10 +187,10 @@ class Module:
     files: dict[int, str] = field(default_factory=dict)
 
     def source_of(self, instruction: Instruction) -> str:
-        """Return "name.cu:12, inlined at name.cu:30" for an instruction, or "" if no .loc precedes it.
+        """Return the source location of an instruction, such as "name.cu:12, inlined at name.cu:30", or "" if unknown.
 
-        For a long chain, keep the innermost place and the places in the file of the outermost place, which contains the
-        kernel.
+        A long chain of calls is shortened to the innermost place and the places in the file of the outermost place,
+        which contains the kernel.
         """
         if not instruction.source_line:
             return ""

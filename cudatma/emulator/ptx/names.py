@@ -1,4 +1,4 @@
-"""Resolve names of kernels and variables: mangled, plain, qualified, or an unambiguous part of a name.
+"""Lookup of kernels and variables by mangled name, plain name, qualified name or an unambiguous part of a name.
 
 Source: Itanium C++ ABI, "External Names (a.k.a. Mangling)".
 """
@@ -16,14 +16,15 @@ from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
 _LENGTH = re.compile(r"\d+")
-#: Maximum number of names that an error lists.
+#: Maximum number of names in an error message.
 _LISTED = 8
 
 
 def plain_name(symbol: str) -> str:
-    """Return ``space::kernel`` for ``_ZN5space6kernelILi4EEvPf``, without template arguments.
+    """Return the plain name of a symbol without template arguments.
 
-    A symbol that is not mangled is returned unchanged.
+    For example, the plain name of ``_ZN5space6kernelILi4EEvPf`` is ``space::kernel``. A symbol that is not mangled is
+    returned unchanged.
     """
     if not symbol.startswith("_Z"):
         return symbol
@@ -38,15 +39,16 @@ def plain_name(symbol: str) -> str:
 
 
 def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
-    """Return the symbol that ``name`` refers to, by a whole name, a plain name, a prefix, or any other part.
+    """Return the symbol that matches ``name`` by its whole name, its plain name, a prefix, or any other part.
 
-    An empty ``name`` refers to the only symbol. If no symbol or more than one matches, raises an ArgumentError that
-    names ``field`` and lists candidates. ``what`` is the plural noun for the names in the message.
+    An empty ``name`` selects the only symbol. Raises an ArgumentError with candidates if ``name`` does not match
+    exactly one symbol. ``field`` is the argument's name in the message, and ``what`` is the plural noun for the
+    symbols.
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(field, type(name).__name__, "a str")
     if not symbols:
-        raise ArgumentError(field, name or "none", f"none: the PTX has no {what}")
+        raise ArgumentError(field, name or "none", f"none, because the PTX has no {what}")
     if name in symbols:
         return name
     if not name and len(symbols) == 1:
@@ -62,9 +64,9 @@ def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise ArgumentError(field, name, _some(matches), f"{len(matches)} names match; give more of the name")
+            raise ArgumentError(field, name, _some(matches), f"pass a longer part, because {len(matches)} names match")
     if not name:
-        raise ArgumentError(field, "none", _some(symbols), f"the PTX has {len(symbols)} {what}; name one")
+        raise ArgumentError(field, "none", _some(symbols), f"pass a name, because the PTX has {len(symbols)} {what}")
     near = difflib.get_close_matches(stem, symbols, _LISTED, 0.3)
     raise ArgumentError(field, name, _some([*near, *(symbol for symbol in symbols if symbol not in near)]))
 
@@ -75,11 +77,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 class Variables(Mapping[str, Array]):
-    """A mapping from names of a module's global and constant variables to their bytes, as writable uint8 arrays.
+    """Mapping from the names of a module's global and constant variables to writable uint8 arrays of their bytes.
 
-    Names are resolved by find_name(). ``variables["table"].view(np.float32)[3]`` reads an element; ``variables["table"]
-    = array`` copies the bytes of an array of the same size. Values persist until they are changed or the module is
-    loaded again.
+    find_name() resolves names. ``variables["table"].view(np.float32)[3]`` reads an element, and ``variables["table"] =
+    array`` copies the bytes of an array of the same size. Values persist until they are changed or the module is loaded
+    again.
     """
 
     def __init__(self, arrays: dict[str, Array]) -> None:

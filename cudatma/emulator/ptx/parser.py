@@ -1,4 +1,4 @@
-"""Parse PTX text into a Module.
+"""Parser that converts PTX text to a Module.
 
 Source: PTX ISA 9.0, "Syntax", "Directives", "Abstracting the ABI".
 """
@@ -18,37 +18,37 @@ _TARGET = re.compile(r"sm_\d{2,3}[af]?")
 _LINKAGE = {"visible", "extern", "weak", "common"}
 _SPACES = {"global", "const", "shared"}
 _TRIPLES = {"maxntid", "reqntid", "reqnctapercluster", "minnctapersm", "maxnctapersm", "maxnreg", "maxclusterrank"}
-#: Maximum number of parameters. This number of one-byte parameters fills the largest parameter space; real kernels have
-#: at most about a hundred.
+#: Maximum number of parameters. This many one-byte parameters fill the largest parameter space. Real kernels have at
+#: most about a hundred.
 _MAX_PARAMS = 4096
-#: Inline assembly, and a .loc directive in it.
+#: Matches inline assembly, and a .loc directive in it.
 _INLINE_ASM = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
 _LOC_LINE = re.compile(r"^[ \t]*\.loc\b.*", re.MULTILINE)
 _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
 
 def parse(text: str) -> Module:
-    """Parse a module as NVRTC and nvcc emit it (PTX 7.x to 9.x).
+    """Parse a module that NVRTC or nvcc has emitted (PTX 7.x to 9.x).
 
-    Raise a PtxError that names the line if the text is malformed. Unknown instructions are reported later, when a
-    kernel that contains them is prepared.
+    Raises PtxError with the line number if the text is malformed. Unknown instructions are reported when a kernel that
+    contains them is prepared.
     """
     if not isinstance(text, str):
-        raise PtxError(f"PTX text must be a str, got {type(text).__name__}")
-    # Parsing creates many objects and no cycles; garbage collection would take a quarter of the parsing time.
+        raise PtxError(f"the PTX text must be a str, got {type(text).__name__}")
+    # Parsing creates many objects but no cycles. Garbage collection would take a quarter of the parsing time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         return _ModuleParser(_INLINE_ASM.sub(_without_locs, text)).read()
     except RecursionError:
-        raise PtxError("scopes nested too deeply") from None
+        raise PtxError("the scopes are nested too deeply") from None
     finally:
         if was_enabled:
             gc.enable()
 
 
 def _without_locs(assembly: re.Match[str]) -> str:
-    """Return inline assembly without .loc directives. LLVM adds the line in the assembly to their line numbers."""
+    """Return inline assembly without .loc directives, whose line numbers LLVM offsets by the line in the assembly."""
     return _LOC_LINE.sub("", assembly[0])
 
 
@@ -61,9 +61,9 @@ class _ModuleParser:
         while self.cursor.token.kind != "end":
             self._statement()
         if self.module.version == (0, 0):
-            raise PtxError("no .version directive: this is not PTX")
+            raise PtxError("the text has no .version directive and is therefore not PTX")
         if not self.module.target:
-            raise PtxError("no .target directive: the architecture of the code is unknown")
+            raise PtxError("the text has no .target directive, so the architecture is unknown")
         return self.module
 
     def _statement(self) -> None:
@@ -80,17 +80,17 @@ class _ModuleParser:
             number = cursor.expect_kind("number")
             major, _, minor = number.text.partition(".")
             if not major.isdecimal() or not (minor or "0").isdecimal() or len(number.text) > 8:
-                raise PtxError(f"`.version {number.text[:20]}` is not a version such as 8.6", number.line)
+                raise PtxError(f"`.version` must be a version such as 8.6, got `{number.text[:20]}`", number.line)
             self.module.version = (int(major), int(minor or 0))
         elif name == "target":
             self.module.target = cursor.expect_kind("word").text
             if not _TARGET.fullmatch(self.module.target):
-                raise cursor.error(f"`.target {self.module.target[:40]}` is not an architecture such as sm_90a")
+                raise cursor.error(f"`.target` must be an architecture such as sm_90a, got `{self.module.target[:40]}`")
             while cursor.accept(","):
                 cursor.expect_kind("word")
         elif name == "address_size":
             if cursor.integer() != 64:
-                raise cursor.error("only .address_size 64 is supported")
+                raise cursor.error("`.address_size` must be 64")
         elif name == "file":
             self._file()
         elif name == "section":
@@ -106,7 +106,7 @@ class _ModuleParser:
         elif name in ("entry", "func"):
             self._function(name == "entry")
         else:
-            raise PtxError(f"unknown directive `.{name}`", token.line)
+            raise PtxError(f"directive `.{name}` is not supported", token.line)
 
     def _file(self) -> None:
         number = self.cursor.integer()
@@ -118,7 +118,7 @@ class _ModuleParser:
         cursor = self.cursor
         returns: list[Variable] = []
         if cursor.token.kind == "directive":
-            cursor.next()  # .noreturn before the name
+            cursor.next()  # Skip .noreturn before the name.
         if cursor.token.text == "(":
             returns = self._params()
         function = Function(cursor.expect_kind("word").text, is_entry, returns=returns)
@@ -152,7 +152,7 @@ class _ModuleParser:
         elif name == "abi_preserve" or name == "abi_preserve_control":
             cursor.integer()
         else:
-            raise PtxError(f"unknown function directive `.{name}`", token.line)
+            raise PtxError(f"function directive `.{name}` is not supported", token.line)
 
     def _params(self) -> list[Variable]:
         cursor = self.cursor
@@ -166,6 +166,6 @@ class _ModuleParser:
                     raise cursor.error(f"parameter `{param.name}` is declared twice")
                 params.append(param)
             if len(params) > _MAX_PARAMS:
-                raise cursor.error(f"more than {_MAX_PARAMS} parameters")
+                raise cursor.error(f"a function must have at most {_MAX_PARAMS} parameters")
             cursor.accept(",")
         return params

@@ -1,4 +1,4 @@
-"""Element types of the emulator, their PTX spellings, unwritten register values, and special registers.
+"""Element types of the emulator, their PTX names, the values of unwritten registers, and special registers.
 
 Source: PTX ISA, "Special Registers".
 """
@@ -29,13 +29,13 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64),
 }
 
-#: One shared vector for each type marks registers that no instruction has written; is_unwritten() checks its identity.
+#: Maps each type to the vector of its unwritten registers. is_unwritten() tests the identity of this vector.
 _UNWRITTEN: dict[str, Array] = {}
 _UNWRITTEN_IDS: set[int] = set()
 
 
 def unwritten(code: str) -> Array:
-    """Return the zeros that a register of a type holds before an instruction writes it."""
+    """Return the vector of zeros that a register of a type contains before an instruction writes it."""
     zeros = _UNWRITTEN.get(code)
     if zeros is None:
         zeros = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
@@ -51,25 +51,25 @@ def lane_bits(mask: Array) -> int:
 
 
 def lane_mask(bits: int) -> Array:
-    """Return the lanes in an integer's bits as (32,) bool."""
+    """Return the lanes whose bits are set in an integer, as an array of 32 bools."""
     lanes: Array = np.unpackbits(np.array([bits], "<u4").view(np.uint8), bitorder="little").view(bool)
     return lanes
 
 
 def active_lanes(mask: Array | None) -> list[int]:
-    """Return the lane numbers in a mask; None means all lanes."""
+    """Return the numbers of the lanes in a mask. None selects all lanes."""
     return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
 
 
 def is_unwritten(vector: Array) -> bool:
-    """Return whether no instruction has written a register's vector, or the base of its view in another type."""
+    """Return whether a register's vector, or the base of a view of it, has never been written."""
     if vector.flags.writeable:
         return False
     root = vector if vector.base is None else vector.base
     return id(root) in _UNWRITTEN_IDS
 
 
-#: PTX type -> emulator type. bf16 and the 8-bit floats are kept as raw bits.
+#: Maps each PTX type to the emulator type. bf16 and the 8-bit floats are stored as raw bits.
 CODES: dict[str, str] = {
     "pred": "pred",
     **{f"{kind}{bits}": f"u{bits}" for kind in "bu" for bits in (8, 16, 32, 64)},
@@ -99,12 +99,12 @@ def unsigned(code: str) -> str:
     return code if code in ("pred", "b128") else f"u{8 * BYTES[code]}"
 
 
-#: Scopes of fences and strong accesses. sys equals gpu because the emulator emulates one device.
+#: Scopes of fences and strong accesses. The scope sys equals gpu because the emulator has one device.
 SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "gl": 2, "sys": 2}
 
 
 _AXES = ("x", "y", "z")
-#: Special register -> the emulator type of its value.
+#: Maps each special register to the emulator type of its value.
 WIDTHS: dict[str, str] = {
     **{
         f"{name}.{axis}": "u32"
@@ -136,7 +136,7 @@ WIDTHS: dict[str, str] = {
     ),
     "gridid": "u64",
 }
-#: Special registers that are constant in the emulator; on a GPU, a driver or a profiler sets them.
+#: Special registers that are constant in the emulator. On a GPU, a driver or a profiler sets their values.
 CONSTANTS: dict[str, int] = {
     **{f"envreg{k}": 0 for k in range(32) if k not in (1, 2)},
     **{f"pm{k}": 0 for k in range(8)},

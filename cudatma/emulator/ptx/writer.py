@@ -1,8 +1,9 @@
-"""Translate one segment of PTX to the source of a Python function over vectors of 32 lanes.
+"""Translator from a segment of PTX to the source of a Python function over vectors of 32 lanes.
 
-Registers are immutable NumPy vectors of 32 elements (bool, unsigned integers or floats); an assignment binds a new
-vector. A segment has two versions: one for 32 active lanes, and one that takes a lane mask. Assignments in the masked
-version keep the values of inactive lanes if the register lives across segments. Immediates become constant vectors.
+Registers are immutable NumPy vectors of 32 elements (bool, unsigned integers or floats), and an assignment binds a new
+vector. Each segment has two versions, one for 32 active lanes and one with a lane mask. In the masked version,
+assignments to registers that are live across segments keep the values of inactive lanes. Immediates are constant
+vectors.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from cudatma.emulator.ptx.types import BYTES, CODES, CONSTANTS, LANES, NUMPY, WI
 Emitter = Callable[["SegmentWriter", Instruction], None]
 Helper = TypeVar("Helper", bound=Callable[..., Any])
 
-#: Opcode root -> the function that emits its Python code.
+#: Maps each opcode root to the function that emits its Python code.
 EMITTERS: dict[str, Emitter] = {}
 
-#: Names that generated code can use. Modules register their run-time helpers here.
+#: Names available to generated code. Modules register their run-time helpers here.
 RUNTIME: dict[str, Any] = {
     "where": np.where,
     "count": np.count_nonzero,
@@ -47,7 +48,7 @@ RUNTIME: dict[str, Any] = {
 def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
     """Register an emitter for opcodes.
 
-    An emitter for "st" also handles "st.async" unless "st.async" has an emitter of its own.
+    An emitter for "st" also handles "st.async" unless "st.async" has its own emitter.
     """
 
     def register(function: Emitter) -> Emitter:
@@ -59,7 +60,7 @@ def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
 
 
 def runtime(function: Helper) -> Helper:
-    """Make a helper callable from generated code under its own name."""
+    """Make a helper available to generated code under its own name."""
     RUNTIME[function.__name__] = function
     return function
 
@@ -90,16 +91,16 @@ def storage_classes(flow: Flow) -> list[str]:
     ]
 
 
-#: Opcodes whose events need the lanes that the guard enables.
+#: Opcodes whose events require the mask of the lanes that the guard enables.
 _WATCHED = {
     *("ld", "st", "atom", "red", "mbarrier", "cp", "fence", "membar", "griddepcontrol", "bar", "barrier", "tensormap"),
 }
 
 
 class SegmentWriter:
-    """Writer for the Python source of one segment.
+    """Writer of the Python source of a segment.
 
-    Emitters call src(), dst() and line(). ``mask`` is the expression for the mask of active lanes, or "None".
+    Emitters call src(), dst() and line(). ``mask`` is an expression for the mask of active lanes, or "None".
     """
 
     def __init__(self, flow: Flow, segment: Segment, classes: list[str], module: Module, masked: bool) -> None:
@@ -131,7 +132,7 @@ class SegmentWriter:
         return name
 
     def constant(self, value: Any, key: Any = None) -> str:
-        """Return a name by which generated code refers to an object."""
+        """Return a name for an object in generated code."""
         key = ("id", id(value)) if key is None else key
         if key not in self._constant_names:
             name = f"c{len(self._constant_names)}"
@@ -139,7 +140,7 @@ class SegmentWriter:
         return self._constant_names[key]
 
     def splat(self, value: int, code: str) -> str:
-        """Return the name of a constant vector whose lanes all hold the low bits of a value."""
+        """Return the name of a constant vector that contains the low bits of a value in every lane."""
         bits = value & ((1 << (8 * BYTES[code])) - 1)
         if ("splat", bits, code) not in self._constant_names:
             if code == "pred":
@@ -153,7 +154,7 @@ class SegmentWriter:
         return self._constant_names["splat", bits, code]
 
     def error(self, message: str) -> PtxError:
-        """Return a PtxError that names the current instruction and its source lines."""
+        """Return a PtxError for the current instruction with its source location."""
         instruction = self.current
         if instruction is None:
             return PtxError(message)
@@ -182,13 +183,13 @@ class SegmentWriter:
         if isinstance(operand, Sym):
             return self.symbol(operand, code)
         if isinstance(operand, Sink):
-            raise self.error("`_` cannot be a source")
+            raise self.error("a source operand must not be `_`")
         if isinstance(operand, Vec) and len(operand.items) == 1:
             return self.src(operand.items[0], code)
-        raise self.error(f"expected a {code} value, got an operand of another form")
+        raise self.error(f"the operand must be a {code} value")
 
     def symbol(self, operand: Sym, code: str) -> str:
-        """Return an expression for a special register's value or for the address of a variable."""
+        """Return an expression for the value of a special register or the address of a variable."""
         name = operand.name
         if name.startswith("%"):
             return self.special(name[1:], code)
@@ -205,17 +206,17 @@ class SegmentWriter:
         if name == "is_explicit_cluster":
             return "w.special['is_explicit_cluster']"
         if name not in WIDTHS:
-            raise self.error(f"unknown special register %{name}")
+            raise self.error(f"special register %{name} is not supported")
         return self.convert(f"w.special[{name!r}]", WIDTHS[name], code)
 
     def convert(self, expression: str, have: str, want: str) -> str:
-        """Return an expression in another type: reinterpret, truncate, or extend with zeros or the sign."""
+        """Return an expression that converts to another type by reinterpretation, truncation or extension."""
         if have == want:
             return expression
         if have == "pred" or want == "pred":
-            raise self.error("expected a value and got a predicate, or the reverse")
+            raise self.error("a predicate cannot be converted to or from another type")
         if have == "b128" or want == "b128":
-            raise self.error("expected a narrower value and got a 128-bit register, or the reverse")
+            raise self.error("a 128-bit value cannot be converted to or from another width")
         if not expression.isidentifier():
             expression = f"({expression})"
         if BYTES[have] == BYTES[want]:
@@ -237,10 +238,10 @@ class SegmentWriter:
         if isinstance(operand, Vec) and len(operand.items) == 1:
             operand = operand.items[0]
         if not isinstance(operand, Reg):
-            raise self.error("the destination is not a register")
+            raise self.error("the destination must be a register")
         index = operand.index
         if BYTES[code] > BYTES[self.classes[index]]:
-            raise self.error(f"the destination register is narrower than {code}")
+            raise self.error(f"the destination register must not be narrower than {code}")
         value = self.convert(expression, code, self.classes[index])
         crossing = self.flow.crossing >> index & 1
         if (self.guarded or (self.masked and crossing)) and (crossing or index in self.known):
@@ -250,9 +251,9 @@ class SegmentWriter:
         self.line(f"r{index} = {value}")
 
     def address(self, operand: Operand, code: str = "u64") -> str:
-        """Return the address expression of a memory operand."""
+        """Return an expression for the address of a memory operand."""
         if not isinstance(operand, Mem):
-            raise self.error("expected an operand in brackets")
+            raise self.error("the operand must be an address in brackets")
         base = operand.base
         if isinstance(base, Sym):
             return self.src(Sym(base.name, base.offset + operand.offset), code)
@@ -264,9 +265,9 @@ class SegmentWriter:
     # ---- whole segment
 
     def write(self) -> str:
-        """Return the source of the segment's function ``segment``: (warp, registers, mask) -> next segment.
+        """Return the source of the function ``segment`` that maps (warp, registers, mask) to the next segment.
 
-        Raise PtxError if an instruction is unknown or its operands do not fit it.
+        Raises PtxError if an instruction is unknown or its operands are invalid.
         """
         try:
             return self._write()
@@ -278,10 +279,10 @@ class SegmentWriter:
     def _misfit(self) -> PtxError:
         """Return the error for operands or modifiers that an emitter could not handle."""
         count = len(self.current.operands) if self.current else 0
-        return self.error(f"{count} operands do not fit the instruction and its modifiers")
+        return self.error(f"{count} operands do not match the instruction and its modifiers")
 
     def try_one(self, at: int) -> PtxError | None:
-        """Emit code for one instruction of the segment and return the error, or None if it is supported."""
+        """Emit code for an instruction of the segment. Return the error, or None if the instruction is supported."""
         self.at, self.current = at, self.flow.function.body[at]
         self.guarded, self.mask = False, self.base_mask
         try:
@@ -309,14 +310,14 @@ class SegmentWriter:
         return "\n".join(["def segment(w, R, m):", *loads, *self.lines, ""])
 
     def _instruction(self, instruction: Instruction) -> bool:
-        """Emit code for one instruction and return whether that code leaves the segment on every path."""
+        """Emit code for an instruction, and return whether the code leaves the segment on every path."""
         root = instruction.parts[0]
         emit = EMITTERS.get(".".join(instruction.parts[:2])) or EMITTERS.get(root)
         if emit is None:
-            raise self.error(f"unknown instruction `{instruction.opcode}`")
+            raise self.error(f"instruction `{instruction.opcode}` is unknown")
         modifier = unknown_modifier(instruction)
         if modifier:
-            raise self.error(f"unknown modifier `.{modifier}` of `{root}`")
+            raise self.error(f"modifier `.{modifier}` of `{root}` is unknown")
         if root in ("bra", "brx", "ret", "exit", "trap", "call"):
             self._track(instruction)
             self._store_back()
@@ -356,7 +357,8 @@ class SegmentWriter:
     def _check_whole_warp(self, instruction: Instruction) -> None:
         """Emit a check that all threads of the warp execute an .aligned instruction together."""
         parts = instruction.parts
-        if "aligned" in parts and (parts[0] != "barrier" or parts[1] == "cluster"):  # barrier.sync counts threads
+        # The check does not apply to barrier.sync, which counts threads.
+        if "aligned" in parts and (parts[0] != "barrier" or parts[1] == "cluster"):
             self.line(f"check_whole_warp(w, {self.at}, {self.mask}, {instruction.opcode!r})")
 
     def _track(self, instruction: Instruction) -> None:
@@ -369,7 +371,7 @@ class SegmentWriter:
             )
 
     def _irrelevant_lanes(self, instruction: Instruction) -> str:
-        """Return an expression for the lanes in which each source cannot affect the result, or "None"."""
+        """Return an expression for the lanes in which each source does not affect the result, or "None"."""
         root, kind, operands = instruction.parts[0], instruction.parts[-1], instruction.operands
         if root == "selp":
             chosen = self.src(operands[3], "pred")
@@ -385,7 +387,7 @@ class SegmentWriter:
         return self.splat(0, self.classes[register])
 
     def _store_back(self) -> None:
-        """Emit code that stores the registers that other segments may read into the frame."""
+        """Emit code that stores the registers that other segments may read in the frame."""
         for index in sorted(self.written):
             if self.segment.live_out >> index & 1:
                 self.line(f"R[{index}] = r{index}")

@@ -1,4 +1,4 @@
-"""Layouts of dense and sparse matrices in the registers of a warp: mma, wgmma, ldmatrix, stmatrix, movmatrix.
+"""Layouts of dense and sparse matrices in the registers of a warp, for mma, wgmma, ldmatrix, stmatrix and movmatrix.
 
 Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and the sections after it, "Register
 Fragments for wgmma.mma_async.m64nNk16", "ldmatrix", "stmatrix", "movmatrix", "Sparse matrix storage".
@@ -18,8 +18,8 @@ from cudatma.emulator.ptx.types import LANES, Array
 
 _GROUP, _THREAD = np.arange(LANES) >> 2, np.arange(LANES) & 3
 
-#: PTX element type -> bits per element in a register or in shared memory. 6- and 4-bit floats take one byte each.
-#: "e2m1p" is e2m1 with two elements per byte, as in .kind::mxf4.
+#: Maps each PTX element type to the bits per element in a register or in shared memory. 6-bit and 4-bit floats take one
+#: byte each. "e2m1p" is e2m1 with two elements per byte, as in .kind::mxf4.
 ELEMENT_BITS = {
     **dict.fromkeys(("f16", "bf16"), 16),
     **dict.fromkeys(("tf32", "f32", "s32"), 32),
@@ -44,7 +44,7 @@ _VIEWS: dict[str, Any] = {
 def numbers(raw: Array, kind: str) -> Array:
     """Convert raw bits, with whole elements of ``kind`` along the last axis, to float64.
 
-    Float64 represents all integer elements exactly.
+    Float64 represents all integer element types exactly.
     """
     if kind == "tf32":
         raw = (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
@@ -72,7 +72,7 @@ def _narrow(raw: Array, kind: str) -> Array:
 
 @lru_cache(maxsize=64)
 def a_order(rows: int, depth: int, bits: int) -> Array:
-    """Return the place of each element (m, k) of operand A in its fragment: a flat (register, lane, element) index."""
+    """Return the position of each element (m, k) of operand A in its fragment, as (register, lane, element)."""
     per = max(1, 32 // bits)
     order = np.zeros((rows, depth), np.int64)
     halves = rows // 8
@@ -86,7 +86,7 @@ def a_order(rows: int, depth: int, bits: int) -> Array:
 
 @lru_cache(maxsize=64)
 def b_order(depth: int, columns: int, bits: int) -> Array:
-    """Return the place of each element (k, n) of operand B in its fragment."""
+    """Return the position of each element (k, n) of operand B in its fragment."""
     per = max(1, 32 // bits)
     order = np.zeros((depth, columns), np.int64)
     for register in range(depth * columns // (LANES * per)):
@@ -99,10 +99,10 @@ def b_order(depth: int, columns: int, bits: int) -> Array:
 
 @lru_cache(maxsize=64)
 def c_order(rows: int, columns: int) -> Array:
-    """Return the element (m, n), as m * columns + n, at each place (register, lane) of an accumulator of 32 or 64 bits.
+    """Return the element m * columns + n at each position (register, lane) of an accumulator of 32 or 64 bits.
 
-    Registers 4 j and 4 j + 1 hold columns 8 j + 2 t and 8 j + 2 t + 1 of row g. Registers 4 j + 2 and 4 j + 3 hold the
-    same columns of row g + 8.
+    Registers 4 j and 4 j + 1 contain columns 8 j + 2 t and 8 j + 2 t + 1 of row g. Registers 4 j + 2 and 4 j + 3
+    contain the same columns of row g + 8.
     """
     halves = rows // 8
     order = np.zeros((rows * columns // LANES, LANES), np.int64)
@@ -115,7 +115,7 @@ def c_order(rows: int, columns: int) -> Array:
 
 @lru_cache(maxsize=64)
 def c_places(rows: int, columns: int) -> Array:
-    """Return the place of each element in the accumulator, shape (rows, columns). This is the inverse of c_order()."""
+    """Return the position of each element in the accumulator, shape (rows, columns), the inverse of c_order()."""
     return np.argsort(c_order(rows, columns), axis=None).reshape(rows, columns)
 
 
@@ -145,7 +145,7 @@ def gather_c(registers: tuple[Array, ...], rows: int, columns: int, kind: str) -
 
 
 def rounded_bits(values_of: Array, kind: str) -> Array:
-    """Round float64 to the bits of f16, f32 or f64, one unsigned integer per element; NaN is canonical."""
+    """Round float64 to f16, f32 or f64 and return the bits as unsigned integers. NaN is canonical."""
     if kind == "f16":
         return canon16(values_of.astype(np.float16).reshape(-1)).reshape(values_of.shape).view(np.uint16)
     if kind == "f64":
@@ -154,7 +154,7 @@ def rounded_bits(values_of: Array, kind: str) -> Array:
 
 
 def scatter_c(matrix: Array, kind: str) -> Array:
-    """Return the raw bits of an accumulator, shape (registers, 32): uint32, or uint64 for f64."""
+    """Return the raw bits of an accumulator, shape (registers, 32), as uint64 for f64 and uint32 otherwise."""
     rows, columns = matrix.shape
     placed = matrix.reshape(-1)[c_order(rows, columns)]
     if kind == "s32":
@@ -176,16 +176,16 @@ def load_rows(rows: Array, transposed: bool) -> Array:
 def load_square_rows(rows: Array) -> Array:
     """Convert (16 n, 16) uint8 rows of ldmatrix.m16n16.trans to (2 n, 32) registers.
 
-    A thread holds four rows of columns g and g + 8.
+    A thread contains four rows of columns g and g + 8.
     """
     matrices = np.ascontiguousarray(rows).reshape(-1, 16, 16).transpose(0, 2, 1)
     return np.ascontiguousarray(matrices).view(np.uint32).reshape(-1, LANES)
 
 
 def spread_bits(rows: Array, source: str) -> Array:
-    """Unpack 16-byte rows whose first 8 (.b4x16_p64) or 12 (.b6x16_p32) bytes hold elements to one element per byte.
+    """Unpack 16-byte rows whose first 8 (.b4x16_p64) or 12 (.b6x16_p32) bytes contain elements to one element per byte.
 
-    4-bit elements go to the middle of their byte and 6-bit elements go to the low bits, as mma expects.
+    4-bit elements are placed in the middle of a byte and 6-bit elements in the low bits, as mma expects.
     """
     bits = 4 if source == "b4x16_p64" else 6
     flat = np.unpackbits(rows[:, : 2 * bits], axis=1, bitorder="little").reshape(len(rows), 16, bits)
@@ -204,18 +204,18 @@ def store_rows(registers: Array, transposed: bool) -> Array:
 
 
 def store_byte_rows(registers: Array) -> Array:
-    """Convert (n, 32) registers of stmatrix.m16n8.trans, accumulator fragments of bytes, to (8 n, 16) uint8.
+    """Convert (n, 32) registers of stmatrix.m16n8.trans (accumulator fragments of bytes) to (8 n, 16) uint8.
 
-    The result holds the columns of the fragments.
+    The rows of the result are the columns of the fragments.
     """
     parts = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 8, 4, 2, 2)
-    # (matrix, row g, thread, half: row g or g + 8, column 2 t or 2 t + 1), to be ordered by column
+    # The axes are matrix, row g, thread, half (row g or g + 8) and column (2 t or 2 t + 1). The result is by column.
     return np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)).reshape(-1, 16)
 
 
 _ROWS = 16
-#: Types whose metadata in each thread consist of 16 bits of row g and 16 bits of row g + 8. For other types, a thread
-#: holds one word of one row.
+#: Types for which the metadata of a thread consists of 16 bits of row g and 16 bits of row g + 8. For other types, it
+#: is one word of one row.
 _HALF_WORDS = ("f16", "bf16", "tf32")
 
 
@@ -239,7 +239,7 @@ def _metadata_bits(metadata: Array, selector: int, kind: str, stored: int) -> Ar
 
 
 def _sparse_columns(metadata: Array, selector: int, kind: str, stored: int) -> Array:
-    """Return the columns of each row's stored elements in the whole matrix A, shape (16, stored)."""
+    """Return the columns in the whole matrix A of each row's stored elements, shape (16, stored)."""
     bits = _metadata_bits(metadata, selector, kind, stored)
     pairs = bits[:, 0::2].astype(np.int64) + 2 * bits[:, 1::2]
     place = np.arange(stored)

@@ -1,6 +1,6 @@
-"""Execute ldmatrix, stmatrix, movmatrix and mma.sync. The module wgmma.py executes wgmma.
+"""Execution of ldmatrix, stmatrix, movmatrix and mma.sync. The module wgmma.py executes wgmma.
 
-Products and sums are computed in float64 and rounded once. The hardware's order of additions is not documented, so
+Products and sums are computed in float64 and rounded once. The order of the hardware's additions is not documented, so
 results agree within the error of fp32 accumulation. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate
 Instructions".
 """
@@ -26,10 +26,10 @@ ROW_BYTES = 16
 
 
 def _rows(w: Warp, at: int, addresses: Array, count: int) -> tuple[Any, Array]:
-    """Return the CTA and the offsets of the rows that the first ``count`` lanes point to."""
+    """Return the CTA and the offsets of the matrix rows at the addresses of the first ``count`` lanes."""
     first = addresses[:count]
     if np.bitwise_or.reduce(first) & np.uint64(ROW_BYTES - 1):
-        access.trap(w, at, "a matrix row is not aligned to 16 bytes")
+        access.trap(w, at, "the address of a matrix row must be 16-byte aligned")
     block, offsets = access.shared_offsets(w, at, first, ROW_BYTES, False)
     w.meetings += 1
     return block, offsets
@@ -41,7 +41,7 @@ _BYTES = np.arange(ROW_BYTES)
 def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array:
     """Load ``count`` matrices and return registers, shape (registers, 32).
 
-    ``form`` is "", "trans", "square" (m16n16), a packed source format (m8n16), or "square." and a packed format
+    ``form`` is "", "trans", "square" (m16n16), a packed source format (m8n16), or "square." followed by a packed format
     (m16n16).
     """
     is_square = form.startswith("square")
@@ -56,12 +56,12 @@ def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array
 
 
 def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], form: str) -> None:
-    """Store matrices; ``form`` is "", "trans" or "bytes" (m16n8 of .b8)."""
+    """Store matrices. ``form`` is "", "trans" or "bytes" (m16n8 of .b8)."""
     block, offsets = _rows(w, at, addresses, 8 * len(registers))
     stacked = np.stack(registers)
     rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
     data, places = block.shared.data, offsets[:, None] + _BYTES
-    # The lanes synchronize before the store but not after it, because the store is not a warp-wide access.
+    # The lanes synchronize before the store but not after it, so it does not count as a warp-wide access.
     same = partial(_holds, data, places, rows)
     w.launch.scheduler.store(same)
     w.events.shared_write(w, at, block, offsets, ROW_BYTES, "", False, same)
@@ -87,10 +87,10 @@ def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """The form of an mma.
+    """Form of an mma instruction.
 
-    ``kinds`` are the types of D, A, B and C. ``scale`` is the type of the block scales; ``scale_count`` is their number
-    along K. If ``sparse`` is true, A holds half of its elements. ``logic`` is "xor" or "and" for single bits.
+    ``kinds`` are the types of D, A, B and C. ``scale`` is the type of the block scales, and ``scale_count`` is their
+    number along K. If ``sparse`` is true, A contains half of its elements. ``logic`` is "xor" or "and" for single bits.
     """
 
     shape: tuple[int, int, int]
@@ -112,7 +112,8 @@ def mma(
 ) -> Array:
     """Compute D = A B + C for mma.sync and return its raw bits, shape (registers, 32).
 
-    ``metadata`` is the metadata of a sparse A and the selector. ``scales`` are (data, byte, thread) for A and for B.
+    ``metadata`` contains the metadata and the selector of a sparse A. ``scales`` contains (data, byte, thread) for A
+    and B.
     """
     m, n, k = form.shape
     d_kind, a_kind, b_kind, c_kind = form.kinds
@@ -130,7 +131,7 @@ def mma(
 
 
 def product_of(left: Array, right: Array, logic: str) -> Array:
-    """Return A B. For single bits, count the set bits of ``A & B`` or ``A ^ B``."""
+    """Return the product A B. For single bits, count the set bits of ``A & B`` or ``A ^ B``."""
     product: Array = left @ right
     if logic == "xor":
         count: Array = left.sum(axis=1)[:, None] + right.sum(axis=0)[None, :] - 2 * product
@@ -141,7 +142,7 @@ def product_of(left: Array, right: Array, logic: str) -> Array:
 def block_scales(data: Array, byte: int, thread: int, form: Mma, of_a: bool) -> Array:
     """Return the scale factors, shape (rows of A or columns of B, K).
 
-    For A, a pair of threads in each group of four holds rows g and g + 8; for B, one thread holds column g.
+    For A, two threads in each group of four contain rows g and g + 8. For B, one thread contains column g.
     """
     count = form.scale_count
     raw = np.ascontiguousarray(data).view(np.uint8).reshape(8, 4, 4)[:, :, byte : byte + count]
@@ -154,7 +155,7 @@ def block_scales(data: Array, byte: int, thread: int, form: Mma, of_a: bool) -> 
 
 
 _LANE = np.arange(LANES)
-#: For each lane: the matrix product (of four) that it works on, its index among four rows or columns, and the offset of
+#: For each lane, the matrix product (of four) that it computes, its index among four rows or columns, and the offset of
 #: its half-warp.
 _QUAD, _INDEX, _HIGH = _LANE % 16 // 4, _LANE % 4, 4 * (_LANE // 16)
 
@@ -162,7 +163,7 @@ _QUAD, _INDEX, _HIGH = _LANE % 16 // 4, _LANE % 4, 4 * (_LANE // 16)
 def _operand(registers: tuple[Array, ...], along_k: bool) -> Array:
     """Return the rows of A or columns of B by k, shape (4 products, 8, 4).
 
-    If ``along_k`` is true, a lane holds four neighbors along k.
+    If ``along_k`` is true, a lane contains four neighboring elements along k.
     """
     elements = np.stack(registers, axis=1).view(np.float16).astype(np.float64)
     out = np.zeros((4, 8, 4))
@@ -175,7 +176,7 @@ def _operand(registers: tuple[Array, ...], along_k: bool) -> Array:
 
 
 def _places(kind: str) -> tuple[Array, Array]:
-    """Return the rows and the columns of the eight accumulator elements in each lane, each of shape (32, 8)."""
+    """Return the row and the column of each lane's eight accumulator elements, each of shape (32, 8)."""
     i, lane = np.arange(8)[None, :], _LANE[:, None]
     if kind == "f16":
         return (_INDEX + _HIGH)[:, None] + 0 * i, i + 0 * lane
@@ -185,10 +186,10 @@ def _places(kind: str) -> tuple[Array, Array]:
 def quad_mma(
     kinds: tuple[str, str], columns_of_a: bool, columns_of_b: bool, a: tuple[Array, ...], b: tuple[Array, ...], c: Array
 ) -> Array:
-    """Compute mma.m8n8k4 for f16: four matrix products, each computed by four lanes of each half-warp.
+    """Compute mma.m8n8k4 for f16, which consists of four products, each computed by four lanes of each half-warp.
 
-    Return the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` holds raw bits
-    in the same shape.
+    Returns the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` contains raw
+    bits in the same shape.
     """
     left, right = _operand(a, not columns_of_a), _operand(b, columns_of_b)
     product = left @ right.transpose(0, 2, 1)

@@ -21,26 +21,26 @@ _PACKED = ("b6x16_p32", "b4x16_p64")
 
 
 def items_of(operand: Operand) -> tuple[Operand, ...]:
-    """Return the parts of a vector operand, or the operand itself as the only part."""
+    """Return the elements of a vector operand, or the operand itself as the only element."""
     return operand.items if isinstance(operand, Vec) else (operand,)
 
 
 def tuple_of(e: SegmentWriter, operand: Operand, code: str) -> str:
-    """Return a tuple expression of all parts of an operand as vectors of a type."""
+    """Return a tuple expression of the elements of an operand as vectors of a type."""
     return "(" + ", ".join(e.src(item, code) for item in items_of(operand)) + ",)"
 
 
 def shape_of(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
-    """Return the shape (m, n, k) that the opcode names."""
+    """Return the shape (m, n, k) in the opcode."""
     for part in i.parts:
         shape = _SHAPE.match(part)
         if shape:
             return int(shape[1]), int(shape[2]), int(shape[3])
-    raise e.error("expected a shape")
+    raise e.error("the opcode has no shape")
 
 
 def types_of(i: Instruction) -> list[str]:
-    """Return the element types that the opcode names, in order."""
+    """Return the element types in the opcode in order."""
     return [part for part in i.parts if part in ELEMENT_BITS]
 
 
@@ -59,7 +59,7 @@ def _count(i: Instruction) -> int:
 def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for ldmatrix.
 
-    Shapes are m8n8 of b16, m16n16 of b8 (always .trans), and m8n16 and m16n16 of packed 4- and 6-bit elements.
+    Shapes are m8n8 of b16, m16n16 of b8 (always .trans), and m8n16 and m16n16 of packed 4-bit and 6-bit elements.
     """
     count, transposed = _count(i), "trans" in i.parts
     source = next((p for p in i.parts if p in _PACKED), "")
@@ -67,18 +67,18 @@ def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
     if is_square:
         e.need(
             transposed and count < 4 and bool(source or "b8" in i.parts),
-            ".m16n16 needs .trans, .x1 or .x2, and .b8 or a packed format",
+            ".m16n16 requires .trans, .x1 or .x2, and .b8 or a packed format",
         )
         form = f"square.{source}" if source else "square"
     elif "m8n16" in i.parts:
-        e.need(bool(source) and not transposed, ".m8n16 needs a packed source format and no .trans")
+        e.need(bool(source) and not transposed, ".m8n16 requires a packed source format and no .trans")
         form = source
     else:
-        e.need("m8n8" in i.parts and "b16" in i.parts, "expected .m8n8 of .b16 or .m16n16 of .b8")
+        e.need("m8n8" in i.parts and "b16" in i.parts, "the shape must be .m8n8 of .b16 or .m16n16 of .b8")
         form = "trans" if transposed else ""
     items = items_of(i.operands[0])
     size = 2 * count if is_square else count
-    e.need(len(items) == size, f"expected {size} destinations")
+    e.need(len(items) == size, f"the instruction must have {size} destinations")
     address = shared_address_of(e, i, i.operands[1])
     value = e.temporary(f"tensorcore.ldmatrix(w, {e.at}, {address}, {count}, {form!r})")
     for k, item in enumerate(items):
@@ -90,11 +90,11 @@ def stmatrix(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for stmatrix: m8n8 of b16, or m16n8 of b8 (always .trans)."""
     count, form = _count(i), "trans" if "trans" in i.parts else ""
     if "m16n8" in i.parts:
-        e.need("b8" in i.parts and bool(form), ".m16n8 needs .trans and .b8")
+        e.need("b8" in i.parts and bool(form), ".m16n8 requires .trans and .b8")
         form = "bytes"
     else:
-        e.need("m8n8" in i.parts and "b16" in i.parts, "expected .m8n8 of .b16 or .m16n8 of .b8")
-    e.need(len(items_of(i.operands[1])) == count, f"expected {count} values")
+        e.need("m8n8" in i.parts and "b16" in i.parts, "the shape must be .m8n8 of .b16 or .m16n8 of .b8")
+    e.need(len(items_of(i.operands[1])) == count, f"the instruction must have {count} values")
     address = shared_address_of(e, i, i.operands[0])
     e.line(f"tensorcore.stmatrix(w, {e.at}, {address}, {tuple_of(e, i.operands[1], 'u32')}, {form!r})")
 
@@ -104,7 +104,7 @@ def movmatrix(e: SegmentWriter, i: Instruction) -> None:
     e.dst(i.operands[0], f"tensorcore.movmatrix({e.src(i.operands[1], 'u32')})", "u32")
 
 
-#: Element type -> the allowed values of K for dense m16n8 shapes, and for m8n8 shapes of the types in _SMALL.
+#: Maps each element type to the allowed values of K for dense m16n8 shapes, and for m8n8 shapes of the types in _SMALL.
 _DEPTHS = {
     **dict.fromkeys(("f16", "bf16"), (8, 16)),
     "tf32": (4, 8),
@@ -117,18 +117,21 @@ _DEPTHS = {
     "f64": (4, 8, 16),
 }
 _SMALL = {"s8": 16, "u8": 16, "s4": 32, "u4": 32, "b1": 128, "f64": 4}
-#: Element type -> the smaller K of sparse shapes. The larger K is twice as large.
+#: Maps each element type to the smaller K of its sparse shapes. The larger K is twice as large.
 _SPARSE = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32, "s4": 64, "u4": 64}
 _SCALES = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 
 
 def _kinds(e: SegmentWriter, i: Instruction) -> tuple[str, str, str, str]:
-    """Return the types of D, A, B and C; packed e2m1 is "e2m1p"."""
+    """Return the types of D, A, B and C. Packed e2m1 is "e2m1p"."""
     kinds = types_of(i)
-    e.need(len(kinds) == 4, "expected four element types")
+    e.need(len(kinds) == 4, "the opcode must have four element types")
     if {"kind::mxf4", "kind::mxf4nvf4"} & set(i.parts):
         kinds = [f"{kind}p" if kind == "e2m1" else kind for kind in kinds]
-    e.need(kinds[1] in _DEPTHS and kinds[2] in _DEPTHS and kinds[0] in ("f16", "f32", "f64", "s32"), "unknown types")
+    e.need(
+        kinds[1] in _DEPTHS and kinds[2] in _DEPTHS and kinds[0] in ("f16", "f32", "f64", "s32"),
+        "the element types are not supported",
+    )
     return kinds[0], kinds[1], kinds[2], kinds[3]
 
 
@@ -142,11 +145,11 @@ def _form(e: SegmentWriter, i: Instruction) -> Mma:
         allowed = (m, n) == (16, 8) and (k == min_k or (k == 2 * min_k and a_kind in _SPARSE))
     else:
         allowed = ((m, n) == (16, 8) and k in _DEPTHS[a_kind]) or (m, n, k) == (8, 8, _SMALL.get(a_kind))
-    e.need(allowed, f"no MMA of .{a_kind} has the shape m{m}n{n}k{k}")
+    e.need(allowed, f"an MMA of .{a_kind} does not support the shape m{m}n{n}k{k}")
     scale, count = "", 0
     if "block_scale" in i.parts:
         scale = next((p for p in i.parts if p in ("ue8m0", "ue4m3")), "")
-        e.need(bool(scale), "expected a scale type")
+        e.need(bool(scale), "the opcode must have a scale type")
         count = next((_SCALES[p] for p in i.parts if p in _SCALES), 2 if "kind::mxf4" in i.parts else 1)
     logic = next((p for p in i.parts if p in ("xor", "and")), "")
     return Mma((m, n, k), kinds, "satfinite" in i.parts, sparse, scale, count, logic)
@@ -171,14 +174,14 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
 
     The operands are d, a, b, c{, metadata, selector}{, scales and their selectors}.
     """
-    e.need("sync" in i.parts, "mma without .sync")
+    e.need("sync" in i.parts, "mma must have .sync")
     if shape_of(e, i) == (8, 8, 4) and types_of(i)[1:3] == ["f16", "f16"]:
         _quad(e, i)
         return
     form = _form(e, i)
     extra = list(i.operands[4:])
     for operand, size in zip(i.operands, _registers(form), strict=False):
-        e.need(len(items_of(operand)) == size, f"expected a fragment of {size} registers")
+        e.need(len(items_of(operand)) == size, f"the fragment must have {size} registers")
     wide = ["u64" if kind == "f64" else "u32" for kind in form.kinds]
     parts = [tuple_of(e, operand, code) for operand, code in zip(i.operands[1:4], wide[1:], strict=True)]
     if form.sparse:
@@ -195,7 +198,7 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
-    """Return the expression (data, byte, thread) for one operand's scales. All lanes must have the same selectors."""
+    """Return an expression (data, byte, thread) for an operand's scales. All lanes must have the same selectors."""
     byte, thread = (
         str(item.bits & 3) if isinstance(item, Imm) else f"int({e.src(item, 'u16')}[0]) & 3"
         for item in items_of(selectors)
@@ -227,7 +230,7 @@ def wgmma(e: SegmentWriter, i: Instruction) -> None:
     elif form == "mma_async":
         _mma_async(e, i)
     else:
-        raise e.error(f"unknown form wgmma.{form}")
+        raise e.error(f"wgmma.{form} is not supported")
 
 
 def _mma_async(e: SegmentWriter, i: Instruction) -> None:
@@ -236,13 +239,13 @@ def _mma_async(e: SegmentWriter, i: Instruction) -> None:
     The operands are {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, scale-a, scale-b{, trans}.
     """
     shape, kinds, operands = shape_of(e, i), types_of(i), list(i.operands)
-    e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not supported")
+    e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "the element types are not supported")
     _, n, k = shape
     sparse = "sp" in i.parts
-    e.need(n % 8 == 0 and 8 <= n <= 256, f"N is {n}; allowed: multiples of 8 up to 256")
-    e.need(k * ELEMENT_BITS[kinds[1]] == (512 if sparse else 256), f"K of {k} is not allowed for .{kinds[1]}")
+    e.need(n % 8 == 0 and 8 <= n <= 256, f"N must be a multiple of 8 from 8 to 256, got {n}")
+    e.need(k * ELEMENT_BITS[kinds[1]] == (512 if sparse else 256), f"K = {k} is not supported for .{kinds[1]}")
     to, metadata = items_of(operands[0]), "None"
-    e.need(len(to) == n // (4 if kinds[0] == "f16" else 2), f"expected {n // 2} accumulators")
+    e.need(len(to) == n // (4 if kinds[0] == "f16" else 2), f"the instruction must have {n // 2} accumulators")
     from_registers = isinstance(operands[1], Vec)
     a = tuple_of(e, operands[1], "u32") if from_registers else e.src(operands[1], "u64")
     b = e.src(operands[2], "u64")
@@ -288,13 +291,13 @@ def wmma(e: SegmentWriter, i: Instruction) -> None:
     elif form == "mma":
         _wmma_mma(e, i, shape, kinds)
     else:
-        raise e.error(f"unknown form wmma.{form}")
+        raise e.error(f"wmma.{form} is not supported")
 
 
 def _wmma_mma(e: SegmentWriter, i: Instruction, shape: tuple[int, int, int], kinds: list[str]) -> None:
-    """Emit code for wmma.mma. If A and B are f16, the opcode names only the types of D and C."""
+    """Emit code for wmma.mma. If A and B are f16, the opcode contains only the types of D and C."""
     whole = [kinds[0], "f16", "f16", kinds[1]] if len(kinds) == 2 else kinds
-    e.need(len(whole) == 4, "expected two or four element types")
+    e.need(len(whole) == 4, "the opcode must have two or four element types")
     logic = next((p for p in i.parts if p in ("and", "xor")), "")
     form = Mma(shape, (whole[0], whole[1], whole[2], whole[3]), "satfinite" in i.parts, logic=logic)
     parts = [tuple_of(e, o, _code(kind)) for o, kind in zip(i.operands[1:4], whole[1:], strict=True)]

@@ -1,7 +1,7 @@
-"""Execute wgmma.mma_async: decode matrix descriptors and compute one warp's 16 rows of the result.
+"""Execution of wgmma.mma_async: matrix descriptors, and the 16 rows of the result that each warp computes.
 
 Warp i of a warpgroup computes rows 16 i to 16 i + 15. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix
-Instructions": matrix descriptor format, "Strides" (leading and stride dimension byte offsets), canonical layouts.
+Instructions" (matrix descriptor format, leading and stride dimension byte offsets, canonical layouts).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core.mma import Mma, product_of
 from cudatma.layout import Swizzle, swizzle
 
-#: The swizzle modes of a matrix descriptor, numbered in the opposite order to those of a tensor map.
+#: Swizzle modes of a matrix descriptor, whose numbering is the reverse of a tensor map's.
 _SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 CHUNK = 16
 WARP_ROWS = 16
@@ -31,7 +31,7 @@ _ADDRESS_BITS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class MatrixDescriptor:
-    """The fields of a 64-bit matrix descriptor, in bytes."""
+    """Fields of a 64-bit matrix descriptor in bytes."""
 
     start: int
     leading: int
@@ -51,8 +51,9 @@ class MatrixDescriptor:
 def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, mn_major: bool) -> Array:
     """Return the unswizzled distances of 16-byte chunks from the start address.
 
-    If the operand is K-major, the shape is (extent, depth_bytes / 16): chunk j of row r. If it is MN-major (16-bit
-    elements only), the shape is (depth, extent / 8): the chunk that holds elements 8 j to 8 j + 7 of column k.
+    For a K-major operand, the shape is (extent, depth_bytes / 16), and the entries are chunk j of row r. For an
+    MN-major operand (16-bit elements only), the shape is (depth, extent / 8), and an entry is the chunk of elements 8 j
+    to 8 j + 7 of column k.
     """
     span = descriptor.mode.span_bytes
     lead, stride = descriptor.leading, descriptor.stride
@@ -72,10 +73,10 @@ def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, m
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """The matrix operand that a descriptor describes.
+    """Matrix operand of a descriptor.
 
-    ``places`` holds the shared-memory offsets of the 16-byte chunks, shape (rows, chunks per row), or (k, chunks of 8
-    elements) if the operand is MN-major. ``columns`` holds the columns of the chunks in their swizzled rows for base
+    ``places`` contains the shared-memory offsets of the 16-byte chunks, shape (rows, chunks per row), or (k, chunks of
+    8 elements) for an MN-major operand. ``columns`` contains the columns of the chunks in their swizzled rows for base
     offset 0.
     """
 
@@ -119,7 +120,7 @@ def read_matrix(
     if int(offsets.min()) < 0 or int(offsets.max()) + CHUNK > shared.size:
         message = (
             f"a wgmma matrix descriptor (start {start:#x}, leading {descriptor.leading}, stride {descriptor.stride}, "
-            f"{descriptor.mode.label}) reaches beyond the CTA's {shared.size} bytes of shared memory"
+            f"{descriptor.mode.label}) extends beyond the CTA's {shared.size} bytes of shared memory"
         )
         w.events.violation("out_of_bounds", w, at, message)
         access.trap(w, at, message)
@@ -143,16 +144,16 @@ def mma_async(
 ) -> Array:
     """Compute this warp's 16 rows of D = A B + D and return the raw bits, shape (registers, 32).
 
-    ``a`` holds the registers of a fragment, or a vector of descriptors. ``sign`` is the sign of A B. ``metadata`` is
-    the metadata of a sparse A and the selector.
+    ``a`` contains the registers of a fragment, or is a vector of descriptors. ``sign`` is the sign of A B. ``metadata``
+    contains the metadata and the selector of a sparse A.
     """
     _, n, k = form.shape
     stored = k // 2 if form.sparse else k
     d_kind, a_kind, b_kind, _ = form.kinds
     if not w.split.mask.all():
-        access.trap(w, at, "wgmma executed by only a part of a warp")
+        access.trap(w, at, "all threads of a warp must execute wgmma")
     if w.block.warp_count - 4 * (w.index // 4) < 4:
-        access.trap(w, at, "wgmma executed by a warpgroup with fewer than four warps")
+        access.trap(w, at, "wgmma requires a warpgroup of four warps")
     b_bits = int(b[0])
     right, b_chunks = read_matrix(w, at, b_bits, 0, n, k, b_kind, transposes[1])
     group = w.async_state.get("wgmma", 0)
@@ -188,7 +189,7 @@ def fence(w: Warp, at: int) -> None:
 
 @dataclass(slots=True)
 class GroupWait:
-    """A warp's wait until the other warps of its warpgroup have committed the group."""
+    """A wait of a warp until the other warps of its warpgroup have committed the group."""
 
     at: int
     number: int
@@ -199,7 +200,7 @@ class GroupWait:
 
 
 def warpgroup(w: Warp) -> list[Warp]:
-    """Return the four warps that execute wgmma together."""
+    """Return the four warps that execute a wgmma together."""
     first = w.index // WARPS * WARPS
     return w.block.warps[first : first + WARPS]
 

@@ -1,8 +1,8 @@
-"""Execute wmma: load, store and multiply whole matrices.
+"""Execution of wmma, which loads, stores and multiplies whole matrices.
 
-PTX does not specify which lane holds which element of a fragment. Here, element e = row * columns + column of an m x n
-matrix is element e // 32 of lane e % 32. Fragments have the size that the ISA specifies. A fragment that is larger than
-the matrix repeats its elements. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Operations Using wmma
+PTX does not specify the lane of each element of a fragment. In the emulator, element e = row * columns + column of an m
+x n matrix is element e // 32 of lane e % 32. Fragments have the size that the ISA specifies. A fragment that is larger
+than the matrix repeats its elements. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Operations Using wmma
 Instructions".
 """
 
@@ -19,9 +19,9 @@ from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core import mma as tensorcore
 
-#: Element type -> type of its registers, if that is not u32.
+#: Maps an element type to the type of its registers. The default is u32.
 _CODES = {"f64": "u64"}
-#: Number of bits per element -> type of a memory access. Elements of fewer than 16 bits are accessed as bytes.
+#: Maps the bits per element to the type of a memory access. Elements of fewer than 16 bits are accessed as bytes.
 _MEMORY = {16: "u16", 32: "u32", 64: "u64"}
 
 
@@ -36,7 +36,7 @@ def _elements(kind: str) -> int:
 
 
 def pack(matrix: Array, kind: str, registers: int) -> Array:
-    """Pack raw elements (rows, columns), each an unsigned integer, into registers (registers, 32)."""
+    """Pack raw elements (rows, columns), given as unsigned integers, into registers (registers, 32)."""
     per = _elements(kind)
     flat = np.resize(matrix.reshape(-1), registers * per * LANES).reshape(registers, per, LANES)
     if per == 1:

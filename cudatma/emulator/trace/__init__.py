@@ -1,4 +1,4 @@
-"""Record the events of a launch and write them as a Chrome trace or a picture."""
+"""Recording of the events of a launch, and export as a Chrome trace or a picture."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cudatma.pages import figure, fragment
 
 
 class Trace(Recording):
-    """Record of the events of one schedule, for ``launch(trace=...)``.
+    """Recorder of the events of one schedule, for ``launch(trace=...)``.
 
-    A trace keeps the last schedule that ran, or the first one with a hazard. `kernel`, `schedule` and `seed` name the
-    run, `steps` is its length, and `events` are in the order in which they began.
+    A trace contains the last schedule that ran, or the first one with a hazard. `kernel`, `schedule` and `seed`
+    identify the run, `steps` is its length, and `events` are in the order in which they began.
 
     Examples
     --------
@@ -39,12 +39,13 @@ class Trace(Recording):
 
         Parameters
         ----------
-        width : int, default 1200
+        width : int, default: 1200
             Width in pixels, at least 480.
-        blocks : int, default 1
-            Number of CTAs to draw. CTAs that copy come first.
+        blocks : int, default: 1
+            Number of CTAs to draw. CTAs that issue copies come first.
         window : tuple of int, optional
-            First and last step to show. Default: from the beginning, or around the first hazard, while it is readable.
+            First and last step to draw. Default: a readable part of the schedule from its beginning, or around the
+            first hazard.
         title : str, optional
             Heading of the picture. Default: the name of the kernel.
 
@@ -56,7 +57,7 @@ class Trace(Recording):
         Raises
         ------
         ArgumentError
-            If the window is empty or the picture is too narrow.
+            If an argument is invalid.
         """
         return picture(self, width, blocks, window, title)
 

@@ -1,9 +1,9 @@
-"""Write a trace in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
+"""Conversion of a trace to Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-Each CTA is a process. Each warp and each mbarrier is a thread. Copies and stores in flight are asynchronous events.
-Arrows lead from the instruction that issues a copy to the phase that the copy completes, and from a phase to the warps
-that waited for it. A counter shows how many stages are in flight and full. One step is one microsecond: a warp executes
-step n from n - 1 to n, and the effects happen at n.
+Each CTA is a process, and each warp and each mbarrier is a thread. Copies and stores in flight are asynchronous events.
+Arrows connect the instruction that issues a copy to the phase that the copy completes, and a phase to the warps that
+waited for it. A counter shows how many stages are in flight and full. One step is one microsecond. A warp executes step
+n from n - 1 to n, and the effects occur at n.
 
 Source: "Recording Event Format" (Google, 2016).
 """
@@ -18,16 +18,16 @@ from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.emulator.trace.stages import BlockView, views
 
-#: Number of the first mbarrier thread of a CTA; warps are numbered from 1.
+#: Thread number of the first mbarrier of a CTA. Warps are numbered from 1.
 BARRIER_THREADS = 1001
-#: Minimum length of a slice. Slices that begin in the same step are this short, because slices of a thread must not
-#: overlap.
+#: Minimum duration of a slice in microseconds. Slices that start in the same step have this duration, because slices of
+#: a thread must not overlap.
 _SLIVER = 1e-3
 
 
 @dataclass(slots=True)
 class Slice:
-    """A bar of a thread; times are in microseconds."""
+    """A bar of a thread. Times are in microseconds."""
 
     event: Event
     name: str
@@ -37,7 +37,7 @@ class Slice:
 
     @property
     def inside(self) -> float:
-        """Time just before the end of the slice, to which an arrow can be bound."""
+        """Time just before the end of the slice, to which an arrow can be attached."""
         return round(self.end - _SLIVER / 2, 6)
 
 
@@ -52,7 +52,7 @@ def chrome_trace(trace: Recording) -> str:
 
 
 class _Process:
-    """A CTA. Identifiers of copies and arrows contain the CTA's number, so they are unique in the file."""
+    """A CTA. Identifiers of copies and arrows include the number of the CTA so that they are unique in the file."""
 
     def __init__(self, view: BlockView, pid: int) -> None:
         self.view, self.pid = view, pid
@@ -102,7 +102,7 @@ class _Process:
         return _separate(slices)
 
     def _phases(self) -> dict[tuple[int, int], Slice]:
-        """Return the slice of each (barrier, phase). Each barrier has a thread of its own."""
+        """Return the slice of each (mbarrier, phase). Each mbarrier has a separate thread."""
         result: dict[tuple[int, int], Slice] = {}
         phases = [event for event in self.view.events if event.kind == "phase"]
         for number, barrier in enumerate(sorted({event.barrier for event in phases})):
@@ -139,11 +139,11 @@ class _Process:
         ]
         phase = phases.get((event.barrier, event.phase)) if event.block == self.view.block else None
         if phase is not None:
-            out += self._arrow(piece, phase, "lands in")
+            out += self._arrow(piece, phase, "completes")
         return out
 
     def _arrow(self, cause: Slice, effect: Slice, name: str) -> list[dict[str, Any]]:
-        """Return an arrow between the ends of two slices, or nothing if the shortened slices are in the wrong order."""
+        """Return an arrow between the ends of two slices, or nothing if shortening has reversed their order."""
         if effect.inside < cause.inside:
             return []
         common = {"name": name, "cat": "flow", "id": self._id(), "pid": self.pid}
@@ -212,7 +212,7 @@ class _Process:
         )
 
     def _what(self, event: Event) -> str:
-        """Return the name of the stage that a copy or store moves, or the kind of the event."""
+        """Return the name of the stage that a copy or store accesses, or the kind of the event."""
         stage = self.view.stage_of_full.get(event.barrier) if event.block == self.view.block else None
         return event.kind if stage is None else f"stage {stage.label}"
 
@@ -227,7 +227,7 @@ class _Process:
 
 
 def _separate(slices: list[Slice]) -> list[Slice]:
-    """Sort the slices of one thread and shorten them so that none overlaps the next. Each lasts at least _SLIVER."""
+    """Sort the slices of a thread and shorten them so that they do not overlap. Each lasts at least _SLIVER."""
     slices = sorted(slices, key=lambda piece: (piece.begin, piece.end))
     last = 0.0
     for piece, following in zip(slices, [*slices[1:], None], strict=False):
@@ -238,7 +238,7 @@ def _separate(slices: list[Slice]) -> list[Slice]:
 
 
 def _arguments(event: Event) -> dict[str, Any]:
-    """Return the details that a click on an event shows."""
+    """Return the details that are displayed when an event is selected."""
     out: dict[str, Any] = {}
     if event.kind == "wait":
         out["waits for"] = event.name

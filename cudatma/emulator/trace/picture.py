@@ -1,7 +1,7 @@
-"""Draw a trace: producers, TMA, the ring of stages and consumers over time.
+"""Picture of a trace, with producers, TMA, the ring of stages and consumers over time.
 
-A stage has one color everywhere. Waits are hatched; a thin line leads from the phase that ended a wait to the warp that
-waited. Labels are placed last, at positions that no line crosses.
+A stage has the same color everywhere. Waits are hatched. A thin line connects the phase that ended a wait to the
+waiting warp. Labels are placed last, at positions that no line crosses.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from cudatma.errors import ArgumentError, counted
 
 MIN_WIDTH, LEFT, RIGHT = 480, 150, 22
 WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
-#: Maximum number of stage fills, and of bars per warp, in the default window. More would not be readable.
+#: Maximum number of stage fills, and of bars per warp, in the default window. Larger windows would not be readable.
 MAX_FILLS, MAX_BARS = 30, 70
 AXIS_TITLE = "scheduler steps: the order of events in the emulator, not time"
-#: Font sizes of a bar's label and of the axis labels.
+#: Font sizes of bar labels and axis labels.
 _LABEL, _TICK = 11, 11
 
 
 def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
-    """Return the first CTAs of a trace as an SVG document, or raise ArgumentError."""
+    """Return an SVG document of the first CTAs of a trace. Raises ArgumentError for an invalid argument."""
     if isinstance(width, bool) or not isinstance(width, int) or width < MIN_WIDTH:
-        raise ArgumentError("width", width, f"an int of pixels, {MIN_WIDTH} and more")
+        raise ArgumentError("width", width, f"an int of at least {MIN_WIDTH} pixels")
     if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
-        raise ArgumentError("blocks", blocks, "an int, 1 and more")
+        raise ArgumentError("blocks", blocks, "an int of at least 1")
     shown = views(trace, blocks)
     first, last = window or _readable(shown[0] if shown else None, trace.steps)
     hazard = next((event.begin for event in trace.events if event.kind == "hazard"), 0)
     if window is None and hazard >= last:
         first, last = hazard - (last - first) // 2, hazard + (last - first + 1) // 2
     if not 0 <= first < last:
-        raise ArgumentError("window", (first, last), "(first, last) steps, 0 <= first < last")
+        raise ArgumentError("window", (first, last), "(first, last) with 0 <= first < last")
     return _Picture(trace, width, first, last).draw(shown, title)
 
 
 def _readable(view: BlockView | None, steps: int) -> tuple[int, int]:
-    """Return a readable window that starts at the CTA's first event."""
+    """Return a readable window that starts at the first event of the CTA."""
     if view is None or not view.events:
         return 0, max(1, steps)
     first = min(event.begin for event in view.events if event.kind != "phase" or not view.stages)
@@ -63,7 +63,7 @@ def size_text(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """A bar to be labeled: its rectangle, texts to choose from, the text color, and a color behind the text."""
+    """A bar to be labeled, with its rectangle, alternative texts, the text color, and a color behind the text."""
 
     x: float
     y: float
@@ -76,7 +76,7 @@ class _Label:
 
 @dataclass(frozen=True, slots=True)
 class _Obstacle:
-    """A rectangle that no label may touch."""
+    """A rectangle that must not overlap any label."""
 
     x: float
     y: float
@@ -85,7 +85,7 @@ class _Obstacle:
 
 
 class _Picture:
-    """A picture that is drawn from top to bottom; ``y`` is the top of the next lane."""
+    """Builder that draws the picture from top to bottom. ``y`` is the top of the next lane."""
 
     def __init__(self, trace: Recording, width: int, first: int, last: int) -> None:
         self.trace, self.width, self.first, self.last = trace, width, first, last
@@ -113,7 +113,7 @@ class _Picture:
         )
         about += f"{'' if is_whole else f' of {trace.steps}'}, schedule {trace.schedule} of seed {trace.seed}"
         if trace.dropped:
-            about += f"; {counted(trace.dropped, 'event')} too many for the picture"
+            about += f"; {counted(trace.dropped, 'event')} omitted"
         self.y -= 1
         self._heading(about, 12, 16, svg.FAINT_INK)
         self.y -= 5
@@ -124,7 +124,7 @@ class _Picture:
         return out.document(self.width, self.y + 14, title)
 
     def _heading(self, text: str, size: float, pitch: float, fill: str, bold: bool = False) -> None:
-        """Write wrapped text across the picture, with the first baseline at y."""
+        """Draw wrapped text across the picture, with the first baseline at y."""
         wide, space = (1.1 if bold else 1.0), self.width - 18 - RIGHT
         size = min(size, max(11.0, space / text_width(text or "x", wide)))
         max_characters = int(space / text_width("x", size * wide) + 1e-6)
@@ -166,7 +166,7 @@ class _Picture:
         self.out.text(18, self.y - 7, name, fill=svg.FAINT_INK, bold=True, size=11.5)
 
     def _lane(self, label: str, height: float) -> float:
-        """Draw a labeled track and return its y."""
+        """Draw a labeled track and return its y coordinate."""
         y = self.y
         self.out.text(26, y + height / 2 + 4, label)
         self.out.rect(LEFT, y, self.width - LEFT - RIGHT, height, svg.TRACK, radius=2)
@@ -188,7 +188,7 @@ class _Picture:
         title: str = "",
         backing: str = "",
     ) -> None:
-        """Draw a bar and label it with the longest label that fits; ``backing`` is a color behind the label."""
+        """Draw a bar and label it with the longest label that fits. ``backing`` is a color behind the label."""
         if end < self.first or begin >= self.last:
             return
         x = self.x(begin)
@@ -199,7 +199,7 @@ class _Picture:
             self._labels.append(_Label(x, y, width, height, texts, ink_on(backing or fill), backing))
 
     def _place_labels(self) -> None:
-        """Write the longest text that fits into each bar, as close to the middle of the bar as possible.
+        """Draw the longest text that fits into each bar, as close to the middle of the bar as possible.
 
         The text must not touch lines and other elements that cross the bar.
         """
@@ -215,7 +215,7 @@ class _Picture:
             self._obstacles.append(_Obstacle(middle - half, label.y, middle + half, label.y + label.height))
 
     def _free_place(self, label: _Label) -> tuple[str, float] | None:
-        """Return the text of a label and the x coordinate of the text's middle, or None if no text fits."""
+        """Return the text of a label and the x coordinate of its middle, or None if no text fits."""
         middle, to_x = label.x + label.width / 2, label.x + label.width
         in_the_way = sorted(
             (o.x, o.to_x)
@@ -235,7 +235,7 @@ class _Picture:
         return None
 
     def _about(self, event: Event) -> str:
-        end = "not over" if event.end is None else str(event.end)
+        end = "not finished" if event.end is None else str(event.end)
         place = f", {event.source or f'PTX line {event.line}'}" if event.line else ""
         return f"{event.name}{place}, steps {event.begin} to {end}"
 
@@ -315,7 +315,7 @@ class _Picture:
                 heights.append((step, following, list(flying)))
         max_bytes = max([sum(sizes) for _, _, sizes in heights], default=1)
         y = self._lane("bytes in flight", BYTES_ROW)
-        about = f"up to {size_text(max_bytes)}" if heights else "they land immediately"
+        about = f"up to {size_text(max_bytes)}" if heights else "copies complete immediately"
         self.out.text(26, y + BYTES_ROW - 3, about, size=10.5, fill=svg.FAINT_INK)
         for begin, end, sizes in heights:
             bottom = y + BYTES_ROW
@@ -335,7 +335,7 @@ class _Picture:
             self._stage(stage)
 
     def _stage(self, stage: Stage) -> None:
-        """Draw copies in flight as thin bars on a tint, then the full slot until it is free again."""
+        """Draw copies in flight as thin bars on a tint, followed by the full slot until it is free again."""
         y = self._lane(f"stage {stage.label}", STAGE_ROW)
         self._row_of_stage[stage.number] = y
         colour = stage_colour(stage.number)
@@ -356,7 +356,7 @@ class _Picture:
                 self._span(fill.full, freed, y, STAGE_ROW, colour, labels, title=title)
 
     def _stores(self, view: BlockView) -> None:
-        """Draw stores in flight if no copy writes to shared memory."""
+        """Draw stores in flight if no copy writes shared memory."""
         if view.stages:
             return
         stores = [event for event in view.events if event.kind == "store"]
@@ -367,7 +367,7 @@ class _Picture:
                 self._bar(store, y, WARP_ROW, svg.NEUTRAL, [size_text(store.size_bytes)])
 
     def _connect(self, view: BlockView) -> None:
-        """Draw lines from each phase that ended a wait to the warp that waited."""
+        """Draw a line from each phase that ended a wait to the waiting warp."""
         for warp, y in self._row_of_warp.items():
             for wait in view.of_warp(warp, "wait"):
                 stage = view.stage_of_full.get(wait.barrier) or view.stage_of_empty.get(wait.barrier)
@@ -384,7 +384,7 @@ class _Picture:
     # ---- around
 
     def _axis(self, top: float, position: int) -> None:
-        """Draw the axis, and insert grid lines below the elements that start at ``position``."""
+        """Draw the axis, and insert grid lines below the elements from index ``position``."""
         grid = Svg()
         self.y += 4
         span = self.last - self.first
@@ -402,7 +402,7 @@ class _Picture:
 
 
 def _spaced(step: int) -> str:
-    """Return a number with spaces between its thousands."""
+    """Format a number with spaces between groups of three digits."""
     return f"{step:,}".replace(",", " ")
 
 

@@ -1,7 +1,7 @@
-"""Record the events of one schedule: copies in flight, waits, barrier phases and tensor-core instructions.
+"""Recording of the events of a schedule: copies in flight, waits, mbarrier phases and tensor-core instructions.
 
-A Recording is the first observer of each cluster, so that it knows an access when a check reports it. Its clock is the
-scheduler's step counter.
+A Recording is the first observer of each cluster, so that an access is recorded before a check reports it. Times are
+the scheduler's steps.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.state import Block, Split, Warp
 from cudatma.emulator.ptx.types import Array, lane_bits
 
-#: Kinds of copies that are recorded. st.async and other kinds move too few bytes.
+#: Kinds of copies that are recorded. Other kinds, such as st.async, transfer too few bytes.
 _COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
 #: Maximum number of events. Further events are dropped.
 MAX_EVENTS = 200_000
-#: Number of most recent accesses that are searched for the accesses of a hazard.
+#: Number of most recent accesses among which the accesses of a hazard are searched.
 _MAX_ACCESSES = 20_000
 
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """An interval in a schedule; times are in steps.
+    """An interval in a schedule. Times are in steps.
 
     Attributes
     ----------
     kind
-        "copy" (into shared memory, on an mbarrier), "cp.async" (a group of ``count`` instructions), "store" (out of
-        shared memory), "wait", "acquire" (a wait that passed), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
-        instructions in a row), "access" (an access of a hazard), "hazard", or "warp" (its lifetime).
+        "copy" (into shared memory, on an mbarrier), "cp.async" (a group of ``count`` instructions), "store" (from
+        shared memory), "wait", "acquire" (a wait that returned), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
+        consecutive instructions), "access" (an access of a hazard), "hazard", or "warp" (its lifetime).
     block
-        The CTA of the event. For a copy, this is the destination.
+        CTA of the event. For a copy, this is the destination.
     end
         Last step, or None if the schedule ended before the event did.
     barrier, phase
-        Shared offset of the event's mbarrier (-1 if there is none), and the number of phases that it had completed.
+        Shared-memory offset of the mbarrier, or -1 if there is none, and the number of phases that it had completed.
     offset, size_bytes
-        A range of shared memory.
+        Range of shared memory.
     issuer
         The (block, warp) that issued a copy.
     tensor_map
-        Address of the tensor map, or 0 if the copy uses none.
+        Address of the tensor map, or 0 if there is none.
     lane
-        The lane of an access, or -1 if it is not known.
+        Lane of an access, or -1 if it is unknown.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Event:
 
 @dataclass(slots=True)
 class _Accessed:
-    """An access to memory: the bytes from ``base + offsets[i]`` to ``+ size`` for each lane or piece."""
+    """An access to memory, to the ``size`` bytes from ``base + offsets[i]`` for each lane or piece."""
 
     verb: str
     step: int
@@ -94,7 +94,7 @@ class _Accessed:
         return bool(np.any((self.offsets <= first) & (first < self.offsets + self.size)))
 
     def lane(self, address: int) -> int:
-        """Return the first lane that accesses an address, or -1 if the pieces do not belong to lanes."""
+        """Return the first lane that accesses an address, or -1 if the pieces do not correspond to lanes."""
         active = [lane for lane in range(32) if self.lanes >> lane & 1]
         if len(active) == 1:
             return active[0]
@@ -107,7 +107,7 @@ class _Accessed:
 class Recording(Observer):
     """Observer that records the events of the last schedule, or of the first schedule with a hazard.
 
-    `kernel`, `schedule` and `seed` name the run, `steps` is its length, and `events` are in the order in which they
+    `kernel`, `schedule` and `seed` identify the run, `steps` is its length, and `events` are in the order in which they
     began.
     """
 
@@ -124,7 +124,7 @@ class Recording(Observer):
         self._lives: dict[Warp, Event] = {}
         self._phase_begin: dict[tuple[Dim, int], int] = {}
         self._accesses: deque[_Accessed] = deque(maxlen=_MAX_ACCESSES)
-        #: (kind, PTX line) of each hazard -> the accesses that it names, and the hazard, in order.
+        #: Maps (kind, PTX line) of each hazard to the accesses in its report and the hazard itself, in order.
         self.histories: dict[tuple[str, int], list[Event]] = {}
 
     @property
@@ -133,7 +133,7 @@ class Recording(Observer):
         return int(self._clock.steps) if self._clock is not None else self._steps
 
     def begin(self, launch: Launch) -> None:
-        """Start to record a schedule and discard the previous one."""
+        """Start recording a schedule and discard the previous one."""
         self.kernel, self._clock = launch.program.function.name, launch.scheduler
         self.schedule, self.seed = launch.scheduler.schedule, launch.scheduler.seed
         self.dropped = 0
@@ -144,7 +144,7 @@ class Recording(Observer):
             collection.clear()
 
     def end(self) -> None:
-        """Drop references to everything but the events, so that a trace does not keep the launch's memory alive."""
+        """Drop references to everything except the events, so that a trace does not keep the launch's memory alive."""
         self._steps, self._clock = self.steps, None
         for collection in (self._waits, self._products, self._groups, self._copies, self._lives, self._accesses):
             collection.clear()
@@ -167,7 +167,7 @@ class Recording(Observer):
     # ---- copies
 
     def copy_issued(self, copy: Copy) -> None:
-        self._access("issues a copy into", copy.w, copy.at, _base_of(copy.block), copy.offsets, copy.size)
+        self._access("issues a copy to", copy.w, copy.at, _base_of(copy.block), copy.offsets, copy.size)
         if copy.what in _COPIES:
             self._copies[copy] = self._group(copy) if copy.group is not None else self._copy(copy)
 
@@ -200,7 +200,7 @@ class Recording(Observer):
         event.size_bytes = size
 
     def copy_landed(self, copy: Copy) -> None:
-        """End the event of a copy. The end of a group's event moves to the last of its copies."""
+        """End the event of a copy. The event of a group ends with the last of its copies."""
         event = self._copies.pop(copy, None)
         if event is not None:
             event.end = self.steps
@@ -218,7 +218,7 @@ class Recording(Observer):
         self._add(event)
 
     def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
-        """Record a tensor-core instruction. Consecutive instructions without a wait between them are one event."""
+        """Record a tensor-core instruction. Consecutive instructions without a wait in between form one event."""
         event = self._products.get(w)
         if event is None or event.kind != name:
             event = self._products[w] = self._at(name, name, w, at)
@@ -227,14 +227,14 @@ class Recording(Observer):
         event.end = self.steps + 1
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
-        """Record that a wait for the previous phase has passed."""
+        """Record that a wait for the previous phase has returned."""
         self.woken(w.split)
         self._products.pop(w, None)
         event = self._at("acquire", "passes", w, at)
         event.end, event.barrier, event.phase = event.begin, barrier.offset, barrier.phase - 1
 
     def blocked(self, split: Split, reason: Any) -> None:
-        """Record the start of a wait, unless the split only repeats a wait that timed out."""
+        """Record the start of a wait, unless the split only repeats a wait that has timed out."""
         w, barrier = split.warp, getattr(reason, "barrier", None)
         self._products.pop(w, None)
         offset = int(getattr(barrier, "offset", -1))
@@ -285,7 +285,7 @@ class Recording(Observer):
         self._access("updates", w, at, _base_of(block), offsets, size)
 
     def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Any) -> None:
-        self._access("issues a copy out of", w, at, _base_of(block), offsets, 16)
+        self._access("issues a copy from", w, at, _base_of(block), offsets, 16)
 
     def wgmma_operand(
         self, w: Warp, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int
@@ -299,18 +299,18 @@ class Recording(Observer):
         self._access("writes", w, at, region.base, offsets, size)
 
     def bulk_target(self, w: Warp, at: int, region: Region, offsets: Array, group: Any, is_reduction: bool) -> None:
-        self._access("issues a copy into", w, at, region.base, offsets, 16)
+        self._access("issues a copy to", w, at, region.base, offsets, 16)
 
     def tensor_target(
         self, w: Warp, at: int, box: Any, written: Array, operation: str, group: Any, is_repeat: bool
     ) -> None:
-        self._access("issues a copy into", w, at, box.spec.address, box.gmem[written], 16)
+        self._access("issues a copy to", w, at, box.spec.address, box.gmem[written], 16)
 
     def hazard_found(self, hazard: Hazard, w: Warp) -> None:
         """Record a hazard, and those of its accesses that are among the most recent accesses."""
         here = self._latest(hazard.ptx_line, hazard.address, w)
         earlier = [
-            # The same instruction, for example in an earlier iteration. Lanes of one instruction race at the same time.
+            # An earlier access may be by the same instruction, for example in the previous iteration of a loop.
             self._latest(other.ptx_line, hazard.address, before=here.begin)
             if here is not None and other.ptx_line == hazard.ptx_line and hazard.kind != "lane_race"
             else self._latest(other.ptx_line, hazard.address)

@@ -1,8 +1,8 @@
-"""Find the pipeline stages in a trace, and when each slot is filled, full and free again.
+"""Analysis of the pipeline stages in a trace, and of when each slot is filled, full and free again.
 
 A stage is an mbarrier on which copies complete. Stages that are filled through the same tensor map or by the same
-instruction form a ring. The slot of a stage is full when a phase of this barrier ends. The slot is free again when a
-phase of the empty barrier ends. The producer waits for this barrier before it refills the slot.
+instruction form a ring. The slot of a stage is full when a phase of this mbarrier ends. It is free again when a phase
+of the empty barrier ends, for which the producer waits before it refills the slot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cudatma.emulator.machine.protocols import Dim
 from cudatma.emulator.trace.recording import Event, Recording
 
-#: Kind of event -> role of a warp that has such events.
+#: Maps each kind of event to the role of a warp with such events.
 _ROLES = {
     "copy": "producer",
     "cp.async": "producer",
@@ -26,10 +26,10 @@ _ROLES = {
 
 @dataclass(slots=True)
 class Fill:
-    """One use of a stage's slot. ``lap`` is the phase of the full barrier.
+    """One use of the slot of a stage. ``lap`` is the phase of the full barrier.
 
     The first copy is issued at ``begin``, all copies have completed at ``full``, and the slot may be refilled at
-    ``freed``. None means that the event had not happened when the schedule ended.
+    ``freed``. None means that the event had not occurred when the schedule ended.
     """
 
     lap: int
@@ -43,9 +43,9 @@ class Fill:
 class Stage:
     """A slot of a ring.
 
-    ``number`` counts all stages of the CTA; ``label`` contains the ring's letter if there are several rings.
-    ``barrier`` is the shared offset of the full barrier. ``empty`` is the shared offset of the empty barrier, if there
-    is one.
+    ``number`` numbers all stages of the CTA. ``label`` includes the letter of the ring if there are several rings.
+    ``barrier`` is the shared-memory offset of the full barrier. ``empty`` is that of the empty barrier, if there is
+    one.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The interval in which a warp works on a stage, with its tensor-core instructions (``products``)."""
+    """Interval in which a warp works on a stage, with its tensor-core instructions (``products``)."""
 
     stage: Stage
     begin: int
@@ -66,18 +66,18 @@ class Work:
 
 
 class BlockView:
-    """The events of one CTA, grouped by warp, barrier and stage.
+    """Events of a CTA, grouped by warp, mbarrier and stage.
 
     Attributes
     ----------
     issued
-        Copies that this CTA's warps issued into other CTAs of the cluster.
+        Copies that warps of this CTA issued to other CTAs of the cluster.
     votes
         Number of times that each full barrier occurred together with each empty barrier.
     last
-        The schedule's last step.
+        Last step of the schedule.
     rings
-        The stages of each ring.
+        Stages of each ring.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class BlockView:
                 used.add(empty)
 
     def phase_ends(self, barrier: int) -> dict[int, int]:
-        """Return a map from each phase of a barrier to the step in which the phase ended."""
+        """Map each completed phase of an mbarrier to the step in which it ended."""
         return self._ends.get(barrier, {})
 
     def _fills(self, stage: Stage, copies: list[Event]) -> list[Fill]:
@@ -140,16 +140,16 @@ class BlockView:
 
     @property
     def warps(self) -> list[int]:
-        """Warps of the CTA: producers first, then the others in order."""
+        """Warps of the CTA, with producers first and the other warps in order."""
         numbers = {warp for warp, _ in self._of_warp}
         return sorted(numbers, key=lambda number: ("producer" not in self.role(number), number))
 
     def of_warp(self, warp: int, kind: str) -> list[Event]:
-        """Return a warp's events of one kind."""
+        """Return the events of one kind of a warp."""
         return self._of_warp.get((warp, kind), [])
 
     def role(self, warp: int) -> str:
-        """Return "producer", "consumer", "stores" or several of these roles, depending on the warp's events."""
+        """Return "producer", "consumer", "stores" or a combination of these roles, based on the events of a warp."""
         return ", ".join(dict.fromkeys(name for kind, name in _ROLES.items() if self.of_warp(warp, kind)))
 
     def products(self, warp: int) -> list[Event]:
@@ -157,7 +157,7 @@ class BlockView:
         return sorted(self.of_warp(warp, "mma") + self.of_warp(warp, "wgmma"), key=lambda event: event.begin)
 
     def works(self, warp: int) -> list[Work]:
-        """Return a warp's work: from each wait for a full stage to the next wait, or until the slot is free."""
+        """Return the intervals of a warp from a wait for a full stage to the next wait, or until the slot is free."""
         passed = self.of_warp(warp, "acquire")
         turns = sorted({event.begin for event in passed} | {event.begin for event in self.of_warp(warp, "wait")})
         products = self.products(warp)
@@ -174,7 +174,7 @@ class BlockView:
         return result
 
     def stage_of_products(self, event: Event) -> Stage | None:
-        """Return the stage that the instructions work on: the last stage that the warp has waited for."""
+        """Return the stage on which the instructions work, which is the last stage for which the warp has waited."""
         passed = self.of_warp(event.warp or 0, "acquire")
         for other in reversed(passed[: bisect_right([e.begin for e in passed], event.begin)]):
             if other.barrier in self.stage_of_full:
@@ -208,14 +208,14 @@ def _rings(copies: list[Event]) -> list[list[int]]:
 
 
 def _letter(number: int) -> str:
-    """Return A, B, ..., Z, AA, AB, ..."""
+    """Return the label of a ring: A, B, ..., Z, AA, AB, ..."""
     return ("" if number < 26 else _letter(number // 26 - 1)) + chr(ord("A") + number % 26)
 
 
 def views(trace: Recording, limit: int | None = None) -> list[BlockView]:
     """Return at most ``limit`` CTAs of a trace in order of appearance.
 
-    CTAs that copy come first, and among them the CTA of the first hazard.
+    CTAs that issue copies come first, and among these the CTA of the first hazard.
     """
     events: dict[Dim, list[Event]] = {}
     issued: dict[Dim, list[Event]] = {}
@@ -228,8 +228,8 @@ def views(trace: Recording, limit: int | None = None) -> list[BlockView]:
         if event.kind == "acquire" and event.barrier >= 0:
             waited[event.block, event.warp] = event.barrier, -1
         elif event.kind == "copy" and event.issuer in waited and event.barrier >= 0:
-            # A producer's last wait before it fills a slot, in one CTA or in several (multicast), is the wait for that
-            # slot.
+            # The last wait of a producer before it fills a slot, in one CTA or several (multicast), is the wait for
+            # that slot.
             empty, fills = waited[event.issuer]
             if fills in (-1, event.barrier):
                 waited[event.issuer] = empty, event.barrier

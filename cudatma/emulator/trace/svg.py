@@ -1,6 +1,6 @@
 """SVG elements, colors and the legend for pictures of traces.
 
-The output does not vary between runs: it contains no identifiers or times.
+The output is deterministic. It contains no identifiers or times.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from xml.sax.saxutils import escape, quoteattr
 
 INK, FAINT_INK, PANEL, BORDER, TRACK, GRID = "#1f2430", "#5b6478", "#fcfcfd", "#c9cfdb", "#eceff4", "#dfe3ea"
 HAZARD = "#c62828"
-#: Colors of stages. The colors repeat if there are more stages than colors. Color-blind readers can distinguish them,
-#: and a label is readable on each.
+#: Colors of stages, which repeat if there are more stages than colors. Color-blind readers can distinguish them, and
+#: labels are readable on all of them.
 STAGE_COLOURS = (
     *("#3b6fb6", "#d9772b", "#2f7d4b", "#a8489b", "#0f7a82", "#c2434d"),
     *("#6c5dba", "#7d6d26", "#4f6d7a", "#b3567d", "#4d7a24", "#7d5a45"),
 )
-#: Strength of a stage's color while its copies are in flight, and while a warp works on the stage.
+#: Opacity of a stage's color while its copies are in flight, and while a warp works on the stage.
 FLYING, WORKING = 0.16, 0.4
 #: Color of events that belong to no stage.
 NEUTRAL = "#66738a"
@@ -32,13 +32,13 @@ def text_width(text: str, size: float) -> float:
 
 
 def tint(colour: str, strength: float) -> str:
-    """Return a color mixed with white; strength 1 is the color itself."""
+    """Return a mixture of a color and white. Strength 1 returns the color itself."""
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - (255 - channel) * strength):02x}" for channel in channels)
 
 
 def luminance(colour: str) -> float:
-    """Return the relative luminance of a color, 0 to 1, as WCAG defines it."""
+    """Return the relative luminance of a color, from 0 to 1, as defined by WCAG."""
     channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
@@ -51,7 +51,7 @@ def contrast(colour: str, other: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return white or the dark ink, depending on which is easier to read on a color."""
+    """Return white or the dark ink, depending on which is more readable on a color."""
     return max(("#ffffff", INK), key=lambda ink: contrast(ink, fill))
 
 
@@ -64,7 +64,7 @@ def _number(value: float) -> str:
 
 
 class Svg:
-    """A collection of SVG elements in drawing order. Coordinates are in pixels."""
+    """SVG elements in drawing order. Coordinates are in pixels."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -85,7 +85,7 @@ class Svg:
     ) -> None:
         """Draw a rectangle.
 
-        ``title`` is a tooltip. ``is_crisp`` turns off smoothing where rectangles touch. ``is_on_top`` puts the
+        ``title`` is a tooltip. ``is_crisp`` disables smoothing where rectangles touch. ``is_on_top`` places the
         rectangle above all elements that are drawn later.
         """
         place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
@@ -107,7 +107,7 @@ class Svg:
         bold: bool = False,
         is_on_top: bool = False,
     ) -> None:
-        """Write a line of text; ``is_on_top`` puts it above all elements that are drawn later."""
+        """Draw a line of text. ``is_on_top`` places it above all elements that are drawn later."""
         weight = ' font-weight="bold"' if bold else ""
         side = f' text-anchor="{anchor}"' if anchor != "start" else ""
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{size:g}" fill="{fill}"'
@@ -130,7 +130,7 @@ class Svg:
         self.polygon(((x, y), (x - 6, y - 11), (x + 6, y - 11)), HAZARD, title)
 
     def document(self, width: float, height: float, title: str) -> str:
-        """Return the picture on its own panel, which is readable on light and dark pages."""
+        """Return the picture on a panel that is readable on light and dark pages."""
         size = f'width="{_number(width)}" height="{_number(height)}"'
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_number(width)} {_number(height)}" '
@@ -159,7 +159,7 @@ def draw_legend(out: Svg, y: float, right: float, kinds: set[str], has_stages: b
         ("solid", "stage full, with the phase of its barrier", has_stages),
         ("work", work, has_stages),
         ("hatch", "a warp waits", "wait" in kinds),
-        ("line", "what ends a wait", has_stages),
+        ("line", "the end of a phase ends a wait", has_stages),
         ("flag", "hazard", "hazard" in kinds),
     )
     for mark, text, is_there in entries:
