@@ -27,12 +27,6 @@ def test_every_file_of_the_page_exists() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_the_table_holds_every_file_of_the_family() -> None:
-    tests = *ROOT.glob("tests/gemm/*.py"), *ROOT.glob("tests/golden/test_gemm*.py")
-    own = {path.relative_to(ROOT).as_posix() for path in (*FOLDER.glob("*.py"), *tests)}
-    assert set(re.findall(r"^\| `([\w./]+)` \|", TEXT, re.MULTILINE)) == own
-
-
 @pytest.mark.parametrize("block", EXCERPTS, ids=lambda block: f"line{block.line}")
 def test_an_excerpt_stands_in_the_file_that_is_named_before_it(block: Block) -> None:
     path = _PATH.findall(block.before)[-1]

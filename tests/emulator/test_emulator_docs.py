@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
-from shown_output import comparable
 
 from cudatma import TensorMap
 from cudatma.build.ptx_source import ptx_source
@@ -44,20 +39,6 @@ def test_the_race_is_found_at_the_line_that_the_page_names(tmp_path: Path) -> No
     assert re.fullmatch(r"tma_load\.cuh\.j2:\d+, inlined at add_tiles\.cu:23", first.source)
     assert "cp_async_bulk_tensor_2d_load" in first.source_text
     assert first.source.split(", ")[1] in PAGE
-
-
-@pytest.mark.slow
-def test_the_page_on_tests_shows_what_pytest_prints(tmp_path: Path) -> None:
-    page = (FOLDER / "test_a_kernel.md").read_text()
-    (source,) = re.findall(r"`test_fetch.py`:\n\n```python\n(.*?)```", page, re.S)
-    (shown,) = re.findall(r"without its wait:\n\n```\n(.*?)```", page, re.S)
-    (tmp_path / "test_fetch.py").write_text(source.replace("mbarrier_wait_parity(bar, 0);", "", 1))
-    command = [sys.executable, "-m", "pytest", "-p", "cudatma.pytest_plugin", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1])}
-    done = subprocess.run(
-        [*command, "test_fetch.py::test_fetch"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert comparable(shown) in comparable(done.stdout)
 
 
 def test_the_repair_that_the_page_names_is_one(tmp_path: Path) -> None:

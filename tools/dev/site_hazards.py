@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reference" / "hazards.md"
 #: Folder of the explanations as pages in docs/ link to it. On the site, the links lead to the generated pages.
 EXPLANATIONS = f"../../{FOLDER.relative_to(ROOT).as_posix()}/"
 GENERATED = "../reference/hazards/"
-_TABLE = re.compile(r"(?<=\| kind \| meaning \| usual cause \|\n\|---\|---\|---\|\n)(?:\|.*\n)*")
+_TABLE = re.compile(r"(?<=\| kind \| meaning \|\n\|---\|---\|\n)(?:\|.*\n)*")
 
 
 def hazard_pages() -> dict[str, str]:
@@ -30,8 +30,8 @@ def with_table(page: str) -> str:
     """Return hazards.md with a current table."""
     rows = []
     for group, members in groups().items():
-        rows.append(f"| **{group}** | | |\n")
-        rows += [f"| [`{m.kind}`]({EXPLANATIONS}{m.kind}.md) | {m.meaning} | {m.cause} |\n" for m in members]
+        rows.append(f"| **{group}** | |\n")
+        rows += [f"| [`{m.kind}`]({EXPLANATIONS}{m.kind}.md) | {m.meaning} |\n" for m in members]
     return _TABLE.sub(lambda _: "".join(rows), page)
 
 
