@@ -18,7 +18,7 @@ if __name__ == "__main__":  # run the subcommand, even if the checkout is not in
 from collections.abc import Iterable, Sequence
 
 from cudatma.cli import COMMANDS, available
-from cudatma.emulator.hazards.report import CAUSES
+from cudatma.emulator.hazards.hazard import CAUSES
 from cudatma.kernels.registry import FAMILIES, REGISTRY
 from cudatma.target import TARGETS
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from cudatma.build.kernel import default_target
 from cudatma.emulator.hazards.explanation import HazardExplanation, explain, groups
-from cudatma.emulator.hazards.report import CAUSES
+from cudatma.emulator.hazards.hazard import CAUSES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gpu import imagined_gpu

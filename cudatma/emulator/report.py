@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cudatma.emulator.hazards.report import Hazard
+from cudatma.emulator.hazards.hazard import Hazard
 from cudatma.emulator.hazards.sources import Sources
 from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.sarif import sarif_log, sarif_results

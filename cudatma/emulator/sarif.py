@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cudatma.emulator.hazards.report import CAUSES, Hazard, placed
+from cudatma.emulator.hazards.hazard import CAUSES, Hazard, placed
 from cudatma.emulator.hazards.sources import Sources, places
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatma.emulator.hazards.report import Hazard, opcode_of, placed
+from cudatma.emulator.hazards.hazard import Hazard, opcode_of, placed
 from cudatma.emulator.hazards.sources import Lines, Sources
 from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.machine.memory import SHARED_START

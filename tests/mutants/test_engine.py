@@ -187,7 +187,7 @@ def test_the_tool_tries_the_mutants_of_a_file(small: list[str], capsys: pytest.C
     assert sum(data["counts"].values()) == len(data["mutants"]) == 11
     (initless,) = (row for row in data["mutants"] if row["operator"] == "drop_init")
     assert initless["verdict"] == REPORTED
-    assert "barrier_uninitialised" in initless["kinds"]
+    assert "barrier_uninitialized" in initless["kinds"]
 
 
 def test_the_tool_runs_no_mutant_of_a_kernel_that_is_not_clean(

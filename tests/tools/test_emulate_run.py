@@ -137,9 +137,9 @@ def test_what_follows_from_a_hazard_is_shown_with_it(folder: Path, capsys: pytes
     cause = found["hazards"][0]
     assert (status, cause["kind"]) == (1, "read_before_load")
     assert "mbarrier.try_wait.parity" in cause["advice"]
-    assert "uninitialised_shared" in [consequence["kind"] for consequence in cause["consequences"]]
+    assert "uninitialized_shared" in [consequence["kind"] for consequence in cause["consequences"]]
     assert emulate(*call) == 1
-    assert "then uninitialised_shared" in capsys.readouterr().out
+    assert "then uninitialized_shared" in capsys.readouterr().out
 
 
 NO_TOML = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads no TOML")

@@ -6,7 +6,7 @@ Source: PTX ISA 9.1.
 from __future__ import annotations
 
 FORMS: dict[str, str] = {
-    "Warp and block synchronisation": """
+    "Warp and block synchronization": """
 vote.sync.{all,any,uni}.pred p1, p2, r3
 vote.sync.ballot.b32 r1, !p2, r3
 match.any.sync.b32 r1, r2, r3

@@ -30,7 +30,7 @@ def _mode(number: int) -> str:
 #: Maps each rule to its name and to a function that returns the text for the two numbers in a record.
 RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     1: ("barrier_alignment", lambda a, b: f"an mbarrier must be {a}-byte aligned"),
-    2: ("barrier_uninitialised", lambda a, b: "no mbarrier_init was seen at this address in this block"),
+    2: ("barrier_uninitialized", lambda a, b: "no mbarrier_init was seen at this address in this block"),
     3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; allowed: 1 to {b}"),
     4: ("expected_bytes", lambda a, b: f"expect_tx of {a} bytes; a phase can count at most {b}"),
     5: ("map_alignment", lambda a, b: f"tensor map at {b << 32 | a:#x}; it must be 64-byte aligned"),

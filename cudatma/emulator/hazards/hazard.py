@@ -20,8 +20,8 @@ CAUSES: dict[str, str] = {
     "arrival_overflow": "more threads arrive than mbarrier.init expects, or one thread arrives twice in a phase",
     "barrier_limit": "a phase expects more than 2^20 - 1 bytes, a token is older than the previous phase, or "
     ".noComplete completes a phase",
-    "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or the address is wrong",
-    "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; execute mbarrier.inval first",
+    "barrier_uninitialized": "mbarrier.init is missing, mbarrier.inval came too early, or the address is wrong",
+    "barrier_reinitialized": "mbarrier.init runs again while the barrier is in use; execute mbarrier.inval first",
     "barrier_misaligned": "the barrier is not aligned to 8 bytes",
     "barrier_overwritten": "ordinary stores or copies overwrite the 8 bytes of a live mbarrier",
     "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the copies",
@@ -57,8 +57,8 @@ CAUSES: dict[str, str] = {
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
     "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or the size of a buffer "
     "ignores the padding of rows",
-    "uninitialised_shared": "shared memory is read before it is written",
-    "uninitialised_register": "no path to the instruction writes the register, or a shuffle reads from a lane outside "
+    "uninitialized_shared": "shared memory is read before it is written",
+    "uninitialized_register": "no path to the instruction writes the register, or a shuffle reads from a lane outside "
     "its mask",
     "tensor_map_fence": "no tensormap proxy fence separates the edit of a tensor map from its use",
     "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; use several maps in turn",
@@ -230,8 +230,8 @@ _SETUP = (
     "target",
     "barrier_misaligned",
     "missing_init_sync",
-    "barrier_uninitialised",
-    "barrier_reinitialised",
+    "barrier_uninitialized",
+    "barrier_reinitialized",
     "barrier_overwritten",
     "missing_init_fence",
 )
@@ -247,7 +247,7 @@ _PROTOCOL = (
     "register_pool",
 )
 #: Kinds that usually appear after producer and consumer are out of step, and kinds that then end the kernel.
-_LATE = ("lane_race", "uninitialised_shared", "block_gone")
+_LATE = ("lane_race", "uninitialized_shared", "block_gone")
 _LAST = ("exit_with_pending_store", "exit_with_pending_load", "deadlock", "trap")
 _TIERS: dict[str, float] = {kind: tier for tier, kinds in ((1, _PROTOCOL), (3, _LATE), (4, _LAST)) for kind in kinds}
 _TIERS |= {kind: number / len(_SETUP) for number, kind in enumerate(_SETUP)}
@@ -256,24 +256,24 @@ _ORDERING, _DERIVED = 2, 3
 _EITHER = {"byte_count": 1, "arrival_overflow": 1, "write_race": _ORDERING, "overwritten_while_read": _ORDERING}
 
 _EARLY_READS = {"read_before_load", "wrong_parity"}
-_SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
+_SLOTS = _EARLY_READS | {"uninitialized_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
 _SLOTS |= {"store_source_reused", "block_gone"}
 #: Kinds that may follow from any misuse of a pipeline, at any place.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
 #: Kinds of causes -> kinds that may follow from any of these causes.
 _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
-    (("missing_init_sync", "barrier_uninitialised"), {"byte_count", *_SETUP, *_PIPELINE}),
-    (("barrier_reinitialised", "barrier_overwritten"), {"byte_count", *_PIPELINE}),
+    (("missing_init_sync", "barrier_uninitialized"), {"byte_count", *_SETUP, *_PIPELINE}),
+    (("barrier_reinitialized", "barrier_overwritten"), {"byte_count", *_PIPELINE}),
     (("byte_count", "barrier_count", "divergent_barrier"), _PIPELINE),
     (("arrival_overflow", "barrier_limit", "overwritten_while_read", "write_race"), {"byte_count", *_PIPELINE}),
     (tuple(_EARLY_READS), {"byte_count", *_PIPELINE}),
     (("uncommitted_group",), {"store_source_reused", "exit_with_pending_store", "read_before_store"}),
     (("wgmma_uncommitted",), {"wgmma_registers", "overwritten_while_read"}),
-    (("divergent_warp",), {"lane_race", "register_pool", "uninitialised_register", *_STUCK}),
+    (("divergent_warp",), {"lane_race", "register_pool", "uninitialized_register", *_STUCK}),
     (("data_race",), {"store_source_reused", "byte_count", *_SLOTS}),
     (("block_gone",), _STUCK),
-    (("lane_race",), {"uninitialised_shared", "byte_count"}),
+    (("lane_race",), {"uninitialized_shared", "byte_count"}),
     (("global_race",), {"byte_count"}),
     (("out_of_bounds", "barrier_misaligned", "target"), {"trap"}),
 )
@@ -323,7 +323,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
             # thread reads the slot before the first fill, the missing wait is the cause, because the thread also
             # releases the slot too early.
             early = [f for f in findings if f.hazard.kind in _EARLY_READS and _meet(f.places, finding.places)]
-            empty = [f for f in findings if f.hazard.kind == "uninitialised_shared"]
+            empty = [f for f in findings if f.hazard.kind == "uninitialized_shared"]
             if any(_meet(read.places, unfilled.places) for read in early for unfilled in empty):
                 first[id(finding)] = len(findings)
                 continue
