@@ -132,6 +132,14 @@ def _format_warning(
     return _formatwarning(message, category, filename, lineno, line)
 
 
+def _discard_output() -> None:
+    """Discard output that cannot be written. Python flushes stdout at exit, and prints a traceback if this fails."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma`` and return the exit status.
 
@@ -140,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.formatwarning = _format_warning
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # the caller may have closed it
+            sys.stdout.flush()
         return status
     except CudaTmaError as error:
         print(one_line(error), file=sys.stderr)
@@ -149,9 +158,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cudatma: out of memory: {error or 'the operands are too large for this machine'}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader is gone; Python needs an open stdout to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
+    except OSError as error:
+        print(f"cudatma: {error}", file=sys.stderr)
+        _discard_output()
+        return 2
     except KeyboardInterrupt:
         print("cudatma: interrupted", file=sys.stderr)
         return 130

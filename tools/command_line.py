@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cudatma.errors import ArgumentError, similar
@@ -135,12 +138,73 @@ def parser_of(module: str) -> Parser:
     return parser
 
 
+# ---- types of options, which raise argparse's ArgumentTypeError
+
+
+def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """Return a parser of integers in a range."""
+    allowed = f"an integer, at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum or (maximum is not None and value > maximum):
+            raise argparse.ArgumentTypeError(f"{text}; allowed: {allowed}")
+        return value
+
+    parse.__name__ = "int"  # for Parser.error()
+    return parse
+
+
 def seconds(text: str) -> float:
-    """Return an option's value in seconds, or raise argparse's ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    """Parse a number of seconds."""
+    value = _number(text)
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0 and less than 1000000")
     return value
+
+
+def tolerance(text: str) -> float:
+    """Parse a relative error."""
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: a finite number, at least 0")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def output_file(text: str) -> Path:
+    """Return the path of a file that can be written. Its folder need not exist."""
+    return _output(text, is_folder=False)
+
+
+def output_folder(text: str) -> Path:
+    """Return the path of a folder in which files can be written. It need not exist."""
+    return _output(text, is_folder=True)
+
+
+def _output(text: str, is_folder: bool) -> Path:
+    path = Path(text)
+    if problem := output_problem(path, is_folder):
+        kind = "folder" if is_folder else "file"
+        raise argparse.ArgumentTypeError(f"{text}; allowed: a {kind} that can be written; {problem}")
+    return path
+
+
+def output_problem(path: Path, is_folder: bool = False) -> str:
+    """Return why a file cannot be written, or no file in a folder, or "". Folders that do not exist can be created."""
+    try:
+        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if existing.is_dir() != (is_folder or existing != path):
+            return f"{existing} is {'a' if existing.is_dir() else 'not a'} folder"
+        return "" if os.access(existing, os.W_OK) else f"{existing} is read-only"
+    except OSError as error:
+        return str(error.strerror)

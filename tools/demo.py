@@ -19,7 +19,6 @@ if __name__ == "__main__":  # run the subcommand, even if the checkout is not in
 import importlib.util
 import json
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,10 +30,10 @@ import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
 from cudatma.build.kernel import compile_seconds, default_target
-from cudatma.errors import ArgumentError, CudaTmaError, DriverError, duration
+from cudatma.errors import CudaTmaError, DriverError, duration
 from cudatma.target import Target, detect
 
-from .command_line import Parser
+from .command_line import Parser, output_folder
 from .emulate_run import write_text
 
 LAYER = "encoder.layer.0.output.dense"
@@ -154,15 +153,6 @@ def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16]
     return cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), weight, bias=cupy.asarray(bias)))
 
 
-def check_folder(folder: Path) -> None:
-    """Create the folder that --out names. Raise ArgumentError if no file can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ArgumentError("--out", str(folder), "a folder that can be written", str(error)) from error
-
-
 def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: str, target: Target, folder: Path) -> Any:
     """Run the GEMM on the emulator under SCHEDULES, with one CTA per tile, so that the ring processes all of K.
 
@@ -193,8 +183,6 @@ def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool
 
     import cudatma
 
-    if backend != "reference":
-        check_folder(folder)
     random = np.random.default_rng(1)
     bias = layer.bias.astype(np.float16)
     results, report = [], None
@@ -283,7 +271,8 @@ def parser() -> Parser:
     choices = ("auto", "cuda", "emulator", "reference")
     result.add_argument("--backend", choices=choices, default="auto", help="default: the GPU, otherwise the emulator")
     result.add_argument("--group-size", type=int, default=128, metavar="G", help="rows that share a scale; -1: all")
-    result.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="output folder (default: out)")
+    help_out = "output folder (default: out)"
+    result.add_argument("--out", type=output_folder, default=Path("out"), metavar="DIR", help=help_out)
     result.add_argument("--json", action="store_true", help="print JSON")
     return result
 

@@ -40,7 +40,7 @@ from cudatma.review import Image, KernelReport, disassembled, reports
 from cudatma.review.sass import without_encodings
 from cudatma.target import Target, get_target
 
-from .command_line import DEFAULT_TARGET, Parser, add_source_options, source_arguments
+from .command_line import DEFAULT_TARGET, Parser, add_source_options, integer, output_folder, source_arguments
 from .problem_options import add_problem_options, add_size_options, given_sizes, problem_options
 from .review_files import compiled_image, images_of, is_file
 
@@ -341,7 +341,7 @@ def parser() -> Parser:
         metavar="NAME",
         help=f"architecture, repeatable ({DEFAULT_TARGET})",
     )
-    add("--out", type=Path, default=Path("out"), metavar="DIR", help="output folder (default: out)")
+    add("--out", type=output_folder, default=Path("out"), metavar="DIR", help="output folder (default: out)")
     add(
         "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs, repeatable"
     )
@@ -350,11 +350,12 @@ def parser() -> Parser:
     )
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
-    add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one per core)")
+    help_jobs = "number of processes that compile (default: one per core)"
+    add("--jobs", type=integer(1), default=usable_cores(), metavar="N", help=help_jobs)
     files = result.add_argument_group("files", "the launch, for the occupancy, if the file does not state it")
     add_source_options(result)
-    files.add_argument("--block", type=int, metavar="N", help="threads per CTA")
-    files.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA in bytes")
+    files.add_argument("--block", type=integer(1, 1024), metavar="N", help="threads per CTA")
+    files.add_argument("--shared-bytes", type=integer(0), metavar="N", help="dynamic shared memory per CTA in bytes")
     add("--debug", action="store_true", help="bound waits and check accesses, see docs/howto/debug_a_hang.md")
     add("--no-sass", action="store_true", help="do not disassemble")
     add("--list", action="store_true", help="list the kernels and their configs (all with --json), compile nothing")
@@ -377,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
     if options.kernel not in ("all", *FAMILIES, *REGISTRY) and is_file(options.kernel):
         command.require_only(options, _OPTIONS_OF_FILES, "a file")
-        _make_folder(options.out)
+        options.out.mkdir(parents=True, exist_ok=True)
         done = _dump_files(options, targets)
         for report in [] if options.json else done:
             _print_summary(report, options.out)
@@ -405,17 +406,10 @@ def _dump_registry(command: Parser, options: argparse.Namespace, targets: Sequen
     if not jobs:
         got = f"{options.kernel} for {', '.join(target.name for target in targets)}"
         raise ArgumentError("kernel", got, "a target that runs it", "`cudatma dump --list` shows the targets' configs")
-    _make_folder(options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
 
     def show(report: KernelReport) -> None:
         if not options.json:
             _print_summary(report, options.out)
 
     return dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug, show=show)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError("--out", str(folder), "a folder that can be written", str(error)) from error

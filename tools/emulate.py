@@ -41,7 +41,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
-from .command_line import DEFAULT_TARGET, Parser, add_source_options
+from .command_line import DEFAULT_TARGET, Parser, add_source_options, integer, output_file, tolerance
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_program import run_program
 from .emulate_recording import run_recording
@@ -161,7 +161,7 @@ def parser() -> Parser:
     _add_run_options(result)
     launches = result.add_argument_group("launches of a program or of a folder")
     launches.add_argument("--only", metavar="NAME", help="program: check only kernels whose name contains NAME")
-    launches.add_argument("--launch", type=int, metavar="N", help="folder: run only this launch (default: all)")
+    launches.add_argument("--launch", type=integer(0), metavar="N", help="folder: run only this launch (default: all)")
     return result
 
 
@@ -173,7 +173,8 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="CTAs (1)")
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads per CTA (default: 32)")
     launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs per cluster")
-    launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA (default: 0)")
+    help_shared = "bytes of dynamic shared memory per CTA (default: 0)"
+    launch.add_argument("--shared-bytes", type=integer(0), metavar="N", help=help_shared)
     help_programmatic = "check the kernel as a programmatic dependent launch"
     launch.add_argument("--programmatic", action="store_true", default=None, help=help_programmatic)
     launch.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
@@ -184,18 +185,19 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
     default = f"{_SCHEDULES}; for each launch of a program or folder: {_SCHEDULES_OF_LAUNCHES}"
-    run.add_argument("--schedules", type=int, metavar="N", help=f"number of schedules (default: {default})")
-    run.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random schedules (default: 0)")
-    run.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
-    run.add_argument("--step-limit", type=int, metavar="N", help=f"maximum steps per schedule (default: {STEP_LIMIT})")
+    run.add_argument("--schedules", type=integer(1), metavar="N", help=f"number of schedules (default: {default})")
+    help_seed = "seed of the random schedules (default: 0)"
+    run.add_argument("--seed", type=integer(0), default=0, metavar="S", help=help_seed)
+    run.add_argument("--replay", type=integer(0), metavar="K", help="run only schedule K of the seed")
+    help_limit = f"maximum number of steps per schedule (default: {STEP_LIMIT})"
+    run.add_argument("--step-limit", type=integer(1), metavar="N", help=help_limit)
     result = parser.add_argument_group("the result")
     result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array to a file")
     result.add_argument("--expect", action="append", default=[], metavar="NAME=FILE.npy", help="compare an array")
-    tolerance = "maximum ||difference|| / ||expected|| (default: 0)"
-    result.add_argument("--tolerance", type=float, default=0.0, metavar="E", help=tolerance)
-    result.add_argument(
-        "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
-    )
+    help_tolerance = "maximum ||difference|| / ||expected|| (default: 0)"
+    result.add_argument("--tolerance", type=tolerance, default=0.0, metavar="E", help=help_tolerance)
+    help_trace = ".svg: a picture; .json: for Perfetto"
+    result.add_argument("--trace", action="append", default=[], type=output_file, metavar="FILE", help=help_trace)
     add_report_options(result)
     result.add_argument("--json", action="store_true", help="print JSON; the output of a program goes to stderr")
 

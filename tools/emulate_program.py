@@ -60,13 +60,27 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return status or int(not log.is_clean)
 
 
+class _SharedStream:
+    """A stream that the program can close without closing it for cudatma."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
 def run_script(program: str, arguments: Sequence[str]) -> int:
     """Run a program as ``python program arguments`` does, and return its exit status."""
     saved = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path(program).resolve().parent))
     try:
-        runpy.run_path(program, run_name="__main__")
+        with redirect_stdout(_SharedStream(sys.stdout)):
+            runpy.run_path(program, run_name="__main__")
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cudatma.build.kernel import TEMPLATE_SUFFIX
 from cudatma.build.ptx_source import PtxSource, ptx_source
@@ -27,7 +29,7 @@ from cudatma.programs import ProgramLaunch, RecordedLaunch
 from cudatma.runtime.launch_args import Parameter, entries
 from cudatma.target import Target
 
-from .command_line import source_arguments
+from .command_line import output_file, output_problem, source_arguments
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
 
 #: If stderr is not a terminal, seconds before the first line of progress and seconds between two lines.
@@ -120,8 +122,9 @@ def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) 
 
 def add_report_options(parser: argparse._ActionsContainer) -> None:
     """Add the options of write_reports()."""
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page in one file")
-    parser.add_argument("--sarif", type=Path, metavar="FILE", help="write the hazards for code scanning, SARIF 2.1.0")
+    add = parser.add_argument
+    add("--html", type=output_file, metavar="FILE", help="write the report as a page in one file")
+    add("--sarif", type=output_file, metavar="FILE", help="write the hazards for code scanning, as SARIF 2.1.0")
 
 
 def write_reports(reports: Sequence[Report], options: argparse.Namespace) -> list[Path]:
@@ -233,18 +236,27 @@ def run_launch(options: argparse.Namespace) -> Outcome:
     """Run a kernel in a file, and compare and save its arrays."""
     file = read_file_launch(options)
     kernel, launch, source = file.kernel, file.launch, file.source
-    for option, field_name in (("save", "save"), ("expect", "expect")):
+    for option in ("save", "expect"):
         for text in getattr(options, option):
-            name, _, target = text.partition("=")
-            described = launch.check_array(name, f"--{option}")
-            described |= {field_name: str(Path(target).absolute())}
+            name, _, path = text.partition("=")
+            if not path:
+                raise ArgumentError(f"--{option}", text, "NAME=FILE.npy")
+            launch.check_array(name, f"--{option}")[option] = str(Path(path).absolute())
     operands = make_operands(launch)
+    outputs, expected = _outputs(launch), _expected(launch, operands, options.tolerance)
     run = partial(file.call(operands).run, load(source.ptx, lines=source.lines))
     outcome = _run_with_progress(run, options)
-    outcome.written += _save_arrays(launch, operands)
+    outcome.written += outputs.values()
+    for name, path in outputs.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as stream:
+            np.save(stream, operands.arrays[name])
     report = outcome.report
     report.title = f"{kernel.name}, {report.kernel}"
-    report.compared = _compare_arrays(launch, operands, options.tolerance)
+    report.compared = [
+        Comparison(name, _relative_error(operands.arrays[name], array), tolerance)
+        for name, (array, tolerance) in expected.items()
+    ]
     # A report names a template without its suffix, and a PTX file not at all.
     name = kernel.name.removesuffix(TEMPLATE_SUFFIX) if source.lines else ""
     report.sources = replace(report.sources, paths={**report.sources.paths, name: str(kernel)})
@@ -261,33 +273,35 @@ def _kernel_of(path: Path, launch: LaunchFile) -> Path:
     return launch.folder / kernel
 
 
-def _save_arrays(launch: LaunchFile, operands: Operands) -> list[Path]:
-    paths = []
-    for name, described in launch.arrays.items():
-        if "save" in described:
-            path = launch.folder / described["save"]
-            try:
-                np.save(path, operands.arrays[name])
-            except OSError as error:
-                field = f"arrays.{name}.save"
-                raise ArgumentError(field, str(path), "a file that can be written", str(error)) from error
-            paths.append(path)
+def _outputs(launch: LaunchFile) -> dict[str, Path]:
+    """Return the file of each array that is saved. Raise ArgumentError if a file cannot be written."""
+    paths = {name: launch.folder / array["save"] for name, array in launch.arrays.items() if "save" in array}
+    for name, path in paths.items():
+        if problem := output_problem(path):
+            raise ArgumentError(f"arrays.{name}.save", str(path), "a file that can be written", problem)
     return paths
 
 
-def _compare_arrays(launch: LaunchFile, operands: Operands, tolerance: float) -> list[Comparison]:
-    comparisons = []
+def _expected(launch: LaunchFile, operands: Operands, tolerance: float) -> dict[str, tuple[npt.NDArray[Any], float]]:
+    """Return the expected value and the tolerance of each array that is compared."""
+    expected = {}
     for name, described in launch.arrays.items():
         if "expect" not in described:
             continue
-        expected = load_array(launch.folder / described["expect"], f"arrays.{name}.expect").astype(np.float64)
-        got = operands.arrays[name].astype(np.float64)
-        if got.shape != expected.shape:
-            raise ArgumentError(f"arrays.{name}.expect", expected.shape, f"{got.shape}, the array's shape")
-        norm = float(np.linalg.norm(expected))
-        error = float(np.linalg.norm(got - expected)) / (norm or 1.0)
-        comparisons.append(Comparison(name, error, float(described.get("tolerance", tolerance))))
-    return comparisons
+        array = load_array(launch.folder / described["expect"], f"arrays.{name}.expect")
+        if array.shape != (shape := operands.arrays[name].shape):
+            raise ArgumentError(f"arrays.{name}.expect", array.shape, f"{shape}, the array's shape")
+        maximum = described.get("tolerance", tolerance)
+        if not isinstance(maximum, (int, float)) or not 0 <= maximum < math.inf:
+            raise ArgumentError(f"arrays.{name}.tolerance", maximum, "a finite number, at least 0")
+        expected[name] = array, float(maximum)
+    return expected
+
+
+def _relative_error(array: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """Return ||array - expected|| / ||expected||."""
+    wide = expected.astype(np.float64)
+    return float(np.linalg.norm(array.astype(np.float64) - wide)) / (float(np.linalg.norm(wide)) or 1.0)
 
 
 # ---- output

@@ -27,7 +27,7 @@ from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, family
 
-from .command_line import DEFAULT_TARGET, Parser
+from .command_line import DEFAULT_TARGET, Parser, output_folder
 from .emulate_run import write_text
 from .problem_options import add_problem_options, add_size_options, given_sizes, problem_options
 
@@ -65,7 +65,7 @@ def parser() -> Parser:
     result = Parser("cudatma explain", __doc__, EXAMPLES)
     result.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or one of {', '.join(FAMILIES)}")
     help_out = "folder for the broken and the fixed kernel of each kind"
-    result.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    result.add_argument("--out", type=output_folder, metavar="DIR", help=help_out)
     result.add_argument("--json", action="store_true", help="print JSON")
     sizes = result.add_argument_group("the problem", f"for {', '.join(FAMILIES)}")
     add_size_options(sizes.add_argument)

@@ -29,7 +29,7 @@ from cudatma.errors import ArgumentError, counted
 from cudatma.mutants import EXEMPT, REPORTED, SURVIVED, WRONG_KIND, Call, Mutant, Outcome, Trial
 from cudatma.mutants.trial import MIN_REPORTED, VERDICTS, by_operator, by_verdict, reported_share
 
-from .command_line import Parser
+from .command_line import Parser, integer
 from .emulate import add_launch_options
 from .emulate_launch import make_operands
 from .emulate_run import FileLaunch, progress_bar, read_file_launch
@@ -129,7 +129,8 @@ def parser() -> Parser:
     result.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
     add_launch_options(result)
     result.add_argument("--list", action="store_true", help="list the mutants and run none")
-    result.add_argument("--schedules", type=int, default=6, metavar="N", help="schedules per mutant (default: up to 6)")
+    help_schedules = "maximum number of schedules per mutant (default: 6)"
+    result.add_argument("--schedules", type=integer(1), default=6, metavar="N", help=help_schedules)
     result.add_argument("--json", action="store_true", help="print JSON")
     return result
 
@@ -137,8 +138,6 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma mutants`` and return the exit status."""
     options = parser().parse_args(argv)
-    if options.schedules < 1:
-        raise ArgumentError("--schedules", options.schedules, "at least 1")
     if not options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):
         raise ArgumentError("FILE", options.kernel, "a .ptx, .cu, .toml or .json file")
     launch = read_file_launch(options)

@@ -9,6 +9,8 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.family import Option
 from cudatma.kernels.registry import FAMILIES, family
 
+from .command_line import integer
+
 _SIZES = {
     ("--m", "--q-length"): "rows of the result; for attention, the number of queries",
     ("--n", "--head-dim"): "columns of the result; for attention, the head dimension",
@@ -21,7 +23,7 @@ def add_size_options(add: Any) -> None:
     for names, help in _SIZES.items():
         add(*names, type=int, metavar="SIZE", help=help)
     help = "SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
-    add("--sm-count", type=int, metavar="N", help=help)
+    add("--sm-count", type=integer(1), metavar="N", help=help)
 
 
 def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
@@ -34,8 +36,6 @@ def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
         return None
     if missing:
         raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
-    if namespace.sm_count is not None and namespace.sm_count < 1:
-        raise ArgumentError("--sm-count", namespace.sm_count, "1 or more")
     return sizes
 
 

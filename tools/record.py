@@ -21,7 +21,7 @@ from cudatma.errors import ArgumentError
 from cudatma.programs import record
 from cudatma.programs.recorder import DEFAULT_LIMIT_MIB
 
-from .command_line import Parser
+from .command_line import Parser, integer, output_folder
 from .emulate_program import run_script
 
 EXAMPLES = """examples:
@@ -34,10 +34,10 @@ EXAMPLES = """examples:
 def parser() -> Parser:
     """Return the parser of ``cudatma record``."""
     result = Parser("cudatma record", __doc__, EXAMPLES)
-    result.add_argument("--out", type=Path, metavar="FOLDER", help="folder to write (default: PROGRAM.rec)")
+    result.add_argument("--out", type=output_folder, metavar="FOLDER", help="folder to write (default: PROGRAM.rec)")
     result.add_argument("--only", metavar="NAME", help="record only kernels whose name contains NAME")
     limit = f"maximum memory that a launch may reach; larger launches are only listed (default: {DEFAULT_LIMIT_MIB})"
-    result.add_argument("--limit-mib", type=int, default=DEFAULT_LIMIT_MIB, metavar="N", help=limit)
+    result.add_argument("--limit-mib", type=integer(1), default=DEFAULT_LIMIT_MIB, metavar="N", help=limit)
     result.add_argument("program", metavar="PROGRAM.py", nargs="?", help="program, followed by its own arguments")
     return result
 

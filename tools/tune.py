@@ -35,7 +35,7 @@ from cudatma.kernels.registry import FAMILIES, family
 from cudatma.kernels.tuning import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.target import get_target
 
-from .command_line import Parser, seconds
+from .command_line import Parser, integer, output_file, seconds
 from .model_layers import MODELS
 from .problem_options import add_problem_options, problem_options
 from .tune_compile import Kernels, compile_tasks, configs_of
@@ -231,12 +231,6 @@ def _progress(console: Console, name: str) -> Progress:
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: 1 to 10000")
-    return int(text)
-
-
 def parser() -> Parser:
     """Return the parser of ``cudatma tune``."""
     result = Parser("cudatma tune", __doc__, EXAMPLES)
@@ -255,14 +249,14 @@ def parser() -> Parser:
     help_gpus = (
         "number of GPUs among which a model is divided, qkv and gate_up along N, o and down along K (default: 1)"
     )
-    add("--tensor-parallel", type=_at_least_one, default=1, metavar="GPUS", help=help_gpus)
+    add("--tensor-parallel", type=integer(1, 10_000), default=1, metavar="GPUS", help=help_gpus)
     help_m = f"numbers of rows of the result; for attention, of queries (default: {','.join(map(str, M_VALUES))})"
     add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
     add_problem_options(add)
-    add("--candidates", type=_at_least_one, default=12, metavar="N", help="candidates per problem (default: 12)")
+    add("--candidates", type=integer(1, 10_000), default=12, metavar="N", help="candidates per problem (default: 12)")
     add("--seconds", type=seconds, default=5.0, metavar="S", help="measuring time per problem (default: 5)")
-    add("--device", type=int, default=0, metavar="N", help="ordinal of the GPU (default: 0)")
-    add("--file", type=Path, metavar="FILE", help=f"output file (default: ${FILE_VARIABLE} or the user's file)")
+    add("--device", type=integer(0), default=0, metavar="N", help="ordinal of the GPU (default: 0)")
+    add("--file", type=output_file, metavar="FILE", help=f"output file (default: ${FILE_VARIABLE} or the user's file)")
     add("--again", action="store_true", help="also measure problems that are already in the file")
     add("--skip", action="append", default=[], metavar="LABEL", help="leave a candidate out, repeatable")
     add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
@@ -270,10 +264,11 @@ def parser() -> Parser:
     help_jobs = (
         "processes that compile before measuring; 1: compile each kernel just before it runs (default: one per core)"
     )
-    add("--jobs", type=_at_least_one, default=cores, metavar="N", help=help_jobs)
+    add("--jobs", type=integer(1, 10_000), default=cores, metavar="N", help=help_jobs)
     instead = result.add_mutually_exclusive_group().add_argument
     instead("--dry-run", action="store_true", help="print the plan (without a GPU, the plan for an H200)")
     instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
     add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of the GPU, such as sm_90a")
-    add("--sm-count", type=_at_least_one, metavar="N", help="number of SMs of that GPU (default: 132; 170 for sm_120a)")
+    help_sms = "number of SMs of that GPU (default: 132; 170 for sm_120a)"
+    add("--sm-count", type=integer(1, 10_000), metavar="N", help=help_sms)
     return result
