@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cudatma
+from cudatma import toolkit
 from cudatma.build import headers, nvcc, nvrtc
 from cudatma.build.includes import includes_of
 from cudatma.build.kernel import Kernels
@@ -326,7 +327,7 @@ def test_where_headers_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return str(tmp_path / name)
 
     found: list[str] = []
-    monkeypatch.setattr(headers, "_candidates", lambda major: map(Path, found))
+    monkeypatch.setattr(headers, "include_folders", lambda major: map(Path, found))
     parts = ("cuda/std/version", "cub/version.cuh", "thrust/version.h", "crt/mma.h")
     old = place("old", 12, *parts)
     new = place("new", 13, "crt/mma.h", "cccl/cuda/std/version")
@@ -345,4 +346,4 @@ def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     names: dict[str, Any] = {"CUDA_HOME": tmp_path / "home", "CUDA_PATH": tmp_path / "path"}
     for name, path in names.items():
         monkeypatch.setenv(name, str(path))
-    assert list(headers._candidates(13))[:2] == [path / "include" for path in names.values()]
+    assert toolkit.include_folders(13)[:2] == [path / "include" for path in names.values()]
