@@ -25,7 +25,7 @@ from typing import Any
 from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
-from cudatma.review import KernelReport, compare, disassembled, reports
+from cudatma.review import KernelReport, assembled, compare, disassembled, reports
 from cudatma.target import Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser, add_source_options, source_arguments
@@ -51,7 +51,8 @@ def reports_of(argument: str, target: Target, source: Mapping[str, Any]) -> list
     if not is_file(argument):
         allowed = f"a file, a folder, or a kernel that `cudatma dump --list --json --target {target.name}` lists"
         raise ArgumentError("A or B", argument, allowed)
-    return [report for image in images_of(argument, [target], source) for report in reports(disassembled(image))]
+    images = images_of(argument, [target], source)
+    return [report for image in images for report in reports(disassembled(assembled(image)))]
 
 
 def parser() -> Parser:

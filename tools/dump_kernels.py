@@ -20,7 +20,8 @@ import argparse
 import ast
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from cudatma.kernels.choice import decide
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, kernel
-from cudatma.review import Image, KernelReport, disassembled, reports
+from cudatma.review import Image, KernelReport, assembled, disassembled, reports
 from cudatma.review.sass import without_encodings
 from cudatma.target import Target, get_target
 
@@ -63,6 +64,10 @@ EXAMPLES = """examples:
   cudatma dump kernel.cu --target sm_90a --block 256        a file; the occupancy is for CTAs of 256 threads
   cudatma dump ~/.triton/cache --out out                    every kernel that Triton has compiled
 """
+
+
+#: A function that prints a report.
+Show = Callable[[KernelReport], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ def dump_all(
     *,
     sass: bool,
     debug: bool,
-    show: Callable[[KernelReport], None] = lambda report: None,
+    show: Show = lambda report: None,
 ) -> list[KernelReport]:
     """Compile jobs and write NAME.cu, .ptx, .cubin, .sass and .report.txt for each job into an existing folder.
 
@@ -168,27 +173,42 @@ def dump_all(
         _file(folder / job.name, "cu").write_text(source)
         orders[source, job.target.name, f"{job.name}.cu"] = job
     done: dict[str, KernelReport] = {}
-    refused: list[CompileError] = []
-    console = Console(stderr=True)
-    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True, redirect_stdout=False
-    ) as progress:
-        bar = progress.add_task("", total=len(jobs))
+    errors: list[CompileError] = []
+    with _progress("compiling", len(jobs)) as advance:
         for order, result in each(compiled, orders, processes):
             job = orders[order]
             if isinstance(result, CompileError):
                 message = f"{job.name}: {result.message}"
-                refused.append(CompileError(message, result.log, result.source, str(folder), result.excerpt))
+                errors.append(CompileError(message, result.log, result.source, str(folder), result.excerpt))
+                advance([], show)
             else:
-                report = done[job.name] = _write(job, result, folder, sass)
-                progress.stop()  # the bar and stdout may share a terminal
-                show(report)
-                progress.start()
-            progress.advance(bar)
-    if refused:
-        raise refused[0]
+                done[job.name] = _write(job, result, folder, sass)
+                advance([done[job.name]], show)
+    if errors:
+        raise errors[0]
     return [done[job.name] for job in jobs]
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[Sequence[KernelReport], Show], None]]:
+    """Show a progress bar on stderr if it is a terminal.
+
+    Yield a function that advances the bar by one step and passes the reports of this step to its second argument.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    is_hidden = total == 1 or not console.is_terminal
+    with Progress(*columns, console=console, disable=is_hidden, transient=True, redirect_stdout=False) as progress:
+        bar = progress.add_task("", total=total)
+
+        def advance(reports: Sequence[KernelReport], show: Show) -> None:
+            progress.stop()  # the bar and stdout may share a terminal
+            for report in reports:
+                show(report)
+            progress.start()
+            progress.advance(bar)
+
+        yield advance
 
 
 def _write(job: Job, result: Compiled, folder: Path, sass: bool) -> KernelReport:
@@ -279,18 +299,21 @@ def _file(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _dump_files(options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
+def _dump_files(options: argparse.Namespace, targets: Sequence[Target], show: Show) -> list[KernelReport]:
     """Write the files and return the reports of the kernels in a file or folder."""
     result: list[KernelReport] = []
     names = Counter[str]()
-    for image in images_of(options.kernel, targets, source_arguments(options)):
-        names[image.name] += 1
-        if names[image.name] > 1:  # Triton's cache has a folder for each version of a kernel
-            image = replace(image, name=f"{image.name}_{names[image.name]}")
-        image = image if options.no_sass else disassembled(image)
-        kernels = reports(image, threads=options.block, dynamic_smem_bytes=options.shared_bytes)
-        write_image(image, kernels, options.out)
-        result += kernels
+    images = images_of(options.kernel, targets, source_arguments(options))
+    with _progress("disassembling", len(images)) as advance:
+        for image in map(assembled, images):
+            names[image.name] += 1
+            if names[image.name] > 1:  # Triton's cache has a folder for each version of a kernel
+                image = replace(image, name=f"{image.name}_{names[image.name]}")
+            image = image if options.no_sass else disassembled(image)
+            kernels = reports(image, threads=options.block, dynamic_smem_bytes=options.shared_bytes)
+            write_image(image, kernels, options.out)
+            result += kernels
+            advance(kernels, show)
     return result
 
 
@@ -376,14 +399,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.kernel is None:
         raise ArgumentError("kernel", "none", _KERNELS, "--list shows them with their configs")
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
+
+    def show(report: KernelReport) -> None:
+        if not options.json:
+            _print_summary(report, options.out)
+
     if options.kernel not in ("all", *FAMILIES, *REGISTRY) and is_file(options.kernel):
         command.require_only(options, _OPTIONS_OF_FILES, "a file")
         options.out.mkdir(parents=True, exist_ok=True)
-        done = _dump_files(options, targets)
-        for report in [] if options.json else done:
-            _print_summary(report, options.out)
+        done = _dump_files(options, targets, show)
     else:
-        done = _dump_registry(command, options, targets)
+        done = _dump_registry(command, options, targets, show)
     if options.json:
         print(json.dumps([report.as_dict() for report in done], indent=2))
     elif len(done) == 1:
@@ -391,7 +417,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _dump_registry(command: Parser, options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
+def _dump_registry(
+    command: Parser, options: argparse.Namespace, targets: Sequence[Target], show: Show
+) -> list[KernelReport]:
     """Write the files and return the reports of kernels of the registry."""
     of_kernels = [action.dest for action in command.options if action.dest not in _FOR_FILES]
     command.require_only(options, of_kernels, f"{options.kernel}, a kernel of cudatma")
@@ -407,9 +435,4 @@ def _dump_registry(command: Parser, options: argparse.Namespace, targets: Sequen
         got = f"{options.kernel} for {', '.join(target.name for target in targets)}"
         raise ArgumentError("kernel", got, "a target that runs it", "`cudatma dump --list` shows the targets' configs")
     options.out.mkdir(parents=True, exist_ok=True)
-
-    def show(report: KernelReport) -> None:
-        if not options.json:
-            _print_summary(report, options.out)
-
     return dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug, show=show)

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from cudatma.build.files import read_source
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError
 
@@ -87,9 +88,9 @@ class LaunchFile:
 def read_launch(path: Path) -> LaunchFile:
     """Read a launch file, .toml or .json. Raise ArgumentError if it cannot be read or has an unknown field."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_source(path, "launch file")
         content = json.loads(text) if path.suffix == ".json" else _toml(text, path)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError("launch file", ascii(str(path)), "a TOML or JSON file", str(error)) from error
@@ -194,6 +195,8 @@ def _random(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> npt.NDAr
 
 def load_array(path: Path, field: str) -> npt.NDArray[Any]:
     """Return the array of a .npy file, or raise ArgumentError."""
+    if path.exists() and not path.is_file():
+        raise ArgumentError(field, ascii(str(path)), "a regular .npy file")
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

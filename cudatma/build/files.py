@@ -39,8 +39,11 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
     """Return the text of a PTX or CUDA file. Raise ArgumentError, with the name ``field``, if it cannot be read."""
     name = os.fspath(path)
     try:
-        if (size := os.stat(name).st_size) > MAX_SOURCE_BYTES:
-            raise ArgumentError(field, f"{name}, {size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
+        status = os.stat(name)
+        if not stat.S_ISREG(status.st_mode):
+            raise ArgumentError(field, ascii(name), "a regular file")
+        if status.st_size > MAX_SOURCE_BYTES:
+            raise ArgumentError(field, f"{name}, {status.st_size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
         # PTX is ASCII; other bytes occur in comments and in the names of files.
         return Path(name).read_text(encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:

@@ -11,12 +11,14 @@ import hashlib
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from cudatma.build.files import file_state
 from cudatma.build.headers import cuda_headers
+from cudatma.errors import ArgumentError
 
 #: Language standard, unless the caller's options name one.
 STANDARD_FLAG = "--std=c++17"
@@ -168,7 +170,7 @@ class _Scan:
         """Yield every file to which a name can refer."""
         for place in dict.fromkeys([folder, self._folder if folder else "", *self._search]):
             path = os.path.join(place, name)
-            if place and os.path.isfile(path):
+            if place and _is_regular(path):
                 # Not normpath(), which changes the meaning of ".." after a symbolic link.
                 above, _, file = path.rpartition("/")
                 if above not in self._real:
@@ -207,6 +209,17 @@ class _Scan:
             # The preprocessor expands macros between angle brackets.
             is_complete = is_complete and not _is_any_defined(words, texts)
         return is_complete
+
+
+def _is_regular(path: str) -> bool:
+    """Return whether a file exists and is regular. Raise ArgumentError for a FIFO, which NVRTC would read forever."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISFIFO(mode):
+        raise ArgumentError("#include", path, "a regular file")
+    return stat.S_ISREG(mode)
 
 
 def _read(path: str) -> bytes:

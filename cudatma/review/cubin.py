@@ -138,8 +138,11 @@ def _read(data: bytes, spilled: dict[str, tuple[int, int]]) -> Cubin:
 
 
 def _sections(data: bytes) -> list[_Section]:
-    (table,) = struct.unpack_from("<Q", data, 40)
+    segments, table = struct.unpack_from("<QQ", data, 32)
+    segment_bytes, segment_count = struct.unpack_from("<HH", data, 54)
     count, names_index = struct.unpack_from("<HH", data, 60)
+    if segments + segment_bytes * segment_count > len(data):
+        raise ValueError("the table of segments is truncated")
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + _SECTION_BYTES * i) for i in range(count)]
     names = data[headers[names_index][4] :][: headers[names_index][5]]
     sections = []

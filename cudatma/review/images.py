@@ -24,6 +24,10 @@ _FATBIN_MAGIC = b"\x50\xed\x55\xba"
 _ALLOWED = "a .cu, .j2, .ptx, .cubin or .fatbin file, an ELF file with kernels, or a folder of .ptx and .cubin files"
 _VERSION = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+#: Comments and strings of PTX, in which braces have no meaning.
+_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)
+#: An error in PTX. A ptxas that is too old for the PTX reports another error.
+_PTX_ERROR = re.compile(r"line (?P<line>\d+); (?:error|fatal)\s*: (?!Unsupported \.version)(?P<cause>[^;]*)")
 #: Options of Triton that a report shows.
 _TRITON_OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "triton_version")
 
@@ -134,6 +138,9 @@ def _of_ptx(name: str, data: bytes, file: str) -> Image:
     target = _TARGET.search(text)
     if target is None:
         raise ArgumentError("file", f"{file}, PTX without a .target", "complete PTX")
+    code = _TEXT.sub("", text)
+    if code.count("{") != code.count("}"):
+        raise ArgumentError("file", f"{file}, truncated PTX", "complete PTX")
     _check_target(target[1], file)
     return Image(name, target[1], ptx=text)
 
@@ -177,7 +184,7 @@ def _with_metadata(image: Image, path: Path) -> Image:
     """Add the options and the shared memory that Triton's JSON file states."""
     try:
         about = json.loads(_content(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError("file", f"{path.name}, not JSON", "Triton's metadata", str(error)) from error
     if not isinstance(about, dict) or not isinstance(about.get("shared"), int):
         return image
@@ -199,10 +206,18 @@ def assembled(image: Image) -> Image:
     -------
     Image
         The module with its cubin, log and compiler.
+
+    Raises
+    ------
+    ArgumentError
+        If the PTX contains an error.
     """
     if image.cubin:
         return image
     cubin, output = assemble(image.ptx, image.target)
+    if error := _PTX_ERROR.search(output.note):
+        got = f"{image.name}, PTX with an error in line {error['line']}: {error['cause']}"
+        raise ArgumentError("file", got, "PTX that ptxas accepts")
     if output.text is None:
         return replace(image, notes=(*image.notes, f"no registers, shared memory and SASS: {output.note}"))
     warnings = (line.strip() for line in output.log.splitlines() if "warning" in line)

@@ -172,8 +172,10 @@ def reports(
     """
     cubin = read_cubin(image.cubin, image.name, image.log) if image.cubin else None
     entries = list(cubin.kernels if cubin else dict.fromkeys(_ENTRY.findall(image.ptx)))
-    if not entries or (entry is not None and entry not in entries):
-        raise ArgumentError("entry", entry or image.name, ", ".join(entries) or "a module with a kernel")
+    if not entries:
+        raise ArgumentError("file", f"{image.name}, which contains no kernel", "a module with a kernel")
+    if entry is not None and entry not in entries:
+        raise ArgumentError("entry", entry, ", ".join(entries))
     codes = {code.function: code for code in parse_sass(image.sass or "")}
     smem = smem or tuple(_offered(config, "smem_layout") or ())
     known = (dynamic_smem_bytes, _offered(config, "smem_bytes"), image.dynamic_smem_bytes)

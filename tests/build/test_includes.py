@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 from pathlib import Path
@@ -347,3 +348,12 @@ def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name, path in names.items():
         monkeypatch.setenv(name, str(path))
     assert toolkit.include_folders(13)[:2] == [path / "include" for path in names.values()]
+
+
+def test_folders_that_do_not_exist_and_files_that_never_end(tmp_path: Path) -> None:
+    device = "__global__ void k(int* x) { *x = 3; }\n"
+    with pytest.raises(ArgumentError, match="include_dirs: got nowhere; allowed: folders that exist"):
+        cudatma.compile(device, target="sm_90a", include_dirs=["nowhere"])
+    os.mkfifo(tmp_path / "pipe.h")
+    with pytest.raises(ArgumentError, match=r"#include: got .*pipe\.h; allowed: a regular file"):
+        cudatma.compile(f'#include "pipe.h"\n{device}', target="sm_90a", include_dirs=[tmp_path])
