@@ -51,7 +51,7 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class AccessReport:
-    """The effect of accesses at ``coords`` (TMA order).
+    """The effect of accesses at ``coords`` (TMA order). ``str()`` is a readable text.
 
     load_refusal, store_refusal: why a load or a store is illegal, or None if it is legal. expected_bytes: number of
     bytes that the mbarrier counts for a load. elements, inside, outside: number of elements that a load covers in
@@ -88,6 +88,10 @@ class AccessReport:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain data."""
         return asdict(self) | {"is_clean": self.is_clean}
+
+    def __str__(self) -> str:
+        lines = [f"access at ({', '.join(map(str, self.coords))})"]
+        return "\n".join([*lines, *(f"  {kind:<12}{text}" for kind, text in access_lines(self))])
 
 
 def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
@@ -208,8 +212,15 @@ def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
     return tuple(legal)
 
 
-def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
-    """Return a report as pairs of (kind of access, sentence)."""
+def access_lines(report: AccessReport, address: int | None = None) -> list[tuple[str, str]]:
+    """Return a report as pairs of (kind of access, sentence).
+
+    ``address`` is the tensor's address. Without it, the sentences contain offsets from the tensor's base.
+    """
+
+    def place(offset: int) -> str:
+        return f"byte {offset}" if address is None else f"{(address + offset) % (1 << 64):#x}"
+
     lines = []
     if report.load_refusal is not None:
         lines.append(("load", f"{report.load_refusal.effect}: {report.load_refusal.rule}"))
@@ -221,23 +232,20 @@ def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
             where += f"; the other {report.outside} become {report.fill}" if report.outside else ""
             lines.append(("", where))
         if report.gmem_range is not None:
-            low, high = ((spec.address + end) % (1 << 64) for end in report.gmem_range)
-            lines.append(("", f"it reads from {low:#x} up to {high:#x}"))
+            low, high = map(place, report.gmem_range)
+            lines.append(("", f"it reads from {low} up to {high}"))
     if report.store_refusal is not None:
         lines.append(("store", f"{report.store_refusal.effect}: {report.store_refusal.rule}"))
     else:
         lines.append(("store", _store_line(report)))
         for part in report.overwrites[:3]:
-            first = (spec.address + part.first_offset) % (1 << 64)
-            lines.append(
-                ("", f"row {part.row}: {counted(part.size_bytes, 'byte')} from {first:#x} on, past the row's end")
-            )
+            size, first = counted(part.size_bytes, "byte"), place(part.first_offset)
+            lines.append(("", f"row {part.row}: {size} from {first} on, past the row's end"))
         if report.overwritten_rows > 3:
             lines.append(
                 ("", f"and so on in {counted(report.overwritten_rows, 'row')}, {report.overwritten_bytes} bytes in all")
             )
-        known = ", ".join(report.reductions) or f"none is known for {spec.dtype.name}"
-        lines.append(("reductions", known))
+        lines.append(("reductions", ", ".join(report.reductions) or "none is known for this element type"))
     return [*lines, *([("note", report.note)] if report.note else [])]
 
 

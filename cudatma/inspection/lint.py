@@ -42,6 +42,10 @@ class Finding:
     source: str
     remedy: str
 
+    def __str__(self) -> str:
+        lines = [f"{self.severity}: {self.name}: {self.message}", f"  rule: {self.rule} [{self.source}]"]
+        return "\n".join([*lines, *([f"  remedy: {self.remedy}"] if self.remedy else [])])
+
 
 _SECTOR_BYTES = 32
 #: Drivers for Blackwell described smaller allocations wrongly. [NVIDIA driver 595.71.05, release notes]
@@ -342,6 +346,9 @@ class Lint:
     def to_json(self) -> dict[str, Any]:
         """Return plain data: target, worst and the findings."""
         return {"target": self.target, "worst": self.worst, "findings": [asdict(f) for f in self.findings]}
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.findings)) or "no risks"
 
 
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:

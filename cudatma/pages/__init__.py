@@ -41,6 +41,11 @@ def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> Markup:
     return render("table.html.j2", rows=cells, head=head)
 
 
+def text(content: str) -> Markup:
+    """Return plain text in a font of fixed width."""
+    return Markup("<pre>{}</pre>").format(content)
+
+
 def figure(svg: str) -> Markup:
     """Return an SVG picture, which scrolls if the page is narrow."""
     return render("figure.html.j2", picture=Markup(svg))

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from cudatma import pages
 from cudatma.errors import ArgumentError, duration
 from cudatma.review.cubin import Resources, read_cubin
 from cudatma.review.images import Image
@@ -125,11 +126,20 @@ class KernelReport:
         del result["code"]
         return result
 
-    def __str__(self) -> str:
+    @property
+    def _blocks(self) -> list[list[str]]:
+        """The parts of the text: a heading, and lines."""
         blocks = [_heading(self), _resources(self), _layout(self), _instructions(self), _rows(self), _loops(self)]
-        if self.notes:
-            blocks.append(["notes", *(f"  {note}" for note in self.notes)])
-        return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+        blocks += [["notes", *(f"  {note}" for note in self.notes)]] if self.notes else []
+        return [block for block in blocks if block]
+
+    def __str__(self) -> str:
+        return "\n\n".join(map("\n".join, self._blocks)) + "\n"
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        sections = [(heading, pages.text(textwrap.dedent("\n".join(lines)))) for heading, *lines in self._blocks]
+        return pages.fragment(pages.parts(sections), style="report.css")
 
 
 def reports(
