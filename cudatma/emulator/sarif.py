@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cudatma.emulator.hazards.hazard import CAUSES, Hazard, placed
+from cudatma.emulator.hazards.explanation import explain
+from cudatma.emulator.hazards.hazard import Hazard, placed
 from cudatma.emulator.hazards.sources import Sources, places
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -47,12 +48,16 @@ def sarif_log(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _rule(kind: str) -> dict[str, Any]:
-    text = f"Usual cause: {CAUSES[kind]}."
+    explanation = explain(kind)
+    meaning = f"{explanation.meaning[0].upper()}{explanation.meaning[1:]}."
     return {
         "id": kind,
-        "shortDescription": {"text": kind.replace("_", " ")},
-        "fullDescription": {"text": text},
-        "help": {"text": text, "markdown": f"{text}\n\n`cudatma explain {kind}` shows a broken and a fixed kernel."},
+        "shortDescription": {"text": meaning},
+        "fullDescription": {"text": f"{meaning} Usual cause: {explanation.cause}."},
+        "help": {
+            "text": f"{explanation.text}\n\n{explanation.diff}",
+            "markdown": f"{explanation.text}\n\n```diff\n{explanation.diff}```\n",
+        },
         "properties": {"tags": ["cuda", "synchronization"]},
     }
 
