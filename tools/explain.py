@@ -53,10 +53,13 @@ def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
 def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
     """Return the explanations of the kinds on the command line. Raise ArgumentError for an unknown name."""
     for kind in options.names:
+        if kind in FAMILIES:
+            raise ArgumentError("NAME", " ".join(options.names), f"{kind} without other names")
         if kind not in CAUSES:
             raise ArgumentError("NAME", kind, ", ".join([*CAUSES, *FAMILIES]), "`cudatma explain` lists the kinds")
-    if given_sizes(options) is not None:
-        raise ArgumentError("--m", "together with a kind of hazard", f"with {', '.join(FAMILIES)}")
+    if given_sizes(options) is not None or options.target is not None:
+        option = "--m" if options.target is None else "--target"
+        raise ArgumentError(option, "without a problem", f"with {' or '.join(FAMILIES)} and the sizes of a problem")
     return [explain(kind) for kind in options.names]
 
 
@@ -82,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(choice.as_dict(), indent=2) if options.json else choice)
         return 0
     explanations = explain_kinds(options)
+    if options.out is not None and not explanations:
+        raise ArgumentError("--out", str(options.out), "with a kind of hazard", "`cudatma explain` lists the kinds")
     if options.out is not None:
         for explanation in explanations:
             for name, code in (("broken", explanation.broken), ("fixed", explanation.fixed)):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.context import Cache, runtime
-from cudatma.errors import ArgumentError, TargetError, counted, duration
+from cudatma.errors import ArgumentError, TargetError, duration
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
@@ -318,8 +318,9 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
         which = "this problem" if match.exact else f"one of this {shared} ({entry.problem.description})"
         return Decision(choice.config, source, f"{match.path} has {which}, measured at M = {entry.problem.m}: {gain}")
     us = choice.config.cost(problem, gpu).us
-    kernels = counted(len({other.config for other in table.choices if other.match is None}), "kernel")
-    why = f"the cheapest by the cost model, {duration(1e-6 * us)}, of the {kernels} that serve this shape"
+    count = len({other.config for other in table.choices if other.match is None})
+    why = f"the cheapest by the cost model, {duration(1e-6 * us)}, of the {count} kernels for this shape"
+    why = why if count > 1 else "the only kernel for this shape"
     return Decision(choice.config, "rule", problem.constraint or why)
 
 

@@ -310,11 +310,12 @@ def test_the_help_of_a_kernel_lists_its_sizes(
         (["reverse.cu", "--array", "x:float32[8,8]", "--arg", "map(x, box=ax4)"], "args[0].box"),
         (["reverse.cu", "--array", "x:float32[8,8]", "--arg", "map(x, box=4x4, swizle=64B)"], "--arg.swizle"),
         (["reverse.cu", "--save", "z=z.npy"], "--save"),
+        (["reverse.cu", *CALL, "--save", "y=missing.cu/y.npy"], "arrays.y.save"),
         (["reverse.cu", *CALL, "--expect", "y=nowhere.npy"], "arrays.y.expect"),
         (["reverse.cu", *CALL, "--trace", "t.png"], "--trace"),
-        (["reverse.cu", *CALL, "--schedules", "0"], "schedules"),
+        (["reverse.cu", *CALL, "--schedules", "0"], "--schedules"),
         (["reverse.cu", *CALL, "--cluster", "2"], "cluster"),
-        (["reverse.cu", *CALL, "--shared-bytes", "-1"], "shared_bytes"),
+        (["reverse.cu", *CALL, "--shared-bytes", "-1"], "--shared-bytes"),
     ],
 )
 def test_wrong_calls_are_one_line(
