@@ -99,6 +99,11 @@ def read_launch(path: Path) -> LaunchFile:
     _check_fields(arrays, None, "arrays")
     for name, described in arrays.items():
         _check_fields(described, _ARRAY_FIELDS, f"arrays.{name}")
+        for field_name in ("save", "expect"):
+            if not isinstance(file := described.get(field_name, ""), str):
+                raise ArgumentError(f"arrays.{name}.{field_name}", file, "the path of a .npy file")
+        if type(seed := described.get("seed", 0)) is not int or seed < 0:
+            raise ArgumentError(f"arrays.{name}.seed", seed, "an integer, at least 0")
     if not isinstance(args, list):
         raise ArgumentError("args", type(args).__name__, "a list of tables with array, map or value")
     launch = LaunchFile(content, arrays, [], path.parent)
@@ -162,7 +167,7 @@ def _array(name: str, described: Mapping[str, Any], folder: Path) -> npt.NDArray
     if int(np.prod(shape, dtype=object)) * dtype.itemsize > MAX_ARRAY_BYTES:
         raise ArgumentError(f"{place}.shape", shape, f"at most {MAX_ARRAY_BYTES} bytes")
     if fill == "random":
-        return _random(shape, dtype, int(described.get("seed", 0)))
+        return _random(shape, dtype, described.get("seed", 0))
     if fill == "arange":
         return np.arange(int(np.prod(shape))).astype(dtype).reshape(shape)
     if isinstance(fill, str) and fill.endswith(".npy"):
@@ -225,7 +230,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
 
 
 def _named(name: str, arrays: Mapping[str, npt.NDArray[Any]], place: str) -> npt.NDArray[Any]:
-    if name not in arrays:
+    if not isinstance(name, str) or name not in arrays:
         raise ArgumentError(place, name, ", ".join(arrays) or "none: the launch has no array", "declare it: --array")
     return arrays[name]
 

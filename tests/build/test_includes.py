@@ -255,7 +255,7 @@ def test_a_missing_header_is_named_with_folders_and_remedy(
 ) -> None:
     for module in ("headers", "includes"):
         monkeypatch.setattr(f"cudatma.build.{module}.cuda_headers", lambda major: ())
-    Path("k.cu").write_text(f"\n#include <{name}>\n{KERNEL}")
+    write({"k.cu": f"\n#include <{name}>\n{KERNEL}", "inc/other.h": ""})
     with pytest.raises(CompileError, match=rf"^k\.cu:2 includes {name}, which is in none of inc; {remedy}"):
         cudatma.compile("k.cu", target="sm_90a", include_dirs=["inc"])
 

@@ -406,6 +406,9 @@ def test_a_report_without_source_lines_says_how_to_get_them(folder: Path, capsys
         ({"args": [{"pointer": "x"}]}, "args[0].pointer"),
         ({"arrays": []}, "arrays"),
         ({"arrays": {"x": {"fills": 1}}}, "arrays.x.fills"),
+        ({"arrays": {"x": {"shape": 8, "fill": "random", "seed": -1}}}, "arrays.x.seed"),
+        ({"arrays": {"x": {"shape": 8, "save": None}}}, "arrays.x.save"),
+        ({"args": [{"array": []}]}, "args[0]"),
     ],
 )
 def test_wrong_launch_files(
