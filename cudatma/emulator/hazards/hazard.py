@@ -16,7 +16,7 @@ from cudatma.errors import counted
 CAUSES: dict[str, str] = {
     "deadlock": "an arrival is missing on one path, expect_tx does not match the delivered bytes, a parity is wrong, "
     "or a flag is never set",
-    "byte_count": "expect_tx does not match the bytes that the copies deliver (is it a number of elements?)",
+    "byte_count": "expect_tx does not match the bytes that the copies deliver; it must count bytes, not elements",
     "arrival_overflow": "more threads arrive than mbarrier.init expects, or one thread arrives twice in a phase",
     "barrier_limit": "a phase expects more than 2^20 - 1 bytes, a token is older than the previous phase, or "
     ".noComplete completes a phase",
@@ -28,12 +28,12 @@ CAUSES: dict[str, str] = {
     "missing_init_sync": "no CTA or cluster barrier separates mbarrier.init from other threads that use the mbarrier",
     "read_before_load": "the wait on the load's mbarrier is missing, or the wait passed because of an earlier phase",
     "wrong_parity": "the wait's parity does not match the phase that the load completes, so the wait returns early",
-    "overwritten_while_read": "the slot is refilled without a wait for all readers to arrive on the empty barrier",
+    "overwritten_while_read": "the producer refills the slot before all readers have arrived on the empty barrier",
     "write_race": "no barrier orders two writers of the same bytes",
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
-    "store_source_reused": "the source of a bulk copy is written while the copy may still read it: use "
+    "store_source_reused": "the source of a bulk copy is written while the copy may still read it; use "
     "cp.async.bulk.wait_group.read for a store, or a synchronization with the destination CTA for a copy between CTAs",
-    "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
+    "exit_with_pending_store": "cp.async.bulk.wait_group.read is missing after the bulk stores",
     "exit_with_pending_load": "no thread waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
     "wgmma_registers": "accumulators or fragments are accessed before wgmma.wait_group",
@@ -46,13 +46,12 @@ CAUSES: dict[str, str] = {
     "register_pool": "setmaxnreg.inc needs more registers than the CTA started with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
     "divergent_warp": "only some threads execute an instruction that the whole warp or warpgroup must execute",
-    "block_gone": "a CTA may exit while another CTA uses its shared memory: the kernel ends without barrier.cluster",
+    "block_gone": "a CTA may exit while another CTA uses its shared memory, because the kernel ends without barrier.cluster",
     "barrier_count": "threads pass different thread counts to a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
     "global_race": "neither a barrier in which both threads take part, nor fences and a flag of sufficient scope, "
     "order the accesses",
-    "lane_race": "__syncwarp is missing: the lanes of a warp run independently, so lockstep execution does not order "
-    "their accesses",
+    "lane_race": "the lanes of a warp run independently, and no __syncwarp orders their accesses",
     "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
     "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or the size of a buffer "
@@ -61,9 +60,9 @@ CAUSES: dict[str, str] = {
     "uninitialized_register": "no path to the instruction writes the register, or a shuffle reads from a lane outside "
     "its mask",
     "tensor_map_fence": "no tensormap proxy fence separates the edit of a tensor map from its use",
-    "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; use several maps in turn",
+    "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; alternate between several maps",
     "target": "the target architecture does not support the instruction",
-    "trap": "the hardware stops the kernel here",
+    "trap": "the hardware stops the kernel at this instruction",
 }
 
 
