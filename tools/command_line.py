@@ -1,4 +1,4 @@
-"""The command-line parser of all subcommands. It raises cudatma's errors, which have one line."""
+"""The command-line parser of all subcommands, which raises cudatma's errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ _MISSING = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser for a subcommand, described by its module's docstring and examples.
-
-    A wrong command line raises ArgumentError.
-    """
+    """An ArgumentParser for a subcommand that raises ArgumentError for a wrong command line."""
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(
@@ -39,12 +36,12 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[argparse.Action]:
-        """Options of the command, without its positional arguments."""
+        """The command's options, without its positional arguments."""
         return [action for action in self._actions if action.option_strings]
 
     @property
     def positionals(self) -> list[argparse.Action]:
-        """Positional arguments of the command."""
+        """The command's positional arguments."""
         return [action for action in self._actions if not action.option_strings]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
@@ -67,16 +64,16 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def require_only(self, options: argparse.Namespace, allowed: Sequence[str], purpose: str) -> None:
-        """Raise ArgumentError for an option that has no meaning for this purpose."""
+        """Raise ArgumentError if an option is given that is not allowed for this purpose."""
         for action in self.options:
             if action.dest not in ("help", *allowed) and getattr(options, action.dest) != action.default:
                 known = ", ".join(each.option_strings[0] for each in self.options if each.dest in allowed)
                 raise ArgumentError(action.option_strings[0], f"together with {purpose}", known)
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
-        """Raise ArgumentError for arguments that neither this parser nor the other parsers know."""
+        """Raise ArgumentError for the first of these arguments, which no parser accepts."""
         known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
-        got = "an argument too many" if not rest[0].startswith("-") else "an unknown option"
+        got = "an unexpected argument" if not rest[0].startswith("-") else "an unknown option"
         words = [name.lstrip("-") for name in known]
         meant = similar(rest[0].partition("=")[0].lstrip("-"), words)
         raise ArgumentError(
@@ -109,14 +106,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
-    """Add the compiler's options for a .cu or .j2 file."""
+    """Add the options for the compilation of a .cu or .j2 file."""
     group = parser.add_argument_group("the source")
     add = group.add_argument
-    add("-I", "--include-dir", action="append", default=[], metavar="DIR", help="folder of included files, repeatable")
-    add("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro, repeatable")
+    add("-I", "--include-dir", action="append", default=[], metavar="DIR", help="folder of included files; repeatable")
+    add("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro; repeatable")
     add("--std", metavar="STD", help="language standard, such as c++20 (default: c++17)")
-    add("--include", action="append", default=[], metavar="FILE", help="include a file first, repeatable")
-    add("--template", action="store_true", help="render the .cu file first, like a .j2 file")
+    add("--include", action="append", default=[], metavar="FILE", help="include a file before the source; repeatable")
+    add("--template", action="store_true", help="render the .cu file as a template, like a .j2 file")
 
 
 def source_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Compare two builds of kernels: registers, spills, shared memory, instructions, loops, and the changed code.
+"""Compare the registers, spills, shared memory, instructions, loops and code of two builds of kernels.
 
-A and B are files or folders as for `cudatma dump`, or names of kernels of the registry as `cudatma dump --list --json`
-lists them. If A and B have one kernel each, their names may differ. Several kernels are matched by name and target.
+A and B are files or folders as for `cudatma dump`, or kernels that `cudatma dump --list --json` lists. If A and B
+contain one kernel each, the names of the kernels may differ. Otherwise, kernels are matched by name and target.
 
 The exit status is 0 if the builds are equal, 1 if they differ, and 2 if the command line is wrong.
 """

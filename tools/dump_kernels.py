@@ -1,8 +1,12 @@
-"""Write PTX, cubin, SASS and a report of kernels, without a GPU: of cudatma's own, or of files.
+"""Write PTX, cubin, SASS and a report of kernels, without a GPU.
 
-KERNEL is one of cudatma's kernels or families, which are rendered and compiled. FILE is a .cu or .j2 file, which is
-compiled; a .ptx, .cubin or .fatbin file; an ELF file (.o, .so) with kernels; or a folder of such files, for example
-Triton's cache or one of its entries. The report of a single kernel is also printed.
+KERNEL is one of cudatma's kernels or families. FILE is one of the following:
+
+- a .cu or .j2 file, which is compiled;
+- a .ptx, .cubin or .fatbin file, or an ELF file (.o, .so) with kernels;
+- a folder of .ptx and .cubin files, such as Triton's cache or one of its entries.
+
+If there is only one kernel, the command also prints its report.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a file, without an installed checkout
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -49,7 +53,7 @@ _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
 #: Configs of a kernel that --list names without --json.
 _SHOWN_CONFIGS = 3
 _OPTIONS_OF_LIST = ("list", "target", "json")
-#: Options for files alone.
+#: Options that apply only to files.
 _FOR_FILES = ("block", "shared_bytes", "include_dir", "define", "std", "include", "template")
 _OPTIONS_OF_FILES = (*_OPTIONS_OF_LIST, "out", "no_sass", *_FOR_FILES)
 EXAMPLES = """examples:
@@ -112,17 +116,17 @@ def configured(config: Any, changes: dict[str, object], target: Target) -> Any:
         return replace(config, **changes)
     except ArgumentError as error:
         values = config.preset.allowed.get(error.field, ()) if isinstance(config, KernelConfig) else ()
-        serving = [value for value in values if _serves(config, {**changes, error.field: value}, target)]
-        if len(serving) in (0, len(values)):
+        valid = [value for value in values if _is_valid(config, {**changes, error.field: value}, target)]
+        if len(valid) in (0, len(values)):
             raise
         rest = ", ".join(
             f"{name}={changes.get(name, getattr(config, name))!r}" for name in known if name != error.field
         )
-        remedy = f"these serve on {target.name} with {rest}"
-        raise ArgumentError(error.field, error.got, ", ".join(map(str, serving)), remedy) from error
+        remedy = f"these values are valid on {target.name} with {rest}"
+        raise ArgumentError(error.field, error.got, ", ".join(map(str, valid)), remedy) from error
 
 
-def _serves(config: Any, changes: dict[str, object], target: Target) -> bool:
+def _is_valid(config: Any, changes: dict[str, object], target: Target) -> bool:
     try:
         replace(config, **changes).check_target(target)
     except FieldError:
@@ -131,7 +135,7 @@ def _serves(config: Any, changes: dict[str, object], target: Target) -> bool:
 
 
 def jobs_for(entry: KernelEntry, target: Target, changes: dict[str, object]) -> list[Job]:
-    """Return a job for each config of a kernel for a target. Job names are distinct, and equal configs have one job."""
+    """Return a job for each distinct config of a kernel for a target. The names of the jobs are distinct."""
     configs: list[Any] = []
     for config in entry.configs(target):
         changed = configured(config, changes, target)
@@ -161,8 +165,8 @@ def dump_all(
 ) -> list[KernelReport]:
     """Compile jobs and write NAME.cu, .ptx, .cubin, .sass and .report.txt for each job into an existing folder.
 
-    ``show`` is called with each report as soon as its files are written. Raise TargetError and ArgumentError before
-    anything is compiled. If NVRTC cannot compile a job, raise CompileError after the other jobs. The source is then in
+    Call ``show`` with each report after its files have been written. Raise TargetError and ArgumentError before the
+    first compilation. If NVRTC cannot compile a job, raise CompileError after the other jobs, and leave the source in
     the folder.
     """
     orders: dict[tuple[str, str, str], Job] = {}
@@ -193,7 +197,7 @@ def dump_all(
 def _progress(what: str, total: int) -> Iterator[Callable[[Sequence[KernelReport], Show], None]]:
     """Show a progress bar on stderr if it is a terminal.
 
-    Yield a function that advances the bar by one step and passes the reports of this step to its second argument.
+    Yield a function that takes the reports of one step and a function that prints a report, and advances the bar.
     """
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -263,7 +267,7 @@ def job_of_problem(
 ) -> Job:
     """Return the kernel that a family runs for a problem on a GPU with this number of SMs.
 
-    By default, the number of SMs is that of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
+    The default number of SMs is that of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
     """
     kernel_family = family(name)
     selected, selected_by = kernel_family.versions.chosen(version) if kernel_family.versions else ("", "")
@@ -288,9 +292,9 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
     selected = family_and_version(options.kernel)
     if selected is None:
         allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
-        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of a family")
+        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k describe a problem of a family")
     if options.config:
-        raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the config")
+        raise ArgumentError("--config", options.config[0], "no field with --m, --n and --k, which select a config")
     name, version = selected
     return name, sizes | problem_options(name, options), version
 
@@ -362,26 +366,30 @@ def parser() -> Parser:
         "--target",
         action="append",
         metavar="NAME",
-        help=f"architecture, repeatable ({DEFAULT_TARGET})",
+        help=f"architecture; repeatable ({DEFAULT_TARGET})",
     )
     add("--out", type=output_folder, default=Path("out"), metavar="DIR", help="output folder (default: out)")
     add(
-        "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs, repeatable"
+        "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs; repeatable"
     )
     sizes = result.add_argument_group(
-        "the kernel of a problem", f"--m, --n and --k: sizes for {' or '.join(FAMILIES)} or one of its versions"
+        "the kernel of a problem", f"sizes for {', '.join(FAMILIES)} or one of their versions"
     )
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
     help_jobs = "number of processes that compile (default: one per core)"
     add("--jobs", type=integer(1), default=usable_cores(), metavar="N", help=help_jobs)
-    files = result.add_argument_group("files", "the launch, for the occupancy, if the file does not state it")
+    files = result.add_argument_group("files", "the launch, for the occupancy in the report")
     add_source_options(result)
-    files.add_argument("--block", type=integer(1, 1024), metavar="N", help="threads per CTA")
+    files.add_argument("--block", type=integer(1, 1024), metavar="N", help="number of threads per CTA")
     files.add_argument("--shared-bytes", type=integer(0), metavar="N", help="dynamic shared memory per CTA in bytes")
-    add("--debug", action="store_true", help="bound waits and check accesses, see docs/howto/debug_a_hang.md")
+    add("--debug", action="store_true", help="limit waits and check accesses (docs/howto/debug_a_hang.md)")
     add("--no-sass", action="store_true", help="do not disassemble")
-    add("--list", action="store_true", help="list the kernels and their configs (all with --json), compile nothing")
+    add(
+        "--list",
+        action="store_true",
+        help="list kernels and configs without compiling; with --json, all configs",
+    )
     add("--json", action="store_true", help="print the reports as JSON")
     return result
 
@@ -433,6 +441,6 @@ def _dump_registry(
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:
         got = f"{options.kernel} for {', '.join(target.name for target in targets)}"
-        raise ArgumentError("kernel", got, "a target that runs it", "`cudatma dump --list` shows the targets' configs")
+        raise ArgumentError("kernel", got, "a target that supports it", "`cudatma dump --list` shows the targets")
     options.out.mkdir(parents=True, exist_ok=True)
     return dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug, show=show)

@@ -1,11 +1,11 @@
 """Read descriptions of launches from the command line or from a TOML or JSON file.
 
-On the command line an argument is one of
+On the command line, an argument is one of
 
-    x:float16[64,128]=random              an array, passed as a pointer; =zeros, ones, arange, a number or a .npy file
+    x:float16[64,128]=random              a pointer to an array of zeros, ones, arange, random, a number or a .npy file
     n:int32=64                            a number
-    map(x, box=64x64, swizzle=128B)       a tensor map over the array x, box in NumPy's order
-    x                                     an array that another argument names
+    map(x, box=64x64, swizzle=128B)       a tensor map over the array x, with the box in NumPy's order
+    x                                     a pointer to an array that another argument declares
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _DTYPES = (
     "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int32", "uint32", "int8", "uint8",
     "int16", "uint16", "int64", "uint64", "bool",
 )  # fmt: skip
-#: Maximum size of an array in bytes, more than an interactive launch needs.
+#: Maximum size of an array in bytes.
 MAX_ARRAY_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class LaunchFile:
-    """Description of a launch, with the given fields of _FIELDS, the arrays and the arguments."""
+    """Description of a launch: the fields of _FIELDS that are given, the arrays and the arguments."""
 
     launch: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class LaunchFile:
     def check_array(self, name: str, option: str) -> dict[str, Any]:
         """Return the description of a named array, or raise ArgumentError."""
         if name not in self.arrays:
-            raise ArgumentError(option, name, ", ".join(self.arrays) or "none: the launch has no array")
+            raise ArgumentError(option, name, ", ".join(self.arrays) or "none, because the launch has no array")
         return self.arrays[name]
 
 
@@ -151,7 +151,7 @@ def make_operands(launch: LaunchFile) -> Operands:
 
 
 def _dtype(name: Any, field: str) -> np.dtype[Any]:
-    """Return the dtype with this name. Names must state the size, because float has different sizes in C and NumPy."""
+    """Return the dtype with this name. A name includes the size, because float has different sizes in C and NumPy."""
     if name not in _DTYPES:
         raise ArgumentError(field, name, ", ".join(_DTYPES), "write NAME:DTYPE=NUMBER or NAME:DTYPE[SHAPE]=FILL")
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
@@ -186,7 +186,7 @@ def _shape(described: Mapping[str, Any], place: str) -> tuple[int, ...]:
     shape = described.get("shape")
     extents = [shape] if isinstance(shape, int) else shape
     if not isinstance(extents, list) or not all(type(extent) is int and extent > 0 for extent in extents):
-        raise ArgumentError(f"{place}.shape", shape, "extents of 1 and more")
+        raise ArgumentError(f"{place}.shape", shape, "extents of at least 1")
     return tuple(extents)
 
 
@@ -216,7 +216,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
     if "map" in described:
         options = {name: described[name] for name in _MAP_OPTIONS if name in described}
         if "box" not in options:
-            raise ArgumentError(f"{place}.box", "none", "the box in the array's order, 64x64")
+            raise ArgumentError(f"{place}.box", "none", "the extents of the box in NumPy's order, such as 64x64")
         box = _extents(options.pop("box"), f"{place}.box")
         if "element_strides" in options:
             options["element_strides"] = _extents(options["element_strides"], f"{place}.element_strides")
@@ -226,12 +226,12 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
     try:
         return dtype.type(int(str(value), 0) if dtype.kind in "iu" else float(str(value)))
     except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"{place}.value", value, f"a number that {dtype} holds") from error
+        raise ArgumentError(f"{place}.value", value, f"a number in the range of {dtype}") from error
 
 
 def _named(name: str, arrays: Mapping[str, npt.NDArray[Any]], place: str) -> npt.NDArray[Any]:
     if not isinstance(name, str) or name not in arrays:
-        raise ArgumentError(place, name, ", ".join(arrays) or "none: the launch has no array", "declare it: --array")
+        raise ArgumentError(place, name, ", ".join(arrays) or "no name, because the launch has no array")
     return arrays[name]
 
 
@@ -240,4 +240,4 @@ def _extents(value: Any, field: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in (parts if isinstance(parts, list) else [parts]))
     except (TypeError, ValueError) as error:
-        raise ArgumentError(field, value, "extents in the array's order, 64x64 or [64, 64]") from error
+        raise ArgumentError(field, value, "extents in NumPy's order, such as 64x64 or [64, 64]") from error

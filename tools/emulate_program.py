@@ -1,6 +1,6 @@
-"""Run a Python program's kernel launches on the emulator: `cudatma emulate program.py`.
+"""Run the kernel launches of a Python program on the emulator, for `cudatma emulate program.py`.
 
-Options before the program's name are for the emulator. Arguments after it are passed to the program.
+Options before the program's name are for the emulator. The program gets the arguments after its name.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run_script(program: str, arguments: Sequence[str]) -> int:
             return error.code or 0
         print(error.code, file=sys.stderr)
         return 1
-    except CudaTmaError as error:  # names the launch and its line
+    except CudaTmaError as error:  # the message names the launch and its line
         print(f"cudatma: {error}", file=sys.stderr)
         return 1
     except Exception as error:
@@ -98,7 +98,7 @@ def run_script(program: str, arguments: Sequence[str]) -> int:
 
 
 def _print_traceback(error: Exception, program: str) -> None:
-    """Print a traceback that begins in the program."""
+    """Print a traceback without the frames before the program's first frame."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != program:
         trace = trace.tb_next
@@ -106,7 +106,7 @@ def _print_traceback(error: Exception, program: str) -> None:
 
 
 def _print(entry: LaunchEntry, reported: set[tuple[Any, ...]]) -> None:
-    """Print a line for a launch, followed by the hazards that no earlier launch had."""
+    """Print a line for a launch, and the hazards that no earlier launch has shown."""
     print(entry)
     for hazard in entry.report.hazards:
         key = hazard.kind, hazard.kernel, hazard.ptx_line, hazard.source

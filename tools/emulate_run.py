@@ -1,4 +1,4 @@
-"""Run a launch for `cudatma emulate` with a progress bar, and print the result."""
+"""Run a launch with a progress bar and print the result, for `cudatma emulate`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cudatma.target import Target
 from .command_line import output_file, output_problem, source_arguments
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
 
-#: If stderr is not a terminal, seconds before the first line of progress and seconds between two lines.
+#: Seconds before the first line of progress and between two lines, if stderr is not a terminal.
 _FIRST_S, _PERIOD_S = 20.0, 60.0
 _LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "programmatic", "target")
 
@@ -109,7 +109,7 @@ def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) 
     """Run with a progress bar, and write the traces."""
     for path in options.trace:
         if path.suffix not in (".svg", ".json"):
-            raise ArgumentError("--trace", str(path), "a file that ends in .svg or .json")
+            raise ArgumentError("--trace", str(path), "a file with the suffix .svg or .json")
     trace = Trace() if options.trace or options.html else None
     schedules = 1 if options.replay is not None else options.schedules
     with progress_bar("schedules", schedules, not options.json) as progress:
@@ -123,8 +123,8 @@ def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) 
 def add_report_options(parser: argparse._ActionsContainer) -> None:
     """Add the options of write_reports()."""
     add = parser.add_argument
-    add("--html", type=output_file, metavar="FILE", help="write the report as a page in one file")
-    add("--sarif", type=output_file, metavar="FILE", help="write the hazards for code scanning, as SARIF 2.1.0")
+    add("--html", type=output_file, metavar="FILE", help="write the report as an HTML page")
+    add("--sarif", type=output_file, metavar="FILE", help="write the hazards as SARIF 2.1.0, for code scanning")
 
 
 def write_reports(reports: Sequence[Report], options: argparse.Namespace) -> list[Path]:
@@ -172,10 +172,10 @@ class FileLaunch:
         parameters = kernels[entry]
         if len(operands.values) != len(parameters):
             listed = ", ".join(map(_parameter_text, parameters)) or "none"
-            remedy = "give one --arg for each, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
+            remedy = "pass one --arg per parameter, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
             got = counted(len(operands.values), "argument")
             raise ArgumentError("--arg", got, f"{len(parameters)} for kernel {entry} ({listed})", remedy)
-        # Hazards name an array that is an argument by the name of that argument.
+        # Arrays that are arguments already have names in the messages of hazards.
         others = [array for array in operands.arrays.values() if not any(array is value for value in operands.values)]
         return Call(
             entry,
@@ -200,7 +200,7 @@ def _parameter_text(parameter: Parameter) -> str:
 
 
 def read_file_launch(options: argparse.Namespace) -> FileLaunch:
-    """Return the kernel and launch that the command line and a launch file describe. The command line has precedence.
+    """Return the kernel and the launch from the command line, which has precedence, and from a launch file.
 
     ``options`` has the options of emulate.add_launch_options(). Raise ArgumentError for an invalid description,
     CompileError if the kernel does not compile, and DriverError if NVRTC is missing.
@@ -257,7 +257,7 @@ def run_launch(options: argparse.Namespace) -> Outcome:
         Comparison(name, _relative_error(operands.arrays[name], array), tolerance)
         for name, (array, tolerance) in expected.items()
     ]
-    # A report names a template without its suffix, and a PTX file not at all.
+    # In a report, a template has no suffix, and a PTX file has no name.
     name = kernel.name.removesuffix(TEMPLATE_SUFFIX) if source.lines else ""
     report.sources = replace(report.sources, paths={**report.sources.paths, name: str(kernel)})
     return outcome
@@ -315,7 +315,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
     from rich.console import Console
 
     report = outcome.report
-    # Leave wrapping to the terminal, because rich would split identifiers, paths and PTX.
+    # The terminal wraps long lines, because rich would split identifiers, paths and PTX.
     say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     say(report.title)
     say(report.shape)

@@ -1,7 +1,7 @@
-"""Explain a kind of hazard, or which kernel runs for a problem and why.
+"""Explain a kind of hazard, or the choice of a kernel for a problem.
 
-NAME is a kind of hazard that the emulator reports, or several kinds, or marlin, gemm or attention with the sizes of a
-problem. Without NAME, list the kinds. This command needs no GPU.
+NAME is a kind of hazard that the emulator reports, or marlin, gemm or attention with the sizes of a problem. Several
+kinds may be given. Without NAME, the command lists the kinds. It needs no GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EXAMPLES = """examples:
 
 
 def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
-    """Explain what a family runs for the problem on the command line. Raise ArgumentError or TargetError."""
+    """Explain the choice of a kernel for the problem on the command line. Raise ArgumentError or TargetError."""
     sizes = given_sizes(options)
     if sizes is None:
         raise ArgumentError("--m", "none", "a size", f"{name} needs --m, --n and --k")
@@ -67,10 +67,10 @@ def parser() -> Parser:
     """Return the parser of ``cudatma explain``."""
     result = Parser("cudatma explain", __doc__, EXAMPLES)
     result.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or one of {', '.join(FAMILIES)}")
-    help_out = "folder for the broken and the fixed kernel of each kind"
+    help_out = "write the broken and the fixed kernel of each kind to this folder"
     result.add_argument("--out", type=output_folder, metavar="DIR", help=help_out)
     result.add_argument("--json", action="store_true", help="print JSON")
-    sizes = result.add_argument_group("the problem", f"for {', '.join(FAMILIES)}")
+    sizes = result.add_argument_group("the problem", f"sizes and options for {', '.join(FAMILIES)}")
     add_size_options(sizes.add_argument)
     sizes.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     add_problem_options(sizes.add_argument)

@@ -54,7 +54,7 @@ class Report:
     hazards : list of Hazard
         Causes in order of importance. Their `consequences` hold the other hazards.
     steps : int
-        Number of segments that ran.
+        Number of steps. In a step, one warp runs a segment of instructions that do not block.
     printed : list of str
         Output of printf in the first schedule that called it.
     warnings : list of Hazard

@@ -94,7 +94,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["mutants", "tile_copy"], "FILE: got tile_copy; allowed: a .ptx, .cu, .toml or .json file"),
         (["mutants", "--schedules", "x"], "--schedules: got x; allowed: an integer"),
         (["emulate", "marlin_mma_sync", "--seed"], "--seed: got no value; allowed: an integer"),
-        (["cache", "more"], "more: got an argument too many; allowed: "),
+        (["cache", "more"], "more: got an unexpected argument; allowed: "),
         (["emulate"], "KERNEL: got none; allowed: either KERNEL or --coverage"),
         (["dump"], "kernel: got none; allowed: marlin"),
         (["tune", "--shape", "64x64", "--dry-run", "--compile-only"], "--compile-only: got together with --dry-run"),

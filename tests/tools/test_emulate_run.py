@@ -310,7 +310,7 @@ def test_the_help_of_a_kernel_lists_its_sizes(
         (["reverse.cu", "--array", "x:float32[8,8]", "--arg", "map(x, box=ax4)"], "args[0].box"),
         (["reverse.cu", "--array", "x:float32[8,8]", "--arg", "map(x, box=4x4, swizle=64B)"], "--arg.swizle"),
         (["reverse.cu", "--save", "z=z.npy"], "--save"),
-        (["reverse.cu", *CALL, "--save", "y=missing.cu/y.npy"], "arrays.y.save"),
+        (["reverse.cu", *CALL, "--save", "y=reverse.cu/y.npy"], "arrays.y.save"),
         (["reverse.cu", *CALL, "--expect", "y=nowhere.npy"], "arrays.y.expect"),
         (["reverse.cu", *CALL, "--trace", "t.png"], "--trace"),
         (["reverse.cu", *CALL, "--schedules", "0"], "--schedules"),
