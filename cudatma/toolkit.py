@@ -1,6 +1,6 @@
-"""Search for the programs and headers of NVIDIA's CUDA toolkit.
+"""Find the programs and headers of NVIDIA's CUDA toolkit.
 
-Both are searched in the same order: $CUDA_HOME and $CUDA_PATH, NVIDIA's wheels, PATH, /usr/local/cuda, and packages
+The order is the same for both: $CUDA_HOME and $CUDA_PATH, NVIDIA's wheels, PATH, /usr/local/cuda, and other packages
 that contain copies.
 """
 
@@ -19,7 +19,7 @@ _OTHER_NAMES = {"ptxas": ("ptxas-blackwell",)}
 
 
 def find_programs(name: str) -> Iterator[Path]:
-    """Yield the paths of a program in order of preference, at last in Triton's wheel."""
+    """Yield the paths of a program in order of preference. The last path is in Triton's wheel."""
     folders = [root / "bin" for root in (*_homes(), *_below_sites("nvidia/*"))]
     last = [Path(_SYSTEM_TOOLKIT, "bin"), *_below_sites("triton/backends/nvidia/bin")]
     for each in (name, *_OTHER_NAMES.get(name, ())):
@@ -58,7 +58,7 @@ def _homes() -> list[Path]:
 
 
 def _below_sites(pattern: str) -> list[Path]:
-    """Return the folders that match a pattern below the folders of Python's packages."""
+    """Return the folders that match a pattern below the folders on sys.path."""
     return _matches(tuple(sys.path), pattern)
 
 

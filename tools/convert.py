@@ -136,7 +136,7 @@ def _errors_explained(done: Conversion) -> str:
         return "errors: weights, the largest over the layer's largest weight, and the mean over the mean weight"
     if any(layer.max_error for layer in done.layers):
         return f"errors: relative, of scales rounded to {done.dtype}; the integers are unchanged"
-    return "nothing was rounded: integers, zero points and scales are unchanged"
+    return "integers, zero points and scales are unchanged"
 
 
 def _names(layers: Sequence[str]) -> str:
@@ -154,11 +154,16 @@ def parser() -> Parser:
     """Return the parser of ``cudatma convert``."""
     result = Parser("cudatma convert", __doc__, EXAMPLES)
     add = result.add_argument
-    add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model")
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model to convert")
     add("out", metavar="OUT", type=Path, help="new folder, or folder of an interrupted conversion")
     add("--quantize", action="store_true", help="round a float model's weights to int4")
     sizes = ", ".join(map(str, GROUP_SIZES))
-    add("--group-size", type=_group_size, metavar="N", help=f"weights that share a scale: {sizes} (default: 128)")
+    add(
+        "--group-size",
+        type=_group_size,
+        metavar="N",
+        help=f"number of weights that share a scale: {sizes} (default: 128)",
+    )
     add("--asymmetric", action="store_true", help="quantize with zero points")
     add("--clip-search", action="store_true", help="search for the range with the least squared error (20 x slower)")
     help_exclude = "name pattern of layers to leave unchanged, such as 'model.layers.0.*' (quote it); repeatable"

@@ -1,7 +1,7 @@
-"""Export every primitive and TmaPipeline as one self-contained header for your own CUDA code.
+"""Export all primitives and TmaPipeline as one self-contained header for CUDA code.
 
-The header includes no other files. NVRTC and nvcc can compile it. It is for one target, and lacks instructions that the
-target does not support.
+NVRTC and nvcc can compile the header, which includes no other files. It is for one target, and does not contain
+instructions that the target does not support.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Remove or change one synchronization at a time in a kernel, and see which of these mutants the emulator reports.
+"""Remove or change one synchronization of a kernel at a time, and check that the emulator reports each mutant.
 
 FILE is a .ptx or .cu file with a launch on the command line, or a launch file (.toml, .json), as for `cudatma emulate`.
 A surviving mutant changes a synchronization that this launch does not need. To test such a synchronization, choose a
@@ -77,9 +77,7 @@ class Result:
         """Return a table by operator, and a line for each mutant that was not reported as expected."""
         if not self.unchanged.is_clean:
             kinds = ", ".join(sorted(self.unchanged.kinds))
-            return (
-                f"{self.title}: the unchanged kernel shows {kinds}; no mutant was run, fix it first\n{self.unchanged}"
-            )
+            return f"{self.title}: the unchanged kernel has hazards ({kinds}), so no mutant was run\n{self.unchanged}"
         counts = by_verdict(self.outcomes)
         rows = [*by_operator(self.outcomes).items(), ("all", counts)]
         lines = [f"{self.title}: {counted(len(self.outcomes), 'mutant')}; the unchanged kernel is clean", ""]

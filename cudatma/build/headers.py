@@ -1,4 +1,4 @@
-"""Search for CUDA's headers, such as cuda_fp16.h, mma.h, cuda/ptx and cub."""
+"""Find CUDA's headers, such as cuda_fp16.h, mma.h, cuda/ptx and cub."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 from cudatma.toolkit import include_folders
 
-#: One header from each part of CUDA: the runtime, libcu++, CUB, Thrust and the compiler.
+#: One header of each part of CUDA, in the order runtime, libcu++, CUB, Thrust and compiler.
 _PARTS = ("cuda_runtime_api.h", "cuda/std/version", "cub/version.cuh", "thrust/version.h", "crt/mma.h")
-#: Extra of pyproject.toml -> its pip packages, which contain the headers.
+#: Extra in pyproject.toml -> its pip packages, which contain the headers.
 HEADER_PACKAGES = {
     "headers": "nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-crt",
     "headers12": "nvidia-cuda-runtime-cu12 nvidia-cuda-cccl-cu12 nvidia-cuda-nvcc-cu12",
 }
-#: Number of characters at the start of a header in which the version is searched.
+#: Number of characters at the start of a header that may contain the version.
 _HEAD_CHARACTERS = 1 << 16
 _VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
-#: Names of CUDA's headers, as programs include them.
+#: Names of CUDA's headers in #include directives.
 _CUDA_NAME = re.compile(
     r"(cuda|cub|thrust|nv|crt|cooperative_groups)/|cu(da|Complex)\w*\.h|(mma|cooperative_groups)\.h"
 )
@@ -28,8 +28,7 @@ _CUDA_NAME = re.compile(
 def cuda_headers(major: int) -> tuple[str, ...]:
     """Return the include folders of CUDA's headers, preferably for this major version of CUDA.
 
-    Each part of CUDA is in the first of toolkit.include_folders() that contains it. The result is empty if no folder
-    contains headers.
+    For each part of CUDA, the result contains the first of toolkit.include_folders() with this part.
     """
     folders: dict[str, str] = {}
     for is_any_version in (False, True):
@@ -54,7 +53,7 @@ def _major(folder: Path) -> int | None:
 
 
 def missing_header_remedy(name: str, major: int) -> str:
-    """Return the remedy for an included file that is in no include folder."""
+    """Return the remedy for an included file that does not exist in any include folder."""
     folders = cuda_headers(major)
     has_all = all(any(os.path.isfile(f"{folder}/{part}") for folder in folders) for part in _PARTS)
     if _CUDA_NAME.match(name) and not has_all:

@@ -343,7 +343,7 @@ NO_PACKAGES = {
         ({"sm_90a": CompileError("NVRTC refused probe.cu")}, "sm_90a", "fail", "refused"),
         ({"sm_121a": CompileError("NVRTC refused probe.cu")}, "sm_121a", "warn", "refused"),
         ({"cupy": ImportError("No module named 'cupy'")}, "CuPy", "warn", "cannot be imported"),
-        ({"cuda.bindings.driver": ImportError("gone")}, "cuda-bindings", "fail", "nothing compiles"),
+        ({"cuda.bindings.driver": ImportError("gone")}, "cuda-bindings", "fail", "cannot be compiled"),
         ({"python": (3, 9, 1)}, "python", "fail", "3.9.1"),
         ({"emulate_probe": [0] * 32}, "emulator", "fail", "wrong results"),
         ({"emulate_probe": EmulatorError("no such form")}, "emulator", "fail", "no such form"),
