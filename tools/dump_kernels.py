@@ -415,13 +415,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.kernel not in ("all", *FAMILIES, *REGISTRY) and is_file(options.kernel):
         command.require_only(options, _OPTIONS_OF_FILES, "a file")
         options.out.mkdir(parents=True, exist_ok=True)
-        done = _dump_files(options, targets, show)
+        result = _dump_files(options, targets, show)
     else:
-        done = _dump_registry(command, options, targets, show)
+        result = _dump_registry(command, options, targets, show)
     if options.json:
-        print(json.dumps([report.as_dict() for report in done], indent=2))
-    elif len(done) == 1:
-        print(f"\n{done[0]}", end="")
+        print(json.dumps([report.as_dict() for report in result], indent=2))
+    elif len(result) == 1:
+        print(f"\n{result[0]}", end="")
     return 0
 
 

@@ -216,11 +216,11 @@ def read_file_launch(options: argparse.Namespace) -> FileLaunch:
     for text in options.arg:
         launch.add_argument(text)
     fields = launch.launch
-    given = source_arguments(options)
+    arguments = source_arguments(options)
     folders, defines, flags = (_strings(fields, name) for name in ("include_dirs", "defines", "options"))
-    given["include_dirs"] = [*given["include_dirs"], *(launch.folder / folder for folder in folders)]
-    given["defines"], given["options"] = [*defines, *given["defines"]], [*flags, *given["options"]]
-    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), **given)
+    arguments["include_dirs"] = [*arguments["include_dirs"], *(launch.folder / folder for folder in folders)]
+    arguments["defines"], arguments["options"] = [*defines, *arguments["defines"]], [*flags, *arguments["options"]]
+    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), **arguments)
     return FileLaunch(kernel, launch, source)
 
 

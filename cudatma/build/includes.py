@@ -189,12 +189,12 @@ class _Scan:
         Macros in CUDA's headers do not count, because a new release of CUDA also changes other files. ``defines``
         contains NAME=VALUE from the compiler's options.
         """
-        given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines).encode()
-        done: set[str] = set()
+        command_line = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines).encode()
+        resolved: set[str] = set()
         is_complete = True
-        while macros := self._macros - done:
-            done |= macros
-            texts = [text, given, *map(_read, self.files)]
+        while macros := self._macros - resolved:
+            resolved |= macros
+            texts = [text, command_line, *map(_read, self.files)]
             definitions = _definitions({_name(macro) for macro in macros}, texts)
             words: set[str] = set()
             for macro in macros:

@@ -72,8 +72,8 @@ def compile_with_nvcc(
         if folder != "/":
             flags.append(f"-Xcompiler=-iquote{folder}")
         command_line = [str(nvcc), "-cubin", *flags, "--keep", "--keep-dir", scratch, "-o", str(cubin), str(path)]
-        done = subprocess.run(command_line, capture_output=True, text=True, errors="replace")
-        log = (done.stderr + done.stdout).replace(str(path), name).replace(f"/{name}:", f"{name}:").strip()
+        process = subprocess.run(command_line, capture_output=True, text=True, errors="replace")
+        log = (process.stderr + process.stdout).replace(str(path), name).replace(f"/{name}:", f"{name}:").strip()
         ptx = path.with_suffix(".ptx")
         text = ptx.read_text(encoding="utf-8", errors="replace") if ptx.is_file() else ""
-        return log, text, cubin.read_bytes() if done.returncode == 0 else b""
+        return log, text, cubin.read_bytes() if process.returncode == 0 else b""

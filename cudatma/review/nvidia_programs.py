@@ -31,7 +31,7 @@ def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
     failures = []
     for program in find_programs(name):
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [str(program), *arguments],
                 cwd=folder,
                 capture_output=True,
@@ -43,9 +43,9 @@ def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
         except (OSError, subprocess.TimeoutExpired) as error:
             failures.append(f"{program}: {error}")
             continue
-        if done.returncode == 0:
-            return Output(done.stdout, done.stderr)
-        words = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit status {done.returncode}"]
+        if process.returncode == 0:
+            return Output(process.stdout, process.stderr)
+        words = (process.stderr.strip() or process.stdout.strip()).splitlines() or [f"exit status {process.returncode}"]
         failures.append(f"{program}: {next(filter(_CAUSE.search, words), words[-1])}")
     return Output(None, "", "; ".join(failures))
 
