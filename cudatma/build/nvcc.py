@@ -51,7 +51,7 @@ def compile_with_nvcc(
 ) -> tuple[str, str, bytes]:
     """Compile the kernels of a source in a folder. Return the log, the PTX, and the cubin (empty after an error).
 
-    ``place`` is the "file:line" of the host code, for the CompileError if nvcc is missing.
+    If nvcc is missing, raise CompileError with ``place``, the "file:line" of the host code.
     """
     nvcc = find_program("nvcc")
     if nvcc is None:
