@@ -1,10 +1,10 @@
-"""Convert a Hugging Face checkpoint into a checkpoint with packed linear layers for marlin_gemm.
+"""Convert a Hugging Face checkpoint to one with packed linear layers for marlin_gemm.
 
-CHECKPOINT is a folder with config.json and safetensors files. It contains a model that was quantized by GPTQ, AWQ,
-AutoRound, Marlin or compressed-tensors, or a float model if --quantize is given. OUT is a new folder. transformers can
-load it after a call of cudatma.integrations.transformers.register(). To continue an interrupted conversion, run the
-same command again. The conversion needs neither a GPU nor torch, and holds one layer in memory at a time. If torch and
-transformers are installed, it compares the layers with the model class before it writes anything.
+CHECKPOINT is a folder with config.json and safetensors files. It contains a model that was quantized with GPTQ, AWQ,
+AutoRound, Marlin or compressed-tensors, or, with --quantize, a float model. OUT is a new folder, which transformers can
+load after a call of cudatma.integrations.transformers.register(). To continue an interrupted conversion, run the same
+command again. The conversion needs neither a GPU nor torch, and keeps only one layer in memory. If torch and
+transformers are installed, the command first compares the layers with the model class.
 """
 
 from __future__ import annotations

@@ -359,7 +359,7 @@ def _print_summary(report: KernelReport, folder: Path) -> None:
 def parser() -> Parser:
     """Return the parser of ``cudatma dump``."""
     result = Parser("cudatma dump", __doc__, EXAMPLES)
-    help = f"a file or folder, or {_KERNELS}; {' and '.join(FAMILIES)} are families of kernels"
+    help = f"a file or folder, or {_KERNELS}; {', '.join(FAMILIES)} are families of kernels"
     result.add_argument("kernel", nargs="?", metavar="KERNEL|FILE", help=help)
     add = result.add_argument
     add(

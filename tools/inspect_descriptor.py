@@ -1,8 +1,13 @@
 """Explain the 128 bytes of a tensor map: its fields, the places of its elements, its accesses and its risks.
 
-SOURCE is one of: 256 hex digits in memory order; the output of cuda-gdb for x/16gx, x/32wx or p/x; the repr of bytes; a
-file that contains one of these or the 128 bytes; or - for standard input. Dimensions and coordinates are in TMA order,
-innermost first.
+SOURCE is one of the following:
+
+- 256 hex digits in memory order;
+- the output of cuda-gdb for x/16gx, x/32wx or p/x;
+- the repr of bytes;
+- a file that contains one of these or the 128 bytes, or - for standard input.
+
+Dimensions and coordinates are in TMA order, innermost first.
 """
 
 from __future__ import annotations
@@ -217,7 +222,7 @@ def parser() -> Parser:
     """Return the parser of ``cudatma inspect``."""
     result = Parser("cudatma inspect", __doc__, EXAMPLES)
     add = result.add_argument
-    add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: -, unless a terminal)")
+    add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: standard input)")
     add("--object", metavar="MODULE:NAME", help="inspect a Python object; this imports and runs the module")
     add("--json", action="store_true", help="print JSON")
     add("--at", metavar="C0,C1,..", help="show the effect of a load or a store at these coordinates")
@@ -256,7 +261,7 @@ def parser() -> Parser:
 
 
 def _source(source: str | None) -> str:
-    """Return SOURCE, by default standard input. Raise ArgumentError for a terminal, which would wait silently."""
+    """Return SOURCE, by default standard input. Raise ArgumentError if the default is a terminal."""
     if source is None and sys.stdin is not None and sys.stdin.isatty():
         allowed = "hex digits, a dump, a file, or - for standard input"
         raise ArgumentError("SOURCE", "none", allowed, "`cudatma inspect --help` shows examples")

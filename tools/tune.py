@@ -1,8 +1,8 @@
-"""Measure configurations of a GEMM or of attention on this GPU, and keep the fastest for later calls to use.
+"""Measure configurations of a GEMM or of attention on this GPU, and store the fastest for later calls.
 
-For each layer and each M, the cost model lists the candidates. All candidates are compiled first. Then the result of
-each candidate is checked and its time is measured with cold weights. The fastest candidate is written to the user's
-file immediately. To continue an interrupted run, run the same command again.
+For each layer and each M, the cost model selects candidates. The command first compiles all candidates. Then it checks
+the result of each candidate, and measures its time with weights that are not in L2. It writes the fastest candidate of
+each problem to the user's file immediately. To continue an interrupted run, run the same command again.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _tune(
     todo = [task for task in tasks if task.problem not in known]
     interrupted = False
     try:
-        # With --jobs 1, each kernel is compiled immediately before it is measured.
+        # With --jobs 1, each kernel is compiled immediately before its measurement.
         kernels = _compile(todo, family, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
@@ -244,7 +244,7 @@ def parser() -> Parser:
         metavar="KxN",
         help="shape of b or of a layer's weight; for attention, keys x head dim; repeatable",
     )
-    help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"
+    help_models = f"measure the layers of this model; repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
     help_gpus = (
         "number of GPUs among which a model is divided, qkv and gate_up along N, o and down along K (default: 1)"
@@ -253,12 +253,18 @@ def parser() -> Parser:
     help_m = f"numbers of rows of the result; for attention, of queries (default: {','.join(map(str, M_VALUES))})"
     add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
     add_problem_options(add)
-    add("--candidates", type=integer(1, 10_000), default=12, metavar="N", help="candidates per problem (default: 12)")
+    add(
+        "--candidates",
+        type=integer(1, 10_000),
+        default=12,
+        metavar="N",
+        help="number of candidates per problem (default: 12)",
+    )
     add("--seconds", type=seconds, default=5.0, metavar="S", help="measuring time per problem (default: 5)")
     add("--device", type=integer(0), default=0, metavar="N", help="ordinal of the GPU (default: 0)")
     add("--file", type=output_file, metavar="FILE", help=f"output file (default: ${FILE_VARIABLE} or the user's file)")
     add("--again", action="store_true", help="also measure problems that are already in the file")
-    add("--skip", action="append", default=[], metavar="LABEL", help="leave a candidate out, repeatable")
+    add("--skip", action="append", default=[], metavar="LABEL", help="omit a candidate; repeatable")
     add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
     cores = usable_cores()
     help_jobs = (

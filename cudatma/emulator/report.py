@@ -110,7 +110,7 @@ class Report:
 
     @property
     def hint(self) -> str:
-        """Advice on how to get source lines if no finding has them, otherwise ""."""
+        """Advice on how to get source lines, or "" if findings contain them."""
         findings = [*self.findings, *self.warnings]
         if not findings or any(finding.source for finding in findings):
             return ""
