@@ -59,7 +59,7 @@ class Explanation:
     schedule : Schedule
         Division of the work among CTAs.
     prediction : Cost
-        Time that the cost model predicts.
+        Time that the cost model predicts for operands that are not in L2.
     candidates : tuple of Listed
         The cheapest configurations and the chosen configuration.
     considered : int
