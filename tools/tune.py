@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
         if options.model or not options.shape:
             field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
             allowed = f"--shape KxN, {measured.sizes}, for {measured.name}"
-            raise ArgumentError(field, got, allowed, "--m is its queries")
+            raise ArgumentError(field, got, allowed, "--m is the number of queries")
     elif not (options.shape or options.model):
         raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
@@ -123,7 +123,7 @@ def _tune(
                     progress.advance(bar)
                 _say(progress.console, str(outcome))
                 for label, why in outcome.dropped.items():
-                    _say(progress.console, f"    dropped {label}: {why}")
+                    _say(progress.console, f"    dropped: {label}: {why}")
 
             run(
                 tasks, bench, path, family, gpu_class,
@@ -133,7 +133,7 @@ def _tune(
         interrupted = True
     measured = sum(outcome.status in ("tuned", "kept") for outcome in outcomes)
     end = (
-        f"interrupted: {counted(measured, 'problem')} kept; the same command continues"
+        f"interrupted; {counted(measured, 'problem')} stored; run the same command again to continue"
         if interrupted
         else f"{counted(measured, 'problem')} measured"
     )
@@ -170,11 +170,11 @@ def _compile_only(
         )
         kernels = _compile(tasks, family, gpu, options, console)
     except KeyboardInterrupt:
-        _say(console, "interrupted: compiled kernels are kept; the same command continues")
+        _say(console, "interrupted; the compiled kernels stay in the cache; run the same command again to continue")
         return 130
     refused = kernels.labels(tasks)
     for label, why in refused.items():
-        _say(console, f"    refused {label}: {why}")
+        _say(console, f"    does not compile: {label}: {why}")
     if options.json:
         record = {
             "target": gpu.target,

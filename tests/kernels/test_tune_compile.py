@@ -173,7 +173,7 @@ def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> No
     os.killpg(running.pid, signal.SIGINT)
     said = running.communicate(timeout=60)[1]  # ends when the last process that could write has ended
     assert running.returncode == 130
-    assert said.rstrip().endswith("interrupted: compiled kernels are kept; the same command continues")
+    assert said.rstrip().endswith("the compiled kernels stay in the cache; run the same command again to continue")
     assert "Traceback" not in said
     assert "Error" not in said
 
