@@ -134,7 +134,7 @@ def test_a_candidate_with_wrong_results_is_dropped_and_reported(
     assert entries(file)[64].us == 9.0
     shown = capsys.readouterr()
     assert why in json.loads(shown.out)["cells"][1]["dropped"][bad]
-    assert f"dropped {bad}: {why}" in shown.err
+    assert f"dropped: {bad}: {why}" in shown.err
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -146,7 +146,7 @@ def test_only_compiling_needs_no_gpu_and_no_file(
     record = json.loads(shown.out)
     assert record["refused"] == {bad.label: f"{bad.config.entry} would be slow"}
     assert (record["kernels"], record["sm_count"]) == (len(configs_of(tasks())) - 1, 132)
-    assert f"refused {bad.label}: " in shown.err
+    assert f"does not compile: {bad.label}: " in shown.err
     compiler.refuses = {tasks()[0].candidates[0].config}
     assert tune.main(COMPILE) == 1, "a problem that cannot be tuned"
 
