@@ -74,9 +74,9 @@ class Check:
     status : str
         ``"ok"``, ``"warn"`` (an optional feature will not work) or ``"fail"`` (something is broken).
     found : str
-        The result of the check, and what fails because of the result.
+        Result of the check and its effect.
     remedy : str
-        What the user should do, or "".
+        Remedy, or "".
     missing : bool
         Whether the subject is absent or unusable.
     """
