@@ -59,7 +59,8 @@ def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
             raise ArgumentError("NAME", kind, ", ".join([*CAUSES, *FAMILIES]), "`cudatma explain` lists the kinds")
     if given_sizes(options) is not None or options.target is not None:
         option = "--m" if options.target is None else "--target"
-        raise ArgumentError(option, "without a problem", f"with {' or '.join(FAMILIES)} and the sizes of a problem")
+        got = "together with a kind of hazard" if options.names else "without NAME"
+        raise ArgumentError(option, got, f"with {', '.join(FAMILIES)}")
     return [explain(kind) for kind in options.names]
 
 
