@@ -129,7 +129,7 @@ def test_an_interrupt_while_it_compiles(compiler: Compiler, file: Path, capsys: 
     assert tuned(bench, "--json") == 130
     assert not bench.prepared
     assert not file.exists()
-    assert "interrupted: 0 problems kept" in capsys.readouterr().err
+    assert "interrupted; 0 problems stored" in capsys.readouterr().err
     assert tune.main(COMPILE) == 130
     assert "compiled kernels are kept" in capsys.readouterr().err
 
