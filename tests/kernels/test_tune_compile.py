@@ -131,7 +131,7 @@ def test_an_interrupt_while_it_compiles(compiler: Compiler, file: Path, capsys: 
     assert not file.exists()
     assert "interrupted; 0 problems stored" in capsys.readouterr().err
     assert tune.main(COMPILE) == 130
-    assert "compiled kernels are kept" in capsys.readouterr().err
+    assert "the compiled kernels stay in the cache" in capsys.readouterr().err
 
 
 def test_only_compiling_needs_no_gpu_and_no_file(
