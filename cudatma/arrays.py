@@ -256,7 +256,7 @@ def pointer_device(pointer: int, field: str = "pointer") -> int:
     """
     if pointer == 0:
         return context.current_device()
-    context.initialise()
+    context.initialize()
     ordinal = ctypes.c_int(-1)
     code = _pointer_attribute()(ctypes.byref(ordinal), ctypes.c_int(_POINTER_DEVICE_ORDINAL), ctypes.c_uint64(pointer))
     if code != 0 or ordinal.value < 0:

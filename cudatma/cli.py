@@ -1,6 +1,6 @@
-"""The console script ``cudatma``: one subcommand for each module in COMMANDS.
+"""The console script ``cudatma``, with one subcommand for each module in COMMANDS.
 
-A cudatma error prints one line on stderr and gives exit status 2. A closed output pipe ends the program silently.
+A cudatma error prints one line on stderr and returns exit status 2. A closed output pipe ends the program silently.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _formatwarning = warnings.formatwarning
 
 #: Subcommand -> (module of tools/, description). A subcommand exists if its module does.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "doctor": ("doctor", "check driver, GPU, NVRTC, cache and tools; say what does not work, and why"),
-    "demo": ("demo", "quantize one real layer and run its GEMM, on the GPU or on the CPU"),
-    "dump": ("dump_kernels", "write PTX, cubin, SASS and a report of kernels or of any compiled file, with no GPU"),
-    "diff": ("diff_builds", "show what changed between two builds of kernels"),
-    "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
-    "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
-    "record": ("record", "write the kernel launches of a program on a GPU to a folder, for cudatma emulate"),
-    "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
-    "explain": ("explain", "explain a kind of hazard, or which kernel runs for a problem and why"),
+    "doctor": ("doctor", "check the driver, the GPU, NVRTC, the cache and tools, and explain problems"),
+    "demo": ("demo", "quantize a layer and run its GEMM on the GPU or on the CPU"),
+    "dump": ("dump_kernels", "write PTX, cubin, SASS and a report of kernels or compiled files, without a GPU"),
+    "diff": ("diff_builds", "compare two builds of kernels"),
+    "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map, its accesses and its risks"),
+    "emulate": ("emulate", "run a kernel on the CPU under many schedules, and list its hazards"),
+    "record": ("record", "record the kernel launches of a program on a GPU, for cudatma emulate"),
+    "mutants": ("mutants", "remove one synchronization of a kernel at a time, and check that the emulator reports it"),
+    "explain": ("explain", "explain a kind of hazard, or the choice of a kernel for a problem"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
-    "tune": ("tune", "find the fastest configurations of a GEMM or of attention on this GPU, and keep them"),
+    "tune": ("tune", "measure configurations of a GEMM or of attention on this GPU, and store the fastest"),
     "targets": ("targets", "list the architectures and their features"),
-    "convert": ("convert", "convert a Hugging Face model into one with packed int4 layers"),
-    "cache": ("artifacts", "show where the compiled kernels are and how much space they take, or clear them"),
+    "convert": ("convert", "convert a Hugging Face model to packed int4 layers"),
+    "cache": ("artifacts", "show the folder and size of the cache of compiled kernels, or clear it"),
     "completion": ("completion", "print a script that completes this command in bash or zsh"),
     "version": ("version", "show the versions of cudatma and its dependencies"),
 }
@@ -54,7 +54,7 @@ EXAMPLES = """examples:
 def tools_package() -> ModuleType:
     """Return the package ``cudatma.tools``.
 
-    An installed cudatma contains it. In a checkout, the folder tools/ next to the package is imported under that name.
+    An installed cudatma contains it. In a checkout, the function imports the folder tools/ under this name.
     """
     try:
         return importlib.import_module("cudatma.tools")
@@ -87,8 +87,8 @@ def one_line(error: CudaTmaError) -> str:
     lines = str(error).strip().splitlines() or [""]
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):
-        complaints = [line.strip() for line in error.log.splitlines() if "error" in line.lower()]
-        parts += map(shortened, complaints[:1])
+        errors = [line.strip() for line in error.log.splitlines() if "error" in line.lower()]
+        parts += map(shortened, errors[:1])
         parts += [f"artifacts: {error.folder}"] if error.folder else []
     return " | ".join(parts)
 
@@ -101,8 +101,8 @@ def _parser(commands: dict[str, str]) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", metavar="COMMAND", help="one of the above")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
+    parser.add_argument("command", metavar="COMMAND", help="one of these commands")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     return parser
 
 
@@ -132,6 +132,14 @@ def _format_warning(
     return _formatwarning(message, category, filename, lineno, line)
 
 
+def _discard_output() -> None:
+    """Discard output that cannot be written. Python flushes stdout at exit, and prints a traceback if this fails."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma`` and return the exit status.
 
@@ -140,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.formatwarning = _format_warning
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # the caller may have closed it
+            sys.stdout.flush()
         return status
     except CudaTmaError as error:
         print(one_line(error), file=sys.stderr)
@@ -149,9 +158,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cudatma: out of memory: {error or 'the operands are too large for this machine'}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader is gone; Python needs an open stdout to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
+    except OSError as error:
+        print(f"cudatma: {error}", file=sys.stderr)
+        _discard_output()
+        return 2
     except KeyboardInterrupt:
         print("cudatma: interrupted", file=sys.stderr)
         return 130

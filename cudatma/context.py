@@ -91,15 +91,15 @@ def using_runtime(other: Runtime) -> Iterator[Runtime]:
 @contextlib.contextmanager
 def using_other_devices() -> Iterator[None]:
     """Use separate tables of devices and contexts until the block ends, and then restore those of the process."""
-    global _initialised
-    initialised, devices, contexts = _initialised, dict(_devices), dict(_contexts)
-    _initialised = False
+    global _initialized
+    initialized, devices, contexts = _initialized, dict(_devices), dict(_contexts)
+    _initialized = False
     _devices.clear()
     _contexts.clear()
     try:
         yield
     finally:
-        _initialised = initialised
+        _initialized = initialized
         for mapping, previous in ((_devices, devices), (_contexts, contexts)):
             mapping.clear()
             mapping.update(previous)
@@ -110,8 +110,8 @@ _STREAM_CAPTURE_IMPLICIT = 906
 _lock = threading.Lock()
 _devices: dict[int, Device] = {}
 _contexts: dict[int, Any] = {}
-#: Whether this process has called initialise(), and whether it was forked from a process that had done so.
-_initialised = False
+#: Whether this process has called initialize(), and whether it was forked from a process that had done so.
+_initialized = False
 forked = False
 #: Maps each object to the function that renews its locks and handles in a forked child.
 _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
@@ -121,10 +121,10 @@ in_use = Runtime()
 
 
 def _note_fork() -> None:
-    global _lock, forked, _initialised, in_use
+    global _lock, forked, _initialized, in_use
     _lock = threading.Lock()  # a thread of the parent may hold the old lock
-    forked = forked or _initialised
-    _initialised = False
+    forked = forked or _initialized
+    _initialized = False
     in_use = Runtime()
     _devices.clear()
     _contexts.clear()
@@ -154,16 +154,16 @@ def require_no_fork() -> None:
         )
 
 
-def initialise() -> Any:
+def initialize() -> Any:
     """Initialize CUDA (cuInit) and return the driver module of cuda.bindings.
 
     Raises DriverError if there is no driver, and LaunchError after a fork.
     """
-    global _initialised
+    global _initialized
     require_no_fork()
     from cuda.bindings import driver
 
-    if not _initialised:
+    if not _initialized:
         try:
             check(driver.cuInit(0), "cuInit")
         except RuntimeError as error:
@@ -175,7 +175,7 @@ def initialise() -> Any:
                 detail = f"{error.detail}; start this process with 'spawn' if it was forked after CUDA was initialized"
                 raise DriverError("cuInit", error.code, detail) from error
             raise
-        _initialised = True
+        _initialized = True
     return driver
 
 
@@ -187,7 +187,7 @@ def device(ordinal: int) -> Device:
     known = _devices.get(ordinal)
     if known is not None:
         return known
-    driver = initialise()
+    driver = initialize()
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= ordinal < count:
         raise LaunchError("device", ordinal, f"0 to {count - 1}" if count else "none: there is no CUDA device")
@@ -210,7 +210,7 @@ def primary_context(ordinal: int) -> Any:
     context = _contexts.get(ordinal)
     if context is None:
         device(ordinal)
-        driver = initialise()
+        driver = initialize()
         with _lock:
             context = _contexts.get(ordinal)
             if context is None:
@@ -222,7 +222,7 @@ def primary_context(ordinal: int) -> Any:
 
 def current_device() -> int:
     """Return the device ordinal of the calling thread's current context, or 0 if the thread has none."""
-    driver = initialise()
+    driver = initialize()
     if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")) == 0:
         return 0
     return int(check(driver.cuCtxGetDevice(), "cuCtxGetDevice"))
@@ -235,7 +235,7 @@ def using(ordinal: int) -> Iterator[Any]:
     At the end of the block, the previous context is current again. A thread that had no context keeps the primary
     context, as with the CUDA runtime.
     """
-    driver, primary = initialise(), primary_context(ordinal)
+    driver, primary = initialize(), primary_context(ordinal)
     current = int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent"))
     if current == int(primary):
         yield driver

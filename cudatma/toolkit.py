@@ -1,7 +1,7 @@
-"""Search for NVIDIA's programs: nvcc, ptxas and the disassemblers.
+"""Find the programs and headers of NVIDIA's CUDA toolkit.
 
-Programs and headers (build/headers.py) have the same order: $CUDA_HOME and $CUDA_PATH, NVIDIA's wheels, PATH, and
-other places.
+The order is the same for both: $CUDA_HOME and $CUDA_PATH, NVIDIA's wheels, PATH, /usr/local/cuda, and other packages
+that contain copies.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ _SYSTEM_TOOLKIT = "/usr/local/cuda"
 _OTHER_NAMES = {"ptxas": ("ptxas-blackwell",)}
 
 
-def toolkit_homes() -> list[Path]:
-    """Return the folders that $CUDA_HOME and $CUDA_PATH name."""
-    return [Path(home) for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
-
-
 def find_programs(name: str) -> Iterator[Path]:
-    """Yield the paths of a program: $CUDA_HOME, $CUDA_PATH, NVIDIA's wheels, PATH, /usr/local/cuda, Triton's wheel."""
-    sites = tuple(sys.path)
-    folders = [*(home / "bin" for home in toolkit_homes()), *_wheel_folders(sites, "nvidia/*/bin")]
-    last = [Path(_SYSTEM_TOOLKIT, "bin"), *_wheel_folders(sites, "triton/backends/nvidia/bin")]
+    """Yield the paths of a program in order of preference. The last path is in Triton's wheel."""
+    folders = [root / "bin" for root in (*_homes(), *_below_sites("nvidia/*"))]
+    last = [Path(_SYSTEM_TOOLKIT, "bin"), *_below_sites("triton/backends/nvidia/bin")]
     for each in (name, *_OTHER_NAMES.get(name, ())):
         on_path = [Path(path)] if (path := shutil.which(each)) else []
         paths = [*(folder / each for folder in folders), *on_path, *(folder / each for folder in last)]
-        yield from (path for path in dict.fromkeys(paths) if os.access(path, os.X_OK))
+        programs = {path.resolve(): path for path in reversed(paths) if os.access(path, os.X_OK)}
+        yield from reversed(programs.values())
 
 
 def find_program(name: str) -> Path | None:
@@ -39,6 +34,34 @@ def find_program(name: str) -> Path | None:
     return next(find_programs(name), None)
 
 
+def include_folders(major: int) -> list[Path]:
+    """Return the folders that may contain CUDA's headers, in order of preference for a major version of CUDA.
+
+    The last folders are those of conda, of CuPy, and of wheels for other versions.
+    """
+    nvcc = shutil.which("nvcc")
+    conda = os.environ.get("CONDA_PREFIX")
+    roots = [
+        *_homes(),
+        *_below_sites("nvidia/cuda_*" if major == 12 else f"nvidia/cu{major}"),
+        *([Path(nvcc).resolve().parents[1]] if nvcc else []),
+        Path(_SYSTEM_TOOLKIT),
+        *(sorted(Path(conda, "targets").glob("*")) if conda else []),
+    ]
+    cupy, wheels = _below_sites("cupy/_core/include/cupy/_cccl/*"), _below_sites("nvidia/*/include")
+    return [*(root / "include" for root in roots), *cupy, *wheels]
+
+
+def _homes() -> list[Path]:
+    """Return the folders that $CUDA_HOME and $CUDA_PATH name."""
+    return [Path(home) for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+
+
+def _below_sites(pattern: str) -> list[Path]:
+    """Return the folders that match a pattern below the folders on sys.path."""
+    return _matches(tuple(sys.path), pattern)
+
+
 @lru_cache(maxsize=16)
-def _wheel_folders(sites: tuple[str, ...], pattern: str) -> list[Path]:
+def _matches(sites: tuple[str, ...], pattern: str) -> list[Path]:
     return [folder for site in dict.fromkeys(sites) if site for folder in sorted(Path(site).glob(pattern))]

@@ -1,4 +1,4 @@
-"""Show the folder of compiled kernels and its size; ``--clear`` removes them."""
+"""Show the folder and size of the cache of compiled kernels, or remove its content with --clear."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Usage:
     entries, failures : int
         Number of compiled kernels, and number of kernels that did not compile.
     size_bytes, limit_bytes : int
-        Size of the cache in bytes, and the size at which it is pruned.
+        Size of the cache in bytes, and the size above which old kernels are removed.
     """
 
     path: str
@@ -54,13 +54,13 @@ class Usage:
 
 
 def folders(root: Path, kind: str) -> list[Path]:
-    """Return the cache's folders of one kind by name, or an empty list if there is no cache yet."""
+    """Return the cache's folders of one kind, sorted by name."""
     parent = root / kind
     return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
 
 
 def usage(root: Path) -> Usage:
-    """Return the usage of the cache at ``root`` without creating the cache. Files that vanish count as 0 bytes."""
+    """Return the usage of the cache at ``root`` without creating it. Files that vanish meanwhile count as 0 bytes."""
     size = 0
     for kind in _FOLDERS:
         for path in (file for folder in folders(root, kind) for file in folder.glob("*")):
@@ -102,7 +102,7 @@ def megabytes(size_bytes: int) -> str:
 def parser() -> Parser:
     """Return the parser of ``cudatma cache``."""
     result = Parser("cudatma cache", __doc__, EXAMPLES)
-    result.add_argument("--clear", action="store_true", help="remove every compiled kernel")
+    result.add_argument("--clear", action="store_true", help="remove all compiled kernels")
     result.add_argument("--json", action="store_true", help="print JSON")
     return result
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({**asdict(result), "removed": removed}, indent=2))
         return 0
     print(f"path      {result.path}")
-    print(f"kernels   {result.entries}, and {result.failures} that did not compile")
+    print(f"kernels   {result.entries} compiled, {result.failures} failed")
     print(f"size      {megabytes(result.size_bytes)} of {megabytes(result.limit_bytes)}")
     if removed is not None:
         print(f"removed   {removed}")

@@ -1,4 +1,4 @@
-"""Run benchmarks/NAME.py of a checkout with the arguments that follow. An installed cudatma has no benchmarks."""
+"""Run the script benchmarks/NAME.py of a checkout. An installed cudatma contains no benchmarks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) ->
 def parser() -> Parser:
     """Return the parser of ``cudatma bench``."""
     result = Parser("cudatma bench", __doc__, EXAMPLES)
-    result.add_argument("name", nargs="?", metavar="NAME", help="the benchmark")
+    result.add_argument("name", nargs="?", metavar="NAME", help="name of the benchmark")
     result.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
     result.add_argument("--list", action="store_true", help="list the benchmarks")
     result.add_argument("--json", action="store_true", help="list the benchmarks as JSON")

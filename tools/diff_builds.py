@@ -1,7 +1,7 @@
-"""Compare two builds of kernels: registers, spills, shared memory, instructions, loops, and the changed code.
+"""Compare the registers, spills, shared memory, instructions, loops and code of two builds of kernels.
 
-A and B are files or folders as for `cudatma dump`, or names of kernels of the registry as `cudatma dump --list --json`
-lists them. If A and B have one kernel each, their names may differ. Several kernels are matched by name and target.
+A and B are files or folders as for `cudatma dump`, or kernels that `cudatma dump --list --json` lists. If A and B
+contain one kernel each, the names of the kernels may differ. Otherwise, kernels are matched by name and target.
 
 The exit status is 0 if the builds are equal, 1 if they differ, and 2 if the command line is wrong.
 """
@@ -25,7 +25,7 @@ from typing import Any
 from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
-from cudatma.review import KernelReport, compare, disassembled, reports
+from cudatma.review import KernelReport, assembled, compare, disassembled, reports
 from cudatma.target import Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser, add_source_options, source_arguments
@@ -51,7 +51,8 @@ def reports_of(argument: str, target: Target, source: Mapping[str, Any]) -> list
     if not is_file(argument):
         allowed = f"a file, a folder, or a kernel that `cudatma dump --list --json --target {target.name}` lists"
         raise ArgumentError("A or B", argument, allowed)
-    return [report for image in images_of(argument, [target], source) for report in reports(disassembled(image))]
+    images = images_of(argument, [target], source)
+    return [report for image in images for report in reports(disassembled(assembled(image)))]
 
 
 def parser() -> Parser:

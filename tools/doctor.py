@@ -1,6 +1,6 @@
-"""Check the parts that cudatma needs: driver, GPUs, NVRTC, CuPy, emulator, templates, cache and disassemblers.
+"""Check driver, GPUs, NVRTC, CuPy, emulator, templates, cache and disassemblers.
 
-Each line shows a result. If something is missing, the line also says what fails without it and what to do.
+Each line shows the result of a check. For a problem, the line also shows the effect and the remedy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .checks import Check, Machine, examine
 from .command_line import Parser
 
 EXAMPLES = """examples:
-  cudatma doctor            a machine without a GPU passes, with warnings
+  cudatma doctor            on a machine without a GPU, only warnings
   cudatma doctor --gpu      fail unless kernels can be launched here
   cudatma doctor --json
 """
@@ -43,9 +43,9 @@ _NEEDS = {
 
 
 def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
-    """Return for each ability whether it works on this machine, and the first check that prevents it, or "".
+    """Return, for each ability, whether it works on this machine, and the first check that prevents it, or "".
 
-    If several checks have the same name (GPUs), the success of one check is sufficient.
+    If several checks have the same name, such as those of several GPUs, the success of one check is sufficient.
     """
     result = {}
     present = {check.name for check in checks if not check.missing}
@@ -85,7 +85,7 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
     for ability, (works, why) in abilities(checks).items():
         say(f"{'can' if works else 'cannot':<7}", f"{ability}{f' ({why})' if why else ''}")
     if not passed(checks, gpu=gpu):
-        say("", "Something failed: see the lines above.", "bold red")
+        say("", "At least one check failed.", "bold red")
 
 
 def parser() -> Parser:

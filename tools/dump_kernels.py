@@ -1,8 +1,12 @@
-"""Write PTX, cubin, SASS and a report of kernels, without a GPU: of cudatma's own, or of files.
+"""Write PTX, cubin, SASS and a report of kernels, without a GPU.
 
-KERNEL is one of cudatma's kernels or families, which are rendered and compiled. FILE is a .cu or .j2 file, which is
-compiled; a .ptx, .cubin or .fatbin file; an ELF file (.o, .so) with kernels; or a folder of such files, for example
-Triton's cache or one of its entries. The report of a single kernel is also printed.
+KERNEL is one of cudatma's kernels or families. FILE is one of the following:
+
+- a .cu or .j2 file, which is compiled;
+- a .ptx, .cubin or .fatbin file, or an ELF file (.o, .so) with kernels;
+- a folder of .ptx and .cubin files, such as Triton's cache or one of its entries.
+
+If there is only one kernel, the command also prints its report.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a file, without an installed checkout
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -20,7 +24,8 @@ import argparse
 import ast
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -36,11 +41,11 @@ from cudatma.kernels.choice import decide
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, kernel
-from cudatma.review import Image, KernelReport, disassembled, reports
+from cudatma.review import Image, KernelReport, assembled, disassembled, reports
 from cudatma.review.sass import without_encodings
 from cudatma.target import Target, get_target
 
-from .command_line import DEFAULT_TARGET, Parser, add_source_options, source_arguments
+from .command_line import DEFAULT_TARGET, Parser, add_source_options, integer, output_folder, source_arguments
 from .problem_options import add_problem_options, add_size_options, given_sizes, problem_options
 from .review_files import compiled_image, images_of, is_file
 
@@ -48,7 +53,7 @@ _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
 #: Configs of a kernel that --list names without --json.
 _SHOWN_CONFIGS = 3
 _OPTIONS_OF_LIST = ("list", "target", "json")
-#: Options for files alone.
+#: Options that apply only to files.
 _FOR_FILES = ("block", "shared_bytes", "include_dir", "define", "std", "include", "template")
 _OPTIONS_OF_FILES = (*_OPTIONS_OF_LIST, "out", "no_sass", *_FOR_FILES)
 EXAMPLES = """examples:
@@ -63,6 +68,10 @@ EXAMPLES = """examples:
   cudatma dump kernel.cu --target sm_90a --block 256        a file; the occupancy is for CTAs of 256 threads
   cudatma dump ~/.triton/cache --out out                    every kernel that Triton has compiled
 """
+
+
+#: A function that prints a report.
+Show = Callable[[KernelReport], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +116,17 @@ def configured(config: Any, changes: dict[str, object], target: Target) -> Any:
         return replace(config, **changes)
     except ArgumentError as error:
         values = config.preset.allowed.get(error.field, ()) if isinstance(config, KernelConfig) else ()
-        serving = [value for value in values if _serves(config, {**changes, error.field: value}, target)]
-        if len(serving) in (0, len(values)):
+        valid = [value for value in values if _is_valid(config, {**changes, error.field: value}, target)]
+        if len(valid) in (0, len(values)):
             raise
         rest = ", ".join(
             f"{name}={changes.get(name, getattr(config, name))!r}" for name in known if name != error.field
         )
-        remedy = f"these serve on {target.name} with {rest}"
-        raise ArgumentError(error.field, error.got, ", ".join(map(str, serving)), remedy) from error
+        remedy = f"these values are valid on {target.name} with {rest}"
+        raise ArgumentError(error.field, error.got, ", ".join(map(str, valid)), remedy) from error
 
 
-def _serves(config: Any, changes: dict[str, object], target: Target) -> bool:
+def _is_valid(config: Any, changes: dict[str, object], target: Target) -> bool:
     try:
         replace(config, **changes).check_target(target)
     except FieldError:
@@ -126,7 +135,7 @@ def _serves(config: Any, changes: dict[str, object], target: Target) -> bool:
 
 
 def jobs_for(entry: KernelEntry, target: Target, changes: dict[str, object]) -> list[Job]:
-    """Return a job for each config of a kernel for a target. Job names are distinct, and equal configs have one job."""
+    """Return a job for each distinct config of a kernel for a target. The names of the jobs are distinct."""
     configs: list[Any] = []
     for config in entry.configs(target):
         changed = configured(config, changes, target)
@@ -152,12 +161,12 @@ def dump_all(
     *,
     sass: bool,
     debug: bool,
-    show: Callable[[KernelReport], None] = lambda report: None,
+    show: Show = lambda report: None,
 ) -> list[KernelReport]:
     """Compile jobs and write NAME.cu, .ptx, .cubin, .sass and .report.txt for each job into an existing folder.
 
-    ``show`` is called with each report as soon as its files are written. Raise TargetError and ArgumentError before
-    anything is compiled. If NVRTC cannot compile a job, raise CompileError after the other jobs. The source is then in
+    Call ``show`` with each report after its files have been written. Raise TargetError and ArgumentError before the
+    first compilation. If NVRTC cannot compile a job, raise CompileError after the other jobs, and leave the source in
     the folder.
     """
     orders: dict[tuple[str, str, str], Job] = {}
@@ -168,27 +177,42 @@ def dump_all(
         _file(folder / job.name, "cu").write_text(source)
         orders[source, job.target.name, f"{job.name}.cu"] = job
     done: dict[str, KernelReport] = {}
-    refused: list[CompileError] = []
-    console = Console(stderr=True)
-    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True, redirect_stdout=False
-    ) as progress:
-        bar = progress.add_task("", total=len(jobs))
+    errors: list[CompileError] = []
+    with _progress("compiling", len(jobs)) as advance:
         for order, result in each(compiled, orders, processes):
             job = orders[order]
             if isinstance(result, CompileError):
                 message = f"{job.name}: {result.message}"
-                refused.append(CompileError(message, result.log, result.source, str(folder), result.excerpt))
+                errors.append(CompileError(message, result.log, result.source, str(folder), result.excerpt))
+                advance([], show)
             else:
-                report = done[job.name] = _write(job, result, folder, sass)
-                progress.stop()  # the bar and stdout may share a terminal
-                show(report)
-                progress.start()
-            progress.advance(bar)
-    if refused:
-        raise refused[0]
+                done[job.name] = _write(job, result, folder, sass)
+                advance([done[job.name]], show)
+    if errors:
+        raise errors[0]
     return [done[job.name] for job in jobs]
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[Sequence[KernelReport], Show], None]]:
+    """Show a progress bar on stderr if it is a terminal.
+
+    Yield a function that takes the reports of one step and a function that prints a report, and advances the bar.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    is_hidden = total == 1 or not console.is_terminal
+    with Progress(*columns, console=console, disable=is_hidden, transient=True, redirect_stdout=False) as progress:
+        bar = progress.add_task("", total=total)
+
+        def advance(reports: Sequence[KernelReport], show: Show) -> None:
+            progress.stop()  # the bar and stdout may share a terminal
+            for report in reports:
+                show(report)
+            progress.start()
+            progress.advance(bar)
+
+        yield advance
 
 
 def _write(job: Job, result: Compiled, folder: Path, sass: bool) -> KernelReport:
@@ -243,7 +267,7 @@ def job_of_problem(
 ) -> Job:
     """Return the kernel that a family runs for a problem on a GPU with this number of SMs.
 
-    By default, the number of SMs is that of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
+    The default number of SMs is that of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
     """
     kernel_family = family(name)
     selected, selected_by = kernel_family.versions.chosen(version) if kernel_family.versions else ("", "")
@@ -268,9 +292,9 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
     selected = family_and_version(options.kernel)
     if selected is None:
         allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
-        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of a family")
+        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k describe a problem of a family")
     if options.config:
-        raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the config")
+        raise ArgumentError("--config", options.config[0], "no field with --m, --n and --k, which select a config")
     name, version = selected
     return name, sizes | problem_options(name, options), version
 
@@ -279,18 +303,21 @@ def _file(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _dump_files(options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
+def _dump_files(options: argparse.Namespace, targets: Sequence[Target], show: Show) -> list[KernelReport]:
     """Write the files and return the reports of the kernels in a file or folder."""
     result: list[KernelReport] = []
     names = Counter[str]()
-    for image in images_of(options.kernel, targets, source_arguments(options)):
-        names[image.name] += 1
-        if names[image.name] > 1:  # Triton's cache has a folder for each version of a kernel
-            image = replace(image, name=f"{image.name}_{names[image.name]}")
-        image = image if options.no_sass else disassembled(image)
-        kernels = reports(image, threads=options.block, dynamic_smem_bytes=options.shared_bytes)
-        write_image(image, kernels, options.out)
-        result += kernels
+    images = images_of(options.kernel, targets, source_arguments(options))
+    with _progress("disassembling", len(images)) as advance:
+        for image in map(assembled, images):
+            names[image.name] += 1
+            if names[image.name] > 1:  # Triton's cache has a folder for each version of a kernel
+                image = replace(image, name=f"{image.name}_{names[image.name]}")
+            image = image if options.no_sass else disassembled(image)
+            kernels = reports(image, threads=options.block, dynamic_smem_bytes=options.shared_bytes)
+            write_image(image, kernels, options.out)
+            result += kernels
+            advance(kernels, show)
     return result
 
 
@@ -332,32 +359,37 @@ def _print_summary(report: KernelReport, folder: Path) -> None:
 def parser() -> Parser:
     """Return the parser of ``cudatma dump``."""
     result = Parser("cudatma dump", __doc__, EXAMPLES)
-    help = f"a file or folder, or {_KERNELS}; {' and '.join(FAMILIES)} are families of kernels"
+    help = f"a file or folder, or {_KERNELS}; {', '.join(FAMILIES)} are families of kernels"
     result.add_argument("kernel", nargs="?", metavar="KERNEL|FILE", help=help)
     add = result.add_argument
     add(
         "--target",
         action="append",
         metavar="NAME",
-        help=f"architecture, repeatable ({DEFAULT_TARGET})",
+        help=f"architecture; repeatable ({DEFAULT_TARGET})",
     )
-    add("--out", type=Path, default=Path("out"), metavar="DIR", help="output folder (default: out)")
+    add("--out", type=output_folder, default=Path("out"), metavar="DIR", help="output folder (default: out)")
     add(
-        "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs, repeatable"
+        "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs; repeatable"
     )
     sizes = result.add_argument_group(
-        "the kernel of a problem", f"--m, --n and --k: sizes for {' or '.join(FAMILIES)} or one of its versions"
+        "the kernel of a problem", f"sizes for {', '.join(FAMILIES)} or one of their versions"
     )
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
-    add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one per core)")
-    files = result.add_argument_group("files", "the launch, for the occupancy, if the file does not state it")
+    help_jobs = "number of processes that compile (default: one per core)"
+    add("--jobs", type=integer(1), default=usable_cores(), metavar="N", help=help_jobs)
+    files = result.add_argument_group("files", "the launch, for the occupancy in the report")
     add_source_options(result)
-    files.add_argument("--block", type=int, metavar="N", help="threads per CTA")
-    files.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA in bytes")
-    add("--debug", action="store_true", help="bound waits and check accesses, see docs/howto/debug_a_hang.md")
+    files.add_argument("--block", type=integer(1, 1024), metavar="N", help="number of threads per CTA")
+    files.add_argument("--shared-bytes", type=integer(0), metavar="N", help="dynamic shared memory per CTA in bytes")
+    add("--debug", action="store_true", help="limit waits and check accesses (docs/howto/debug_a_hang.md)")
     add("--no-sass", action="store_true", help="do not disassemble")
-    add("--list", action="store_true", help="list the kernels and their configs (all with --json), compile nothing")
+    add(
+        "--list",
+        action="store_true",
+        help="list kernels and configs without compiling; with --json, all configs",
+    )
     add("--json", action="store_true", help="print the reports as JSON")
     return result
 
@@ -375,22 +407,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.kernel is None:
         raise ArgumentError("kernel", "none", _KERNELS, "--list shows them with their configs")
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
+
+    def show(report: KernelReport) -> None:
+        if not options.json:
+            _print_summary(report, options.out)
+
     if options.kernel not in ("all", *FAMILIES, *REGISTRY) and is_file(options.kernel):
         command.require_only(options, _OPTIONS_OF_FILES, "a file")
-        _make_folder(options.out)
-        done = _dump_files(options, targets)
-        for report in [] if options.json else done:
-            _print_summary(report, options.out)
+        options.out.mkdir(parents=True, exist_ok=True)
+        result = _dump_files(options, targets, show)
     else:
-        done = _dump_registry(command, options, targets)
+        result = _dump_registry(command, options, targets, show)
     if options.json:
-        print(json.dumps([report.as_dict() for report in done], indent=2))
-    elif len(done) == 1:
-        print(f"\n{done[0]}", end="")
+        print(json.dumps([report.as_dict() for report in result], indent=2))
+    elif len(result) == 1:
+        print(f"\n{result[0]}", end="")
     return 0
 
 
-def _dump_registry(command: Parser, options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
+def _dump_registry(
+    command: Parser, options: argparse.Namespace, targets: Sequence[Target], show: Show
+) -> list[KernelReport]:
     """Write the files and return the reports of kernels of the registry."""
     of_kernels = [action.dest for action in command.options if action.dest not in _FOR_FILES]
     command.require_only(options, of_kernels, f"{options.kernel}, a kernel of cudatma")
@@ -404,18 +441,6 @@ def _dump_registry(command: Parser, options: argparse.Namespace, targets: Sequen
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:
         got = f"{options.kernel} for {', '.join(target.name for target in targets)}"
-        raise ArgumentError("kernel", got, "a target that runs it", "`cudatma dump --list` shows the targets' configs")
-    _make_folder(options.out)
-
-    def show(report: KernelReport) -> None:
-        if not options.json:
-            _print_summary(report, options.out)
-
+        raise ArgumentError("kernel", got, "a target that supports it", "`cudatma dump --list` shows the targets")
+    options.out.mkdir(parents=True, exist_ok=True)
     return dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug, show=show)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError("--out", str(folder), "a folder that can be written", str(error)) from error

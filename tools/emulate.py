@@ -1,14 +1,13 @@
-"""Run a kernel on the CPU, under many schedules, and list its hazards.
+"""Run a kernel on the CPU under many schedules, and list its hazards.
 
 KERNEL is one of the following:
 
 - a .ptx or .cu file, or a launch file (.toml, .json);
-- one of cudatma's kernels, with generated operands. `cudatma emulate KERNEL --help` lists the options for the sizes;
-- a Python program (.py), whose kernel launches run on the emulator. Arguments after the file name are passed to the
-  program;
-- a folder that `cudatma record` wrote, whose launches run again.
+- one of cudatma's kernels, which runs with generated operands (`cudatma emulate KERNEL --help` lists its sizes);
+- a Python program (.py), whose kernel launches run on the emulator. The program gets the arguments after its name;
+- a folder that `cudatma record` wrote. The recorded launches run again.
 
---coverage runs nothing. It lists which instructions of a PTX file the emulator supports.
+With --coverage, the command runs no kernel, and lists which instructions of a PTX file the emulator supports.
 
 The exit status is 0 if there is no hazard and the result is as expected, 1 if there is a hazard, a wrong result or an
 infinite loop, and 2 if the command line is wrong.
@@ -41,7 +40,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
-from .command_line import DEFAULT_TARGET, Parser, add_source_options
+from .command_line import DEFAULT_TARGET, Parser, add_source_options, integer, output_file, tolerance
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_program import run_program
 from .emulate_recording import run_recording
@@ -57,7 +56,7 @@ _FOR_LAUNCHES = ("schedules", "seed", "replay", "html", "sarif", "json")
 _FOR_PROGRAMS = (*_FOR_LAUNCHES, "target", "only", "step_limit")
 _FOR_RECORDINGS = (*_FOR_LAUNCHES, "launch", "tolerance")
 EXAMPLES = f"""arguments of a kernel
-{(launch_grammar or "").partition("On the command line an argument is one of")[2].strip(chr(10))}
+{(launch_grammar or "").partition("On the command line, an argument is one of")[2].strip(chr(10))}
 
 examples:
   cudatma emulate tile_copy --schedules 50
@@ -84,9 +83,9 @@ _SIZES = {
     "tile_m": "number of rows of a result tile",
     "tile_n": "number of columns of a result tile",
     "stages": "number of ring stages",
-    "batch": "sequences",
+    "batch": "number of sequences",
     "heads": "number of query heads",
-    "kv_heads": "number of heads of k and v",
+    "kv_heads": "number of key and value heads",
     "q_length": "number of queries per sequence",
     "k_length": "number of keys per sequence, or its maximum",
     "head_dim": "number of elements per head",
@@ -117,7 +116,7 @@ _SIZES = {
 def read_ptx(source: str) -> str:
     """Return the text of a PTX file, or of standard input for ``-``. Raise ArgumentError if it cannot be read.
 
-    PTX is ASCII. Compilers copy other bytes into comments and file names. These bytes become backslash escapes.
+    PTX is ASCII, but compilers copy other bytes into comments and file names. These bytes become backslash escapes.
     """
     with open_source(source, "--coverage") as stream:
         data = stream.read(MAX_CHARS + 1)
@@ -160,44 +159,46 @@ def parser() -> Parser:
     add_launch_options(result)
     _add_run_options(result)
     launches = result.add_argument_group("launches of a program or of a folder")
-    launches.add_argument("--only", metavar="NAME", help="program: check only kernels whose name contains NAME")
-    launches.add_argument("--launch", type=int, metavar="N", help="folder: run only this launch (default: all)")
+    launches.add_argument("--only", metavar="NAME", help="for a program: check only kernels whose name contains NAME")
+    help_launch = "for a folder: run only this launch (default: all launches)"
+    launches.add_argument("--launch", type=integer(0), metavar="N", help=help_launch)
     return result
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe the source and the launch of a kernel in a file."""
     add_source_options(parser)
-    launch = parser.add_argument_group("the launch")
-    launch.add_argument("--entry", metavar="NAME", help="name of the kernel, or a part of it (default: the only one)")
-    launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="CTAs (1)")
-    launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads per CTA (default: 32)")
-    launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs per cluster")
-    launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA (default: 0)")
+    add, extent = parser.add_argument_group("the launch").add_argument, "X[,Y[,Z]]"
+    add("--entry", metavar="NAME", help="name of the kernel, or a part of it (default: the only kernel)")
+    add("--grid", type=extents, metavar=extent, help="number of CTAs (default: 1)")
+    add("--block", type=extents, metavar=extent, help="number of threads per CTA (default: 32)")
+    add("--cluster", type=extents, metavar=extent, help="number of CTAs per cluster (default: no cluster)")
+    add("--shared-bytes", type=integer(0), metavar="N", help="bytes of dynamic shared memory per CTA (default: 0)")
     help_programmatic = "check the kernel as a programmatic dependent launch"
-    launch.add_argument("--programmatic", action="store_true", default=None, help=help_programmatic)
-    launch.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
-    launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
-    launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="an array used only by a map")
+    add("--programmatic", action="store_true", default=None, help=help_programmatic)
+    add("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
+    add("--arg", action="append", default=[], metavar="ARG", help="an argument of the kernel, in order (see below)")
+    add("--array", action="append", default=[], metavar="ARRAY", help="an array that only tensor maps use")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    run = parser.add_argument_group("the run")
-    default = f"{_SCHEDULES}; for each launch of a program or folder: {_SCHEDULES_OF_LAUNCHES}"
-    run.add_argument("--schedules", type=int, metavar="N", help=f"number of schedules (default: {default})")
-    run.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random schedules (default: 0)")
-    run.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
-    run.add_argument("--step-limit", type=int, metavar="N", help=f"maximum steps per schedule (default: {STEP_LIMIT})")
+    add = parser.add_argument_group("the run").add_argument
+    default = f"{_SCHEDULES}, or {_SCHEDULES_OF_LAUNCHES} for each launch of a program or folder"
+    add("--schedules", type=integer(1), metavar="N", help=f"number of schedules (default: {default})")
+    add("--seed", type=integer(0), default=0, metavar="S", help="seed of the random schedules (default: 0)")
+    add("--replay", type=integer(0), metavar="K", help="run only schedule K")
+    help_limit = f"maximum number of steps per schedule (default: {STEP_LIMIT})"
+    add("--step-limit", type=integer(1), metavar="N", help=help_limit)
     result = parser.add_argument_group("the result")
-    result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array to a file")
-    result.add_argument("--expect", action="append", default=[], metavar="NAME=FILE.npy", help="compare an array")
-    tolerance = "maximum ||difference|| / ||expected|| (default: 0)"
-    result.add_argument("--tolerance", type=float, default=0.0, metavar="E", help=tolerance)
-    result.add_argument(
-        "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
-    )
+    add, file = result.add_argument, "NAME=FILE.npy"
+    add("--save", action="append", default=[], metavar=file, help="write an array to a file after the run")
+    add("--expect", action="append", default=[], metavar=file, help="compare an array with a file after the run")
+    help_tolerance = "maximum ||difference|| / ||expected|| (default: 0)"
+    add("--tolerance", type=tolerance, default=0.0, metavar="E", help=help_tolerance)
+    help_trace = "write a trace: a picture (.svg), or a file for Perfetto (.json)"
+    add("--trace", action="append", default=[], type=output_file, metavar="FILE", help=help_trace)
     add_report_options(result)
-    result.add_argument("--json", action="store_true", help="print JSON; the output of a program goes to stderr")
+    add("--json", action="store_true", help="print JSON, and the output of a program on stderr")
 
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def sample_parser(name: str) -> Parser:
     make = _sample_of(name)
     parser = Parser(
         f"cudatma emulate {name}",
-        f"{REGISTRY[name].summary}. Its sizes; `cudatma emulate --help` lists the options of every kernel.",
+        f"{REGISTRY[name].summary}. `cudatma emulate --help` lists the options that apply to every kernel.",
     )
     for parameter in list(inspect.signature(make).parameters.values())[1:]:
         if parameter.name == "seed":
@@ -251,11 +252,11 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
             field for field in ("entry", "grid", "block", "cluster", "shared_bytes") if getattr(options, field)
         ]
         if file_options or options.arg or options.array or options.save or options.expect:
-            refused = (
+            given = (
                 ", ".join(f"--{field.replace('_', '-')}" for field in file_options)
                 or "--arg, --array, --save, --expect"
             )
-            raise ArgumentError("KERNEL", name, f"only its sizes, without {refused}", "they are for kernels of files")
+            raise ArgumentError("KERNEL", name, f"a kernel in a file, because of {given}")
         target = get_target(options.target) if options.target else default_target()
         return run_sample(_sample_of(name), target, sizes, options)
     return run_launch(options)

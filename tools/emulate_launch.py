@@ -1,11 +1,11 @@
 """Read descriptions of launches from the command line or from a TOML or JSON file.
 
-On the command line an argument is one of
+On the command line, an argument is one of
 
-    x:float16[64,128]=random              an array, passed as a pointer; =zeros, ones, arange, a number or a .npy file
+    x:float16[64,128]=random              a pointer to an array of zeros, ones, arange, random, a number or a .npy file
     n:int32=64                            a number
-    map(x, box=64x64, swizzle=128B)       a tensor map over the array x, box in NumPy's order
-    x                                     an array that another argument names
+    map(x, box=64x64, swizzle=128B)       a tensor map over the array x, with the box in NumPy's order
+    x                                     a pointer to an array that another argument declares
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from cudatma.build.files import read_source
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError
 
@@ -39,13 +40,13 @@ _DTYPES = (
     "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int32", "uint32", "int8", "uint8",
     "int16", "uint16", "int64", "uint64", "bool",
 )  # fmt: skip
-#: Maximum size of an array in bytes, more than an interactive launch needs.
+#: Maximum size of an array in bytes.
 MAX_ARRAY_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class LaunchFile:
-    """Description of a launch, with the given fields of _FIELDS, the arrays and the arguments."""
+    """Description of a launch: the fields of _FIELDS that are given, the arrays and the arguments."""
 
     launch: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -80,16 +81,16 @@ class LaunchFile:
     def check_array(self, name: str, option: str) -> dict[str, Any]:
         """Return the description of a named array, or raise ArgumentError."""
         if name not in self.arrays:
-            raise ArgumentError(option, name, ", ".join(self.arrays) or "none: the launch has no array")
+            raise ArgumentError(option, name, ", ".join(self.arrays) or "none, because the launch has no array")
         return self.arrays[name]
 
 
 def read_launch(path: Path) -> LaunchFile:
     """Read a launch file, .toml or .json. Raise ArgumentError if it cannot be read or has an unknown field."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_source(path, "launch file")
         content = json.loads(text) if path.suffix == ".json" else _toml(text, path)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError("launch file", ascii(str(path)), "a TOML or JSON file", str(error)) from error
@@ -98,6 +99,11 @@ def read_launch(path: Path) -> LaunchFile:
     _check_fields(arrays, None, "arrays")
     for name, described in arrays.items():
         _check_fields(described, _ARRAY_FIELDS, f"arrays.{name}")
+        for field_name in ("save", "expect"):
+            if not isinstance(file := described.get(field_name, ""), str):
+                raise ArgumentError(f"arrays.{name}.{field_name}", file, "the path of a .npy file")
+        if type(seed := described.get("seed", 0)) is not int or seed < 0:
+            raise ArgumentError(f"arrays.{name}.seed", seed, "an integer, at least 0")
     if not isinstance(args, list):
         raise ArgumentError("args", type(args).__name__, "a list of tables with array, map or value")
     launch = LaunchFile(content, arrays, [], path.parent)
@@ -145,7 +151,7 @@ def make_operands(launch: LaunchFile) -> Operands:
 
 
 def _dtype(name: Any, field: str) -> np.dtype[Any]:
-    """Return the dtype with this name. Names must state the size, because float has different sizes in C and NumPy."""
+    """Return the dtype with this name. A name includes the size, because float has different sizes in C and NumPy."""
     if name not in _DTYPES:
         raise ArgumentError(field, name, ", ".join(_DTYPES), "write NAME:DTYPE=NUMBER or NAME:DTYPE[SHAPE]=FILL")
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
@@ -161,7 +167,7 @@ def _array(name: str, described: Mapping[str, Any], folder: Path) -> npt.NDArray
     if int(np.prod(shape, dtype=object)) * dtype.itemsize > MAX_ARRAY_BYTES:
         raise ArgumentError(f"{place}.shape", shape, f"at most {MAX_ARRAY_BYTES} bytes")
     if fill == "random":
-        return _random(shape, dtype, int(described.get("seed", 0)))
+        return _random(shape, dtype, described.get("seed", 0))
     if fill == "arange":
         return np.arange(int(np.prod(shape))).astype(dtype).reshape(shape)
     if isinstance(fill, str) and fill.endswith(".npy"):
@@ -180,7 +186,7 @@ def _shape(described: Mapping[str, Any], place: str) -> tuple[int, ...]:
     shape = described.get("shape")
     extents = [shape] if isinstance(shape, int) else shape
     if not isinstance(extents, list) or not all(type(extent) is int and extent > 0 for extent in extents):
-        raise ArgumentError(f"{place}.shape", shape, "extents of 1 and more")
+        raise ArgumentError(f"{place}.shape", shape, "extents of at least 1")
     return tuple(extents)
 
 
@@ -194,6 +200,8 @@ def _random(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> npt.NDAr
 
 def load_array(path: Path, field: str) -> npt.NDArray[Any]:
     """Return the array of a .npy file, or raise ArgumentError."""
+    if path.exists() and not path.is_file():
+        raise ArgumentError(field, ascii(str(path)), "a regular .npy file")
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -208,7 +216,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
     if "map" in described:
         options = {name: described[name] for name in _MAP_OPTIONS if name in described}
         if "box" not in options:
-            raise ArgumentError(f"{place}.box", "none", "the box in the array's order, 64x64")
+            raise ArgumentError(f"{place}.box", "none", "the extents of the box in NumPy's order, such as 64x64")
         box = _extents(options.pop("box"), f"{place}.box")
         if "element_strides" in options:
             options["element_strides"] = _extents(options["element_strides"], f"{place}.element_strides")
@@ -218,12 +226,12 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
     try:
         return dtype.type(int(str(value), 0) if dtype.kind in "iu" else float(str(value)))
     except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"{place}.value", value, f"a number that {dtype} holds") from error
+        raise ArgumentError(f"{place}.value", value, f"a number in the range of {dtype}") from error
 
 
 def _named(name: str, arrays: Mapping[str, npt.NDArray[Any]], place: str) -> npt.NDArray[Any]:
-    if name not in arrays:
-        raise ArgumentError(place, name, ", ".join(arrays) or "none: the launch has no array", "declare it: --array")
+    if not isinstance(name, str) or name not in arrays:
+        raise ArgumentError(place, name, ", ".join(arrays) or "no name, because the launch has no array")
     return arrays[name]
 
 
@@ -232,4 +240,4 @@ def _extents(value: Any, field: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in (parts if isinstance(parts, list) else [parts]))
     except (TypeError, ValueError) as error:
-        raise ArgumentError(field, value, "extents in the array's order, 64x64 or [64, 64]") from error
+        raise ArgumentError(field, value, "extents in NumPy's order, such as 64x64 or [64, 64]") from error

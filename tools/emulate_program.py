@@ -1,6 +1,6 @@
-"""Run a Python program's kernel launches on the emulator: `cudatma emulate program.py`.
+"""Run the kernel launches of a Python program on the emulator, for `cudatma emulate program.py`.
 
-Options before the program's name are for the emulator. Arguments after it are passed to the program.
+Options before the program's name are for the emulator. The program gets the arguments after its name.
 """
 
 from __future__ import annotations
@@ -60,19 +60,33 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return status or int(not log.is_clean)
 
 
+class _SharedStream:
+    """A stream that the program can close without closing it for cudatma."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
 def run_script(program: str, arguments: Sequence[str]) -> int:
     """Run a program as ``python program arguments`` does, and return its exit status."""
     saved = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path(program).resolve().parent))
     try:
-        runpy.run_path(program, run_name="__main__")
+        with redirect_stdout(_SharedStream(sys.stdout)):
+            runpy.run_path(program, run_name="__main__")
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
         print(error.code, file=sys.stderr)
         return 1
-    except CudaTmaError as error:  # names the launch and its line
+    except CudaTmaError as error:  # the message names the launch and its line
         print(f"cudatma: {error}", file=sys.stderr)
         return 1
     except Exception as error:
@@ -84,7 +98,7 @@ def run_script(program: str, arguments: Sequence[str]) -> int:
 
 
 def _print_traceback(error: Exception, program: str) -> None:
-    """Print a traceback that begins in the program."""
+    """Print a traceback without the frames before the program's first frame."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != program:
         trace = trace.tb_next
@@ -92,7 +106,7 @@ def _print_traceback(error: Exception, program: str) -> None:
 
 
 def _print(entry: LaunchEntry, reported: set[tuple[Any, ...]]) -> None:
-    """Print a line for a launch, followed by the hazards that no earlier launch had."""
+    """Print a line for a launch, and the hazards that no earlier launch has shown."""
     print(entry)
     for hazard in entry.report.hazards:
         key = hazard.kind, hazard.kernel, hazard.ptx_line, hazard.source

@@ -1,6 +1,6 @@
-"""Run the launches of a recording on the emulator, and compare the results: `cudatma emulate FOLDER`.
+"""Run the launches of a recording on the emulator and compare the results, for `cudatma emulate FOLDER`.
 
-`cudatma record` writes the folder. The exit status is 0 if no launch has a hazard and all results are right.
+`cudatma record` writes the folder. The exit status is 0 if no launch has a hazard and all results are correct.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .emulate_run import launch_data, write_reports
 
 
 def run_recording(options: argparse.Namespace) -> int:
-    """Run launches of a recording, print a line for each, and return the exit status."""
+    """Run the launches of a recording, print a line for each launch, and return the exit status."""
     recording = read_recording(Path(options.kernel))
     launches = _selected(recording, options.launch)
     settings = {"schedules": options.schedules, "seed": options.seed, "replay": options.replay}
@@ -74,7 +74,7 @@ def _selected(recording: Recording, number: int | None) -> list[tuple[int, Recor
     if number is None:
         return list(enumerate(recording))
     if not 0 <= number < len(recording):
-        allowed = f"0 to {len(recording) - 1}" if recording else "none: no launch is recorded"
+        allowed = f"0 to {len(recording) - 1}" if recording else "none, because the recording is empty"
         raise ArgumentError("--launch", number, allowed)
     return [(number, recording[number])]
 

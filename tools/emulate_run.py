@@ -1,9 +1,10 @@
-"""Run a launch for `cudatma emulate` with a progress bar, and print the result."""
+"""Run a launch with a progress bar and print the result, for `cudatma emulate`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cudatma.build.kernel import TEMPLATE_SUFFIX
 from cudatma.build.ptx_source import PtxSource, ptx_source
@@ -27,10 +29,10 @@ from cudatma.programs import ProgramLaunch, RecordedLaunch
 from cudatma.runtime.launch_args import Parameter, entries
 from cudatma.target import Target
 
-from .command_line import source_arguments
+from .command_line import output_file, output_problem, source_arguments
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
 
-#: If stderr is not a terminal, seconds before the first line of progress and seconds between two lines.
+#: Seconds before the first line of progress and between two lines, if stderr is not a terminal.
 _FIRST_S, _PERIOD_S = 20.0, 60.0
 _LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "programmatic", "target")
 
@@ -107,7 +109,7 @@ def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) 
     """Run with a progress bar, and write the traces."""
     for path in options.trace:
         if path.suffix not in (".svg", ".json"):
-            raise ArgumentError("--trace", str(path), "a file that ends in .svg or .json")
+            raise ArgumentError("--trace", str(path), "a file with the suffix .svg or .json")
     trace = Trace() if options.trace or options.html else None
     schedules = 1 if options.replay is not None else options.schedules
     with progress_bar("schedules", schedules, not options.json) as progress:
@@ -120,8 +122,9 @@ def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) 
 
 def add_report_options(parser: argparse._ActionsContainer) -> None:
     """Add the options of write_reports()."""
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page in one file")
-    parser.add_argument("--sarif", type=Path, metavar="FILE", help="write the hazards for code scanning, SARIF 2.1.0")
+    add = parser.add_argument
+    add("--html", type=output_file, metavar="FILE", help="write the report as an HTML page")
+    add("--sarif", type=output_file, metavar="FILE", help="write the hazards as SARIF 2.1.0, for code scanning")
 
 
 def write_reports(reports: Sequence[Report], options: argparse.Namespace) -> list[Path]:
@@ -169,10 +172,10 @@ class FileLaunch:
         parameters = kernels[entry]
         if len(operands.values) != len(parameters):
             listed = ", ".join(map(_parameter_text, parameters)) or "none"
-            remedy = "give one --arg for each, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
+            remedy = "pass one --arg per parameter, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
             got = counted(len(operands.values), "argument")
             raise ArgumentError("--arg", got, f"{len(parameters)} for kernel {entry} ({listed})", remedy)
-        # Hazards name an array that is an argument by the name of that argument.
+        # Arrays that are arguments already have names in the messages of hazards.
         others = [array for array in operands.arrays.values() if not any(array is value for value in operands.values)]
         return Call(
             entry,
@@ -197,7 +200,7 @@ def _parameter_text(parameter: Parameter) -> str:
 
 
 def read_file_launch(options: argparse.Namespace) -> FileLaunch:
-    """Return the kernel and launch that the command line and a launch file describe. The command line has precedence.
+    """Return the kernel and the launch from the command line, which has precedence, and from a launch file.
 
     ``options`` has the options of emulate.add_launch_options(). Raise ArgumentError for an invalid description,
     CompileError if the kernel does not compile, and DriverError if NVRTC is missing.
@@ -213,11 +216,11 @@ def read_file_launch(options: argparse.Namespace) -> FileLaunch:
     for text in options.arg:
         launch.add_argument(text)
     fields = launch.launch
-    given = source_arguments(options)
+    arguments = source_arguments(options)
     folders, defines, flags = (_strings(fields, name) for name in ("include_dirs", "defines", "options"))
-    given["include_dirs"] = [*given["include_dirs"], *(launch.folder / folder for folder in folders)]
-    given["defines"], given["options"] = [*defines, *given["defines"]], [*flags, *given["options"]]
-    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), **given)
+    arguments["include_dirs"] = [*arguments["include_dirs"], *(launch.folder / folder for folder in folders)]
+    arguments["defines"], arguments["options"] = [*defines, *arguments["defines"]], [*flags, *arguments["options"]]
+    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), **arguments)
     return FileLaunch(kernel, launch, source)
 
 
@@ -233,19 +236,28 @@ def run_launch(options: argparse.Namespace) -> Outcome:
     """Run a kernel in a file, and compare and save its arrays."""
     file = read_file_launch(options)
     kernel, launch, source = file.kernel, file.launch, file.source
-    for option, field_name in (("save", "save"), ("expect", "expect")):
+    for option in ("save", "expect"):
         for text in getattr(options, option):
-            name, _, target = text.partition("=")
-            described = launch.check_array(name, f"--{option}")
-            described |= {field_name: str(Path(target).absolute())}
+            name, _, path = text.partition("=")
+            if not path:
+                raise ArgumentError(f"--{option}", text, "NAME=FILE.npy")
+            launch.check_array(name, f"--{option}")[option] = str(Path(path).absolute())
     operands = make_operands(launch)
+    outputs, expected = _outputs(launch), _expected(launch, operands, options.tolerance)
     run = partial(file.call(operands).run, load(source.ptx, lines=source.lines))
     outcome = _run_with_progress(run, options)
-    outcome.written += _save_arrays(launch, operands)
+    outcome.written += outputs.values()
+    for name, path in outputs.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as stream:
+            np.save(stream, operands.arrays[name])
     report = outcome.report
     report.title = f"{kernel.name}, {report.kernel}"
-    report.compared = _compare_arrays(launch, operands, options.tolerance)
-    # A report names a template without its suffix, and a PTX file not at all.
+    report.compared = [
+        Comparison(name, _relative_error(operands.arrays[name], array), tolerance)
+        for name, (array, tolerance) in expected.items()
+    ]
+    # In a report, a template has no suffix, and a PTX file has no name.
     name = kernel.name.removesuffix(TEMPLATE_SUFFIX) if source.lines else ""
     report.sources = replace(report.sources, paths={**report.sources.paths, name: str(kernel)})
     return outcome
@@ -261,33 +273,35 @@ def _kernel_of(path: Path, launch: LaunchFile) -> Path:
     return launch.folder / kernel
 
 
-def _save_arrays(launch: LaunchFile, operands: Operands) -> list[Path]:
-    paths = []
-    for name, described in launch.arrays.items():
-        if "save" in described:
-            path = launch.folder / described["save"]
-            try:
-                np.save(path, operands.arrays[name])
-            except OSError as error:
-                field = f"arrays.{name}.save"
-                raise ArgumentError(field, str(path), "a file that can be written", str(error)) from error
-            paths.append(path)
+def _outputs(launch: LaunchFile) -> dict[str, Path]:
+    """Return the file of each array that is saved. Raise ArgumentError if a file cannot be written."""
+    paths = {name: launch.folder / array["save"] for name, array in launch.arrays.items() if "save" in array}
+    for name, path in paths.items():
+        if problem := output_problem(path):
+            raise ArgumentError(f"arrays.{name}.save", str(path), "a file that can be written", problem)
     return paths
 
 
-def _compare_arrays(launch: LaunchFile, operands: Operands, tolerance: float) -> list[Comparison]:
-    comparisons = []
+def _expected(launch: LaunchFile, operands: Operands, tolerance: float) -> dict[str, tuple[npt.NDArray[Any], float]]:
+    """Return the expected value and the tolerance of each array that is compared."""
+    expected = {}
     for name, described in launch.arrays.items():
         if "expect" not in described:
             continue
-        expected = load_array(launch.folder / described["expect"], f"arrays.{name}.expect").astype(np.float64)
-        got = operands.arrays[name].astype(np.float64)
-        if got.shape != expected.shape:
-            raise ArgumentError(f"arrays.{name}.expect", expected.shape, f"{got.shape}, the array's shape")
-        norm = float(np.linalg.norm(expected))
-        error = float(np.linalg.norm(got - expected)) / (norm or 1.0)
-        comparisons.append(Comparison(name, error, float(described.get("tolerance", tolerance))))
-    return comparisons
+        array = load_array(launch.folder / described["expect"], f"arrays.{name}.expect")
+        if array.shape != (shape := operands.arrays[name].shape):
+            raise ArgumentError(f"arrays.{name}.expect", array.shape, f"{shape}, the array's shape")
+        maximum = described.get("tolerance", tolerance)
+        if not isinstance(maximum, (int, float)) or not 0 <= maximum < math.inf:
+            raise ArgumentError(f"arrays.{name}.tolerance", maximum, "a finite number, at least 0")
+        expected[name] = array, float(maximum)
+    return expected
+
+
+def _relative_error(array: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """Return ||array - expected|| / ||expected||."""
+    wide = expected.astype(np.float64)
+    return float(np.linalg.norm(array.astype(np.float64) - wide)) / (float(np.linalg.norm(wide)) or 1.0)
 
 
 # ---- output
@@ -301,7 +315,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
     from rich.console import Console
 
     report = outcome.report
-    # Leave wrapping to the terminal, because rich would split identifiers, paths and PTX.
+    # The terminal wraps long lines, because rich would split identifiers, paths and PTX.
     say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     say(report.title)
     say(report.shape)

@@ -1,7 +1,7 @@
-"""Explain a kind of hazard, or which kernel runs for a problem and why.
+"""Explain a kind of hazard, or the choice of a kernel for a problem.
 
-NAME is a kind of hazard that the emulator reports, or several kinds, or marlin, gemm or attention with the sizes of a
-problem. Without NAME, list the kinds. This command needs no GPU.
+NAME is a kind of hazard that the emulator reports, or marlin, gemm or attention with the sizes of a problem. Several
+kinds may be given. Without NAME, the command lists the kinds. It needs no GPU.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collections.abc import Sequence
 
 from cudatma.build.kernel import default_target
 from cudatma.emulator.hazards.explanation import HazardExplanation, explain, groups
-from cudatma.emulator.hazards.report import CAUSES
+from cudatma.emulator.hazards.hazard import CAUSES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, family
 
-from .command_line import DEFAULT_TARGET, Parser
+from .command_line import DEFAULT_TARGET, Parser, output_folder
 from .emulate_run import write_text
 from .problem_options import add_problem_options, add_size_options, given_sizes, problem_options
 
@@ -41,7 +41,7 @@ EXAMPLES = """examples:
 
 
 def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
-    """Explain what a family runs for the problem on the command line. Raise ArgumentError or TargetError."""
+    """Explain the choice of a kernel for the problem on the command line. Raise ArgumentError or TargetError."""
     sizes = given_sizes(options)
     if sizes is None:
         raise ArgumentError("--m", "none", "a size", f"{name} needs --m, --n and --k")
@@ -53,10 +53,14 @@ def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
 def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
     """Return the explanations of the kinds on the command line. Raise ArgumentError for an unknown name."""
     for kind in options.names:
+        if kind in FAMILIES:
+            raise ArgumentError("NAME", " ".join(options.names), f"{kind} without other names")
         if kind not in CAUSES:
             raise ArgumentError("NAME", kind, ", ".join([*CAUSES, *FAMILIES]), "`cudatma explain` lists the kinds")
-    if given_sizes(options) is not None:
-        raise ArgumentError("--m", "together with a kind of hazard", f"with {', '.join(FAMILIES)}")
+    if given_sizes(options) is not None or options.target is not None:
+        option = "--m" if options.target is None else "--target"
+        got = "together with a kind of hazard" if options.names else "without NAME"
+        raise ArgumentError(option, got, f"with {', '.join(FAMILIES)}")
     return [explain(kind) for kind in options.names]
 
 
@@ -64,10 +68,10 @@ def parser() -> Parser:
     """Return the parser of ``cudatma explain``."""
     result = Parser("cudatma explain", __doc__, EXAMPLES)
     result.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or one of {', '.join(FAMILIES)}")
-    help_out = "folder for the broken and the fixed kernel of each kind"
-    result.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    help_out = "write the broken and the fixed kernel of each kind to this folder"
+    result.add_argument("--out", type=output_folder, metavar="DIR", help=help_out)
     result.add_argument("--json", action="store_true", help="print JSON")
-    sizes = result.add_argument_group("the problem", f"for {', '.join(FAMILIES)}")
+    sizes = result.add_argument_group("the problem", f"sizes and options for {', '.join(FAMILIES)}")
     add_size_options(sizes.add_argument)
     sizes.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     add_problem_options(sizes.add_argument)
@@ -82,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(choice.as_dict(), indent=2) if options.json else choice)
         return 0
     explanations = explain_kinds(options)
+    if options.out is not None and not explanations:
+        raise ArgumentError("--out", str(options.out), "with a kind of hazard", "`cudatma explain` lists the kinds")
     if options.out is not None:
         for explanation in explanations:
             for name, code in (("broken", explanation.broken), ("fixed", explanation.fixed)):

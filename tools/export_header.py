@@ -1,7 +1,7 @@
-"""Export every primitive and TmaPipeline as one self-contained header for your own CUDA code.
+"""Export all primitives and TmaPipeline as one self-contained header for CUDA code.
 
-The header includes no other files. NVRTC and nvcc can compile it. It is for one target, and lacks instructions that the
-target does not support.
+NVRTC and nvcc can compile the header, which includes no other files. It is for one target, and does not contain
+instructions that the target does not support.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Sequence
 
 from cudatma.build.kernel import default_target
 from cudatma.build.render import render, template_root
-from cudatma.errors import ArgumentError
 from cudatma.target import TARGETS, Target, get_target
 
-from .command_line import DEFAULT_TARGET, Parser
+from .command_line import DEFAULT_TARGET, Parser, output_file
+from .emulate_run import write_text
 
 EXAMPLES = """examples:
   cudatma header --target sm_90a --out cudatma.cuh
@@ -56,7 +56,7 @@ def parser() -> Parser:
     """Return the parser of ``cudatma header``."""
     result = Parser("cudatma header", __doc__, EXAMPLES)
     result.add_argument("--target", metavar="NAME", help=f"one of {', '.join(TARGETS)} ({DEFAULT_TARGET})")
-    result.add_argument("--out", metavar="FILE", help="output file (default: standard output)")
+    result.add_argument("--out", type=output_file, metavar="FILE", help="output file (default: standard output)")
     return result
 
 
@@ -67,9 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.out is None:
         print(text, end="")
         return 0
-    try:
-        Path(options.out).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError("--out", options.out, "a file that can be written", str(error)) from error
+    write_text(options.out, text, "--out")
     print(f"wrote {options.out}")
     return 0

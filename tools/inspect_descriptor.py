@@ -1,8 +1,13 @@
-"""Explain the 128 bytes of a tensor map: its fields, where elements land, what an access does, and its risks.
+"""Explain the 128 bytes of a tensor map: its fields, the places of its elements, its accesses and its risks.
 
-SOURCE is one of: 256 hex digits in memory order; the output of cuda-gdb for x/16gx, x/32wx or p/x; the repr of bytes; a
-file that contains one of these or the 128 bytes; or - for standard input. Dimensions and coordinates are in TMA order,
-innermost first.
+SOURCE is one of the following:
+
+- 256 hex digits in memory order;
+- the output of cuda-gdb for x/16gx, x/32wx or p/x;
+- the repr of bytes;
+- a file that contains one of these or the 128 bytes, or - for standard input.
+
+Dimensions and coordinates are in TMA order, innermost first.
 """
 
 from __future__ import annotations
@@ -217,34 +222,46 @@ def parser() -> Parser:
     """Return the parser of ``cudatma inspect``."""
     result = Parser("cudatma inspect", __doc__, EXAMPLES)
     add = result.add_argument
-    add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: -, unless a terminal)")
+    add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: standard input)")
     add("--object", metavar="MODULE:NAME", help="inspect a Python object; this imports and runs the module")
     add("--json", action="store_true", help="print JSON")
-    add("--at", metavar="C0,C1,..", help="what a load or a store at these coordinates does")
-    add("--offsets", metavar="W,..", help="im2col: filter offsets of this load")
-    add("--element", metavar="R,C", help="where element C of row R of the box lands")
+    add("--at", metavar="C0,C1,..", help="show the effect of a load or a store at these coordinates")
+    add("--offsets", metavar="W,..", help="filter offsets of this im2col load")
+    add("--element", metavar="R,C", help="show the place of element C in row R of the box")
     add("--base", default="0", metavar="BYTES", help="shared address of the box (default: 0)")
-    add("--lint", action="store_true", help="list risks, each with rule, source and remedy")
+    add("--lint", action="store_true", help="list risks with their rules, sources and remedies")
     add("--target", metavar="sm_XXX", help="architecture for --lint; implies --lint")
-    add("--svg", metavar="FILE", help="draw the box in the tensor and in shared memory; - for standard output")
-    add("--html", metavar="FILE", help="the picture, fields, accesses, risks and bits on one page")
+    add(
+        "--svg",
+        metavar="FILE",
+        help="draw the box in the tensor and in shared memory; - for standard output",
+    )
+    add(
+        "--html",
+        metavar="FILE",
+        help="write a page with all results; - for standard output",
+    )
     add(
         "--theme",
         default="auto",
         choices=("auto", "light", "dark"),
-        help="colors of the picture (default: the reader's)",
+        help="colors of the picture (default: those of the reader's system)",
     )
-    add("--bits", action="store_true", help="name each of the 1024 bits, with the evidence")
-    add("--wide", action="store_true", help="with --bits: an im2col wide map; some of its bits are not published")
+    add("--bits", action="store_true", help="list the meaning of each of the 1024 bits, with the evidence")
+    add(
+        "--wide",
+        action="store_true",
+        help="with --bits: decode an im2col wide map, of which some bits are not published",
+    )
     add("--diff", nargs=2, metavar=("A", "B"), help="compare two maps by field and bit")
-    add("--table", action="store_true", help="the swizzle modes: span, alignment, address bits")
+    add("--table", action="store_true", help="list the swizzle modes with span, alignment and address bits")
     add("--batch", action="store_true",
-        help=f"SOURCE is a file or -, with {HEX_DIGITS} hex digits a line; print one JSON object a line")  # fmt: skip
+        help=f"read {HEX_DIGITS} hex digits per line of SOURCE, and print one JSON object per line")  # fmt: skip
     return result
 
 
 def _source(source: str | None) -> str:
-    """Return SOURCE, by default standard input. Raise ArgumentError for a terminal, which would wait silently."""
+    """Return SOURCE, by default standard input. Raise ArgumentError if the default is a terminal."""
     if source is None and sys.stdin is not None and sys.stdin.isatty():
         allowed = "hex digits, a dump, a file, or - for standard input"
         raise ArgumentError("SOURCE", "none", allowed, "`cudatma inspect --help` shows examples")

@@ -1,4 +1,4 @@
-"""Remove or change one synchronization at a time in a kernel, and see which of these mutants the emulator reports.
+"""Remove or change one synchronization of a kernel at a time, and check that the emulator reports each mutant.
 
 FILE is a .ptx or .cu file with a launch on the command line, or a launch file (.toml, .json), as for `cudatma emulate`.
 A surviving mutant changes a synchronization that this launch does not need. To test such a synchronization, choose a
@@ -29,7 +29,7 @@ from cudatma.errors import ArgumentError, counted
 from cudatma.mutants import EXEMPT, REPORTED, SURVIVED, WRONG_KIND, Call, Mutant, Outcome, Trial
 from cudatma.mutants.trial import MIN_REPORTED, VERDICTS, by_operator, by_verdict, reported_share
 
-from .command_line import Parser
+from .command_line import Parser, integer
 from .emulate import add_launch_options
 from .emulate_launch import make_operands
 from .emulate_run import FileLaunch, progress_bar, read_file_launch
@@ -77,9 +77,7 @@ class Result:
         """Return a table by operator, and a line for each mutant that was not reported as expected."""
         if not self.unchanged.is_clean:
             kinds = ", ".join(sorted(self.unchanged.kinds))
-            return (
-                f"{self.title}: the unchanged kernel shows {kinds}; no mutant was run, fix it first\n{self.unchanged}"
-            )
+            return f"{self.title}: the unchanged kernel has hazards ({kinds}), so no mutant was run\n{self.unchanged}"
         counts = by_verdict(self.outcomes)
         rows = [*by_operator(self.outcomes).items(), ("all", counts)]
         lines = [f"{self.title}: {counted(len(self.outcomes), 'mutant')}; the unchanged kernel is clean", ""]
@@ -129,7 +127,8 @@ def parser() -> Parser:
     result.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
     add_launch_options(result)
     result.add_argument("--list", action="store_true", help="list the mutants and run none")
-    result.add_argument("--schedules", type=int, default=6, metavar="N", help="schedules per mutant (default: up to 6)")
+    help_schedules = "maximum number of schedules per mutant (default: 6)"
+    result.add_argument("--schedules", type=integer(1), default=6, metavar="N", help=help_schedules)
     result.add_argument("--json", action="store_true", help="print JSON")
     return result
 
@@ -137,8 +136,6 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma mutants`` and return the exit status."""
     options = parser().parse_args(argv)
-    if options.schedules < 1:
-        raise ArgumentError("--schedules", options.schedules, "at least 1")
     if not options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):
         raise ArgumentError("FILE", options.kernel, "a .ptx, .cu, .toml or .json file")
     launch = read_file_launch(options)

@@ -9,10 +9,12 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.family import Option
 from cudatma.kernels.registry import FAMILIES, family
 
+from .command_line import integer
+
 _SIZES = {
-    ("--m", "--q-length"): "rows of the result; for attention, the number of queries",
-    ("--n", "--head-dim"): "columns of the result; for attention, the head dimension",
-    ("--k", "--k-length"): "inner dimension; for attention, the number of keys",
+    ("--m", "--q-length"): "number of rows of the result; for attention, of queries",
+    ("--n", "--head-dim"): "number of columns of the result; for attention, the head dimension",
+    ("--k", "--k-length"): "inner dimension; for attention, number of keys",
 }
 
 
@@ -20,8 +22,8 @@ def add_size_options(add: Any) -> None:
     """Add the sizes of a problem, and the size of the GPU, through an argument group's ``add_argument``."""
     for names, help in _SIZES.items():
         add(*names, type=int, metavar="SIZE", help=help)
-    help = "SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
-    add("--sm-count", type=int, metavar="N", help=help)
+    help = "number of SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
+    add("--sm-count", type=integer(1), metavar="N", help=help)
 
 
 def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
@@ -30,12 +32,10 @@ def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
     missing = [f"--{name}" for name, size in sizes.items() if size is None]
     if len(missing) == len(sizes):
         if given := given_options(namespace):
-            raise ArgumentError(given[0], "no sizes", "with --m, --n and --k, which name a problem")
+            raise ArgumentError(given[0], "no sizes", "with --m, --n and --k")
         return None
     if missing:
-        raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
-    if namespace.sm_count is not None and namespace.sm_count < 1:
-        raise ArgumentError("--sm-count", namespace.sm_count, "1 or more")
+        raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k together describe a problem")
     return sizes
 
 

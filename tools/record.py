@@ -1,7 +1,7 @@
-"""Record a Python program's kernel launches on a machine with a GPU: `cudatma record program.py [ARGS]`.
+"""Record the kernel launches of a Python program on a machine with a GPU.
 
-`cudatma emulate FOLDER` runs the launches on the emulator, on any machine. Options before the program's name are for
-the recording. Arguments after it are passed to the program. The command returns the program's exit status.
+`cudatma emulate FOLDER` runs the recorded launches on the emulator, on any machine. Options before the program's name
+are for the recording. The program gets the arguments after its name. The exit status is that of the program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cudatma.errors import ArgumentError
 from cudatma.programs import record
 from cudatma.programs.recorder import DEFAULT_LIMIT_MIB
 
-from .command_line import Parser
+from .command_line import Parser, integer, output_folder
 from .emulate_program import run_script
 
 EXAMPLES = """examples:
@@ -34,10 +34,10 @@ EXAMPLES = """examples:
 def parser() -> Parser:
     """Return the parser of ``cudatma record``."""
     result = Parser("cudatma record", __doc__, EXAMPLES)
-    result.add_argument("--out", type=Path, metavar="FOLDER", help="folder to write (default: PROGRAM.rec)")
+    result.add_argument("--out", type=output_folder, metavar="FOLDER", help="output folder (default: PROGRAM.rec)")
     result.add_argument("--only", metavar="NAME", help="record only kernels whose name contains NAME")
-    limit = f"maximum memory that a launch may reach; larger launches are only listed (default: {DEFAULT_LIMIT_MIB})"
-    result.add_argument("--limit-mib", type=int, default=DEFAULT_LIMIT_MIB, metavar="N", help=limit)
+    limit = f"maximum memory of a launch; larger launches are only listed (default: {DEFAULT_LIMIT_MIB})"
+    result.add_argument("--limit-mib", type=integer(1), default=DEFAULT_LIMIT_MIB, metavar="N", help=limit)
     result.add_argument("program", metavar="PROGRAM.py", nargs="?", help="program, followed by its own arguments")
     return result
 

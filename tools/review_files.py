@@ -8,7 +8,7 @@ from typing import Any
 
 from cudatma.build.kernel import CUDA_SUFFIXES, TEMPLATE_SUFFIX, hinting, source_order
 from cudatma.build.nvrtc import Compiled, compile_source, source_options
-from cudatma.review import Image, assembled, read_images
+from cudatma.review import Image, read_images
 from cudatma.target import Target
 
 
@@ -32,12 +32,12 @@ def compiled_image(name: str, target: Target, result: Compiled, notes: Sequence[
 
 
 def images_of(path: str, targets: Sequence[Target], source: Mapping[str, Any]) -> list[Image]:
-    """Return the modules of a file or folder.
+    """Return the modules of a file or folder. PTX is not assembled.
 
-    Sources are compiled for each target with the options that source_arguments() returns, and PTX is assembled.
+    Sources are compiled for each target with the options that source_arguments() returns.
     """
     if not path.endswith((*CUDA_SUFFIXES, TEMPLATE_SUFFIX)):
-        return [assembled(image) for image in read_images(path)]
+        return list(read_images(path))
     options = source_options(source["options"], source["include_dirs"], source["defines"])
     images = []
     for target in targets:

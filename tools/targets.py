@@ -1,4 +1,4 @@
-"""Show the architectures for which cudatma generates code, and their features."""
+"""List the architectures for which cudatma generates code, with their features."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     lines: dict[str, list[str]] = {
         "compute capability": [row["compute_capability"] for row in rows],
         "minimum PTX ISA": [row["ptx_isa"] for row in rows],
-        "smem per block, KiB": [str(row["smem_per_block_bytes"] // KIB) for row in rows],
+        "smem per CTA, KiB": [str(row["smem_per_block_bytes"] // KIB) for row in rows],
         "CTAs per cluster": [str(row["max_cluster_blocks"]) for row in rows],
         "launched on": ["yes" if row["launched_on"] else "-" for row in rows],
     }

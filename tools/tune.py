@@ -1,8 +1,8 @@
-"""Measure configurations of a GEMM or of attention on this GPU, and keep the fastest for later calls to use.
+"""Measure configurations of a GEMM or of attention on this GPU, and store the fastest for later calls.
 
-For each layer and each M, the cost model lists the candidates. All candidates are compiled first. Then the result of
-each candidate is checked and its time is measured with cold weights. The fastest candidate is written to the user's
-file immediately. To continue an interrupted run, run the same command again.
+For each layer and each M, the cost model selects candidates. The command first compiles all candidates. Then it checks
+the result of each candidate, and measures its time with weights that are not in L2. It writes the fastest candidate of
+each problem to the user's file immediately. To continue an interrupted run, run the same command again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cudatma.kernels.registry import FAMILIES, family
 from cudatma.kernels.tuning import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.target import get_target
 
-from .command_line import Parser, seconds
+from .command_line import Parser, integer, output_file, seconds
 from .model_layers import MODELS
 from .problem_options import add_problem_options, problem_options
 from .tune_compile import Kernels, compile_tasks, configs_of
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
         if options.model or not options.shape:
             field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
             allowed = f"--shape KxN, {measured.sizes}, for {measured.name}"
-            raise ArgumentError(field, got, allowed, "--m is its queries")
+            raise ArgumentError(field, got, allowed, "--m is the number of queries")
     elif not (options.shape or options.model):
         raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
@@ -112,7 +112,7 @@ def _tune(
     todo = [task for task in tasks if task.problem not in known]
     interrupted = False
     try:
-        # With --jobs 1, each kernel is compiled immediately before it is measured.
+        # With --jobs 1, each kernel is compiled immediately before its measurement.
         kernels = _compile(todo, family, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
@@ -123,7 +123,7 @@ def _tune(
                     progress.advance(bar)
                 _say(progress.console, str(outcome))
                 for label, why in outcome.dropped.items():
-                    _say(progress.console, f"    dropped {label}: {why}")
+                    _say(progress.console, f"    dropped: {label}: {why}")
 
             run(
                 tasks, bench, path, family, gpu_class,
@@ -133,7 +133,7 @@ def _tune(
         interrupted = True
     measured = sum(outcome.status in ("tuned", "kept") for outcome in outcomes)
     end = (
-        f"interrupted: {counted(measured, 'problem')} kept; the same command continues"
+        f"interrupted; {counted(measured, 'problem')} stored; run the same command again to continue"
         if interrupted
         else f"{counted(measured, 'problem')} measured"
     )
@@ -170,11 +170,11 @@ def _compile_only(
         )
         kernels = _compile(tasks, family, gpu, options, console)
     except KeyboardInterrupt:
-        _say(console, "interrupted: compiled kernels are kept; the same command continues")
+        _say(console, "interrupted; the compiled kernels stay in the cache; run the same command again to continue")
         return 130
     refused = kernels.labels(tasks)
     for label, why in refused.items():
-        _say(console, f"    refused {label}: {why}")
+        _say(console, f"    does not compile: {label}: {why}")
     if options.json:
         record = {
             "target": gpu.target,
@@ -231,12 +231,6 @@ def _progress(console: Console, name: str) -> Progress:
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: 1 to 10000")
-    return int(text)
-
-
 def parser() -> Parser:
     """Return the parser of ``cudatma tune``."""
     result = Parser("cudatma tune", __doc__, EXAMPLES)
@@ -250,30 +244,37 @@ def parser() -> Parser:
         metavar="KxN",
         help="shape of b or of a layer's weight; for attention, keys x head dim; repeatable",
     )
-    help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"
+    help_models = f"measure the layers of this model; repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
     help_gpus = (
         "number of GPUs among which a model is divided, qkv and gate_up along N, o and down along K (default: 1)"
     )
-    add("--tensor-parallel", type=_at_least_one, default=1, metavar="GPUS", help=help_gpus)
+    add("--tensor-parallel", type=integer(1, 10_000), default=1, metavar="GPUS", help=help_gpus)
     help_m = f"numbers of rows of the result; for attention, of queries (default: {','.join(map(str, M_VALUES))})"
     add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
     add_problem_options(add)
-    add("--candidates", type=_at_least_one, default=12, metavar="N", help="candidates per problem (default: 12)")
+    add(
+        "--candidates",
+        type=integer(1, 10_000),
+        default=12,
+        metavar="N",
+        help="number of candidates per problem (default: 12)",
+    )
     add("--seconds", type=seconds, default=5.0, metavar="S", help="measuring time per problem (default: 5)")
-    add("--device", type=int, default=0, metavar="N", help="ordinal of the GPU (default: 0)")
-    add("--file", type=Path, metavar="FILE", help=f"output file (default: ${FILE_VARIABLE} or the user's file)")
+    add("--device", type=integer(0), default=0, metavar="N", help="ordinal of the GPU (default: 0)")
+    add("--file", type=output_file, metavar="FILE", help=f"output file (default: ${FILE_VARIABLE} or the user's file)")
     add("--again", action="store_true", help="also measure problems that are already in the file")
-    add("--skip", action="append", default=[], metavar="LABEL", help="leave a candidate out, repeatable")
+    add("--skip", action="append", default=[], metavar="LABEL", help="omit a candidate; repeatable")
     add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
     cores = usable_cores()
     help_jobs = (
         "processes that compile before measuring; 1: compile each kernel just before it runs (default: one per core)"
     )
-    add("--jobs", type=_at_least_one, default=cores, metavar="N", help=help_jobs)
+    add("--jobs", type=integer(1, 10_000), default=cores, metavar="N", help=help_jobs)
     instead = result.add_mutually_exclusive_group().add_argument
     instead("--dry-run", action="store_true", help="print the plan (without a GPU, the plan for an H200)")
     instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
     add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of the GPU, such as sm_90a")
-    add("--sm-count", type=_at_least_one, metavar="N", help="number of SMs of that GPU (default: 132; 170 for sm_120a)")
+    help_sms = "number of SMs of that GPU (default: 132; 170 for sm_120a)"
+    add("--sm-count", type=integer(1, 10_000), metavar="N", help=help_sms)
     return result

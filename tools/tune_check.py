@@ -1,4 +1,4 @@
-"""Check a candidate's result by comparing it with a correct result, element by element.
+"""Compare a candidate's result with a correct result, element by element.
 
 The functions work on NumPy and CuPy arrays, a few rows at a time.
 """
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 #: Allowed difference of an element, as a multiple of the result's root mean square and relative to the element. Two
-#: kernels may round the weight and the result differently, and add in a different order. A wrong tile differs by about
-#: 1.
+#: kernels may round the weight and the result differently, and add in a different order. The error of a wrong tile is
+#: about 1.
 _ALLOWED = {"float16": (5e-3, 2.0**-10), "bfloat16": (4e-2, 2.0**-7)}
 _ROWS = 256
 
@@ -36,7 +36,7 @@ def difference(reference: Any, result: Any) -> str:
 
 
 def values(array: Any) -> Any:
-    """Convert fp16 or bf16 to float32. Convert bf16 by its bits, because some versions of CuPy do not support it."""
+    """Convert fp16 or bf16 to float32. bf16 is converted bitwise, because some versions of CuPy do not support it."""
     if array.dtype.name == "float16":
         return array.astype(np.float32)
     return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)

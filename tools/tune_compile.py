@@ -1,4 +1,4 @@
-"""First phase of the tuner: compile every kernel that the problems may run, before the GPU measures."""
+"""Compile all candidates of the tuner before the first measurement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tune_run import one_line
 class Kernels:
     """Result of compile_tasks().
 
-    ``refused`` maps each config that does not compile to the compiler's reason. ``seconds`` is the wall time.
+    ``refused`` maps each config that does not compile to the compiler's error. ``seconds`` is the wall time.
     """
 
     ready: int = 0
@@ -28,10 +28,10 @@ class Kernels:
 
     def __str__(self) -> str:
         ready = f"{counted(self.ready, 'kernel')} ready after {duration(self.seconds)}"
-        return f"{ready}, {len(self.refused)} refused by the compiler"
+        return f"{ready}, {len(self.refused)} did not compile"
 
     def labels(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Return the compiler's reason for each refused candidate."""
+        """Return the compiler's error for each candidate that does not compile."""
         listed = [candidate for task in tasks for candidate in task.candidates if candidate.config in self.refused]
         return {candidate.label: self.refused[candidate.config] for candidate in listed}
 

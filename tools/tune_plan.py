@@ -1,4 +1,4 @@
-"""Plan a run of `cudatma tune`. A plan has problems and their candidates. The functions have no side effects."""
+"""Plan a run of `cudatma tune`, with problems and their candidates. The functions have no side effects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(
     gpu: Gpu,
     candidates: int,
 ) -> list[Task]:
-    """Return the problems of a run with their candidates. Each combination of shape and M occurs once.
+    """Return the problems of a run with their candidates, one for each combination of shape and M.
 
     ``options`` are the family's options by name.
     """
@@ -56,7 +56,7 @@ def plan(
 
 
 def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], gpus: int = 1) -> list[tuple[int, int]]:
-    """Return ``shapes``, then the shapes of the models, divided among ``gpus`` GPUs, each once.
+    """Return ``shapes`` and the shapes of the models, divided among ``gpus`` GPUs, without duplicates.
 
     Raise ArgumentError if a model's layers cannot be divided among the GPUs.
     """
@@ -67,7 +67,7 @@ def parse_shape(text: str) -> tuple[int, int]:
     """Parse ``"8192x28672"`` into (8192, 28672). Raise argparse's ArgumentTypeError for other text."""
     k, separator, n = text.lower().partition("x")
     if not (separator and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, as in 8192x28672, each 1 to {MAX_EXTENT}")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, such as 8192x28672, each from 1 to {MAX_EXTENT}")
     return int(k), int(n)
 
 
@@ -75,6 +75,6 @@ def parse_m_values(text: str) -> list[int]:
     """Parse ``"1,16,64"`` into [1, 16, 64]. Raise argparse's ArgumentTypeError for other text."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= MAX_EXTENT for part in parts):
-        allowed = f"values of M, 1 to {MAX_EXTENT}, with commas between, as in 1,16,64"
+        allowed = f"values of M from 1 to {MAX_EXTENT}, separated by commas, such as 1,16,64"
         raise argparse.ArgumentTypeError(f"{text}; allowed: {allowed}")
     return [int(part) for part in parts]

@@ -1,4 +1,4 @@
-"""The tuner's loop. For each problem, it measures the candidates and stores the fastest one with a correct result.
+"""Measure the candidates of each problem, and store the fastest candidate with a correct result.
 
 The loop accesses the GPU through a Bench, so that tests can run without a GPU.
 """
@@ -27,7 +27,7 @@ _NONE: Mapping[Any, str] = MappingProxyType({})
 
 
 class Bench(Protocol):
-    """A GPU that holds the operands of one problem."""
+    """A GPU with the operands of one problem."""
 
     def prepare(self, problem: Any) -> None:
         """Create operands. The operands of the previous problem may be freed."""
@@ -42,10 +42,10 @@ class Bench(Protocol):
         """Return a copy of a result. Later calls do not overwrite the copy."""
 
     def screen(self, candidate: Listed[Any]) -> float:
-        """Return the microseconds of one launch, by a short measurement."""
+        """Return the microseconds of one launch from a short measurement."""
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Return the microseconds per launch of each candidate, with weights cold in L2.
+        """Return the microseconds per launch of each candidate, with weights that are not in L2.
 
         Measuring all candidates takes about ``seconds`` in total.
         """
@@ -107,7 +107,7 @@ def run(
     refused: Mapping[Any, str] = _NONE,
     show: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Tune the problems in order. Each outcome is in the file before the next problem begins.
+    """Tune the problems in order, and store each outcome before the next problem begins.
 
     ``seconds`` is the measuring time per problem. ``known`` contains problems to skip. ``skip`` contains labels of
     candidates to leave out. ``refused`` maps configs that do not compile to the reason. ``show`` is called with each
@@ -198,13 +198,13 @@ def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> 
 
 
 def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:
-    """Return an outcome as an entry of the file."""
+    """Return the entry of an outcome for the file."""
     return Entry(outcome.task.problem, winner.config, outcome.us, outcome.rule_us)
 
 
 def _require_gpu(bench: Bench, candidate: Listed[Any]) -> None:
     if not bench.is_usable():
-        remedy = f"measurements are kept; run again with --skip '{candidate.label}'"
+        remedy = f"measurements are stored; run again with --skip '{candidate.label}'"
         raise GpuLostError("candidate", candidate.label, "one that leaves the GPU usable", remedy)
 
 

@@ -48,7 +48,7 @@ def nvrtc_version_text() -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Return versions by name, or None for what is not installed. This function does not use a GPU."""
+    """Return the version of each package, or None if it is not installed. This function does not use a GPU."""
     return {
         "cudatma": __version__,
         "python": platform.python_version(),

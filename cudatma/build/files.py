@@ -45,8 +45,11 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
     """
     name = os.fspath(path)
     try:
-        if (size := os.stat(name).st_size) > MAX_SOURCE_BYTES:
-            raise ArgumentError(field, f"{name} of {size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
+        status = os.stat(name)
+        if not stat.S_ISREG(status.st_mode):
+            raise ArgumentError(field, ascii(name), "a regular file")
+        if status.st_size > MAX_SOURCE_BYTES:
+            raise ArgumentError(field, f"{name} of {status.st_size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
         # Replace invalid bytes, because PTX is ASCII except in comments and file names.
         return Path(name).read_text(encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:

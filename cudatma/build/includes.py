@@ -1,8 +1,7 @@
-"""Search for the files that a source includes. The cache key digests them.
+"""Find the files that a source includes, whose digests are part of the cache key.
 
-NVRTC does not report the files that it reads. The scanner therefore follows every #include, even if a condition
-disables it, and considers every file to which a name could refer. The scanner thus finds too many files rather than too
-few.
+NVRTC does not report the files that it reads. The scanner therefore follows every #include, even in disabled code, and
+adds every file to which a name could refer. The result may contain too many files, but never too few.
 """
 
 from __future__ import annotations
@@ -11,21 +10,23 @@ import hashlib
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from cudatma.build.files import file_state
 from cudatma.build.headers import cuda_headers
+from cudatma.errors import ArgumentError
 
-#: Language standard, unless the caller's options name one.
+#: Default language standard.
 STANDARD_FLAG = "--std=c++17"
 
 _GAP = rb"(?:[ \t\f\v]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 _SPLICE = re.compile(rb"\\[ \t]*\r?\n")
 _HASH = rb"#" + _GAP
 _FILE = rb'(?:<(?P<angle>[^>\n]+)>|"(?P<quoted>[^"\n]+)"'
-#: An #include of a file or a macro. Comments are not skipped. Each pattern begins with a literal, which is fast.
+#: An #include of a file or a macro, also in comments. The patterns begin with literals, which makes them fast.
 _INCLUDE = re.compile(
     _HASH + rb"(?:include(?:_next)?|import)\b" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_][^\n]*))",
 )
@@ -41,7 +42,7 @@ _BODY = re.compile(r"""<(?P<angle>[^>]+)>|"(?P<quoted>[^"]+)\"""")
 _C_HEADERS = {f"{name}.h": f"c{name}" for name in (
     *("assert", "float", "inttypes", "limits", "math", "stddef", "stdint", "stdio", "stdlib", "string", "time"),
 )}  # fmt: skip
-#: Headers whose functions NVRTC knows without a declaration, such as printf and memcpy.
+#: Headers whose functions are built into NVRTC, such as printf and memcpy.
 _EMPTY = ("cstdio", "cstdlib", "cstring", "cassert", "ctime", "cinttypes")
 _CCCL = ("cuda", "cub", "thrust", "nv")
 _STANDARD = "#pragma once\n#include <cuda/std/{}>\nnamespace std {{ using namespace ::cuda::std; }}\n"
@@ -52,7 +53,7 @@ class Includes:
     """Files that a source includes.
 
     files: (path, digest) of each file. folders: CUDA's include folders. standard: (name, text) of the headers that
-    replace headers of the host's C++ standard library. is_complete: whether the source can include no other file.
+    replace headers of the host's C++ standard library. is_complete: whether the list of files is complete.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -62,7 +63,7 @@ class Includes:
 
 
 def option_values(options: Sequence[str], short: str, long: str) -> list[str]:
-    """Return the values of an option, in any spelling: ``-Ix``, ``-I x``, ``-I=x``, ``--include-path=x``."""
+    """Return the values of an option in any spelling, such as ``-Ix``, ``-I x``, ``-I=x`` and ``--include-path=x``."""
     values, rest = [], iter(options)
     for option in rest:
         if option in (short, long):
@@ -79,7 +80,7 @@ def includes_of(source: str, options: Sequence[str], folder: str, major: int) ->
 
     ``options`` are the compiler options. ``major`` is the preferred major version of CUDA's headers.
     """
-    text = source.encode(errors="surrogatepass")  # the compiler's error names a lone surrogate
+    text = source.encode(errors="surrogatepass")  # the compiler reports lone surrogates
     directives, first = _Directives(text), option_values(options, "-include", "--pre-include")
     if not (first or directives.names or directives.macros):
         return None
@@ -93,7 +94,7 @@ def includes_of(source: str, options: Sequence[str], folder: str, major: int) ->
 
 
 class _Directives:
-    """The #include directives in a text: (name, is quoted) for each file, and the macros that name files."""
+    """#include directives in a text, as (name, is quoted) for each file, and macros whose values are file names."""
 
     __slots__ = ("digest", "macros", "names")
 
@@ -119,7 +120,7 @@ def _directives(path: str, *state: int) -> _Directives:
 
 
 class _Scan:
-    """Files found so far. ``search`` holds all include folders, and ``cuda`` the include folders of CUDA."""
+    """Scan of a source. ``search`` contains all include folders, and ``cuda`` CUDA's include folders."""
 
     def __init__(self, folder: str, search: Sequence[str], cuda: Sequence[str]) -> None:
         self.files: dict[str, str] = {}
@@ -127,19 +128,19 @@ class _Scan:
         self._folder, self._search, self._cuda = folder, search, cuda
         self._cuda_folders = tuple(f"{os.path.realpath(root)}/" for root in cuda)
         self._macros: set[str] = set()
-        #: Macros in files outside of CUDA's folders.
+        #: Macros from files outside of CUDA's folders.
         self._own_macros: set[str] = set()
         self._real: dict[str, str] = {}
         self._followed: set[tuple[str, str, bool]] = set()
 
     def follow(self, directives: _Directives, folder: str) -> None:
-        """Add the files that a text in a folder includes, and the files that these include."""
+        """Add the files that a text in a folder includes, directly or indirectly."""
         self._macros |= directives.macros
         self._own_macros |= directives.macros
         self.follow_names(directives.names, folder)
 
     def follow_names(self, names: Iterable[tuple[str, bool]], folder: str) -> None:
-        """Add the files to which (name, is quoted) can refer in a folder, and the files that these include."""
+        """Add the files to which (name, is quoted) can refer in a folder, and all files that they include."""
         waiting = [(name, is_quoted, folder, False) for name, is_quoted in names]
         while waiting:
             name, is_quoted, folder, is_cccl = waiting.pop()
@@ -161,39 +162,39 @@ class _Scan:
                 waiting += [(*other, "/", True) for other in _Directives(text.encode()).names]
 
     def _is_cccl(self, path: str) -> bool:
-        """Return whether a file belongs to libcu++, CUB or Thrust, which need no standard library."""
+        """Return whether a file belongs to libcu++, CUB or Thrust, which do not need the standard library."""
         return any(path.startswith(f"{root}/{part}/") for root in self._cuda for part in _CCCL)
 
     def _paths(self, name: str, folder: str) -> Iterator[str]:
         """Yield every file to which a name can refer."""
         for place in dict.fromkeys([folder, self._folder if folder else "", *self._search]):
             path = os.path.join(place, name)
-            if place and os.path.isfile(path):
-                # Not normpath(), which changes the meaning of ".." after a symbolic link.
+            if place and _is_regular(path):
+                # normpath() would change the meaning of ".." after a symbolic link.
                 above, _, file = path.rpartition("/")
                 if above not in self._real:
                     self._real[above] = os.path.realpath(above)
                 yield f"{self._real[above]}/{file}"
 
     def _standard(self, name: str) -> str | None:
-        """Return the text of a header of the standard library, or None if neither CUDA nor NVRTC has its content."""
+        """Return the replacement for a header of the standard library, or None if CUDA and NVRTC do not provide it."""
         plain = _C_HEADERS.get(name, name)
         if "/" not in plain and any(os.path.isfile(f"{root}/cuda/std/{plain}") for root in self._cuda):
             return _STANDARD.format(plain)
         return "" if plain in _EMPTY else None
 
     def follow_macros(self, text: bytes, defines: Sequence[str]) -> bool:
-        """Add the files that macros name, and return whether the values of all these macros are known.
+        """Add the files whose names are values of macros, and return whether all values are known.
 
-        Macros in CUDA's headers do not count, because a new release of CUDA changes other files too.
-        ``defines`` holds NAME=VALUE from the compiler's options.
+        Macros in CUDA's headers do not count, because a new release of CUDA also changes other files. ``defines``
+        contains NAME=VALUE from the compiler's options.
         """
-        given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines).encode()
-        done: set[str] = set()
+        command_line = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines).encode()
+        resolved: set[str] = set()
         is_complete = True
-        while macros := self._macros - done:
-            done |= macros
-            texts = [text, given, *map(_read, self.files)]
+        while macros := self._macros - resolved:
+            resolved |= macros
+            texts = [text, command_line, *map(_read, self.files)]
             definitions = _definitions({_name(macro) for macro in macros}, texts)
             words: set[str] = set()
             for macro in macros:
@@ -209,6 +210,17 @@ class _Scan:
         return is_complete
 
 
+def _is_regular(path: str) -> bool:
+    """Return whether a file exists and is regular. Raise ArgumentError for a FIFO, because NVRTC would hang."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISFIFO(mode):
+        raise ArgumentError("#include", path, "a regular file")
+    return stat.S_ISREG(mode)
+
+
 def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
@@ -220,7 +232,7 @@ def _name(macro: str) -> str:
 
 
 def _definitions(names: Iterable[str], texts: Iterable[bytes]) -> dict[str, list[tuple[str, str]]]:
-    """Return (parameter, body) of each definition of the macros in the texts."""
+    """Return (parameter, body) of each definition of these macros in the texts."""
     definitions: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
     patterns = {
         name: re.compile(_HASH + rb"define" + _GAP + name.encode() + rb"(?:\((\w*)\))?[ \t]([^\n]*)")
@@ -229,8 +241,8 @@ def _definitions(names: Iterable[str], texts: Iterable[bytes]) -> dict[str, list
     for text in texts:
         for name, pattern in patterns.items():
             if name.encode() in text:
-                found = pattern.finditer(_SPLICE.sub(b"", text))
-                definitions[name] += [(os.fsdecode(match[1] or b""), os.fsdecode(match[2]).strip()) for match in found]
+                matches = pattern.finditer(_SPLICE.sub(b"", text))
+                definitions[name] += [(os.fsdecode(m[1] or b""), os.fsdecode(m[2]).strip()) for m in matches]
     return definitions
 
 

@@ -1,4 +1,4 @@
-"""Compilation of the kernels in a source that also contains host code, with nvcc."""
+"""Compile the kernels of a source that contains host code, with nvcc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudatma.errors import CompileError
 from cudatma.target import Target
 from cudatma.toolkit import find_program
 
-#: A launch or main(), outside of comments and strings.
+#: Matches comments, strings, and a kernel launch or main() as ``host``.
 _HOST = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<host><<<|\b(?:int|void|auto)\s+main\s*\()""",
     re.DOTALL,
@@ -23,7 +23,7 @@ _HOST = re.compile(
 _HOST_HEADER = re.compile(
     r"[a-z_]+|(sys|bits|linux|arpa|netinet)/\w+\.h|(unistd|pthread|getopt|signal|errno|fcntl|dlfcn|omp)\.h"
 )
-#: Options that correspond to those for NVRTC, which always allows constexpr host functions in kernels.
+#: Options that make nvcc behave like NVRTC, which always allows constexpr host functions in kernels.
 _FLAGS = ("-lineinfo", "-Xptxas=-v", "-diag-suppress=177", "--expt-relaxed-constexpr", "--expt-extended-lambda")
 _SHOWN_CHARACTERS = 60
 
@@ -51,7 +51,7 @@ def compile_with_nvcc(
 ) -> tuple[str, str, bytes]:
     """Compile the kernels of a source in a folder. Return the log, the PTX, and the cubin (empty after an error).
 
-    ``place`` is the "file:line" of the host code. Raise CompileError if nvcc is missing.
+    If nvcc is missing, raise CompileError with ``place``, the "file:line" of the host code.
     """
     nvcc = find_program("nvcc")
     if nvcc is None:
@@ -59,8 +59,8 @@ def compile_with_nvcc(
         line = source.splitlines()[int(number) - 1].strip()[:_SHOWN_CHARACTERS] if file == name else ""
         command = shlex.join(["nvcc", "-ptx", "-lineinfo", f"-arch={target.name}", *options, name])
         raise CompileError(
-            f"{place}: {f'`{line}` ' if line else ''}is host code, which NVRTC does not compile, and there is no nvcc;"
-            f" run `{command}` where the CUDA toolkit is installed, and use {Path(name).stem}.ptx",
+            f"{place}: {f'`{line}` ' if line else ''}is host code, which NVRTC does not compile, and nvcc is"
+            f" not installed; run `{command}` where the CUDA toolkit is installed, and use {Path(name).stem}.ptx",
             source=source,
         )
     with tempfile.TemporaryDirectory(prefix="cudatma-") as scratch:
@@ -72,8 +72,8 @@ def compile_with_nvcc(
         if folder != "/":
             flags.append(f"-Xcompiler=-iquote{folder}")
         command_line = [str(nvcc), "-cubin", *flags, "--keep", "--keep-dir", scratch, "-o", str(cubin), str(path)]
-        done = subprocess.run(command_line, capture_output=True, text=True, errors="replace")
-        log = (done.stderr + done.stdout).replace(str(path), name).replace(f"/{name}:", f"{name}:").strip()
+        process = subprocess.run(command_line, capture_output=True, text=True, errors="replace")
+        log = (process.stderr + process.stdout).replace(str(path), name).replace(f"/{name}:", f"{name}:").strip()
         ptx = path.with_suffix(".ptx")
         text = ptx.read_text(encoding="utf-8", errors="replace") if ptx.is_file() else ""
-        return log, text, cubin.read_bytes() if done.returncode == 0 else b""
+        return log, text, cubin.read_bytes() if process.returncode == 0 else b""

@@ -140,10 +140,12 @@ def source_options(
     """Return the compiler's options for include folders and macros, followed by ``options``.
 
     ``defines`` is a mapping from names to values, or a sequence of "NAME" and "NAME=VALUE". Raises ArgumentTypeError if
-    an argument has another type.
+    an argument has another type, and ArgumentError if a folder does not exist.
     """
     if isinstance(include_dirs, str | os.PathLike) or not all(isinstance(at, str | os.PathLike) for at in include_dirs):
         raise ArgumentTypeError("include_dirs", include_dirs, "a sequence of paths")
+    if missing := [folder for folder in include_dirs if not os.path.isdir(folder)]:
+        raise ArgumentError("include_dirs", os.fspath(missing[0]), "folders that exist")
     if isinstance(defines, Mapping):
         defines = [f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in defines.items()]
     if isinstance(defines, str) or not all(isinstance(define, str) for define in defines):

@@ -6,7 +6,7 @@ A kernel runs under several adversarial schedules, which expose races and missin
 
 from cudatma.emulator.api import EmulatedModule, load
 from cudatma.emulator.errors import EmulatorError, PtxError, ResidencyError, StepLimitError, TrapError
-from cudatma.emulator.hazards.report import CAUSES, Access, Hazard
+from cudatma.emulator.hazards.hazard import CAUSES, Access, Hazard
 from cudatma.emulator.instructions import Coverage, coverage
 from cudatma.emulator.report import Comparison, Report, report_page, report_sarif
 from cudatma.emulator.trace import Trace

@@ -17,7 +17,7 @@ from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitErro
 from cudatma.emulator.hazards.checks import checks_of
 from cudatma.emulator.hazards.findings import Findings, StopRun, lines_of, report_deadlock, trapped_at
 from cudatma.emulator.hazards.global_memory import prepare
-from cudatma.emulator.hazards.report import CAUSES
+from cudatma.emulator.hazards.hazard import CAUSES
 from cudatma.emulator.hazards.sources import Lines, Sources
 from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.instructions import unsupported

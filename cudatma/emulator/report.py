@@ -1,4 +1,4 @@
-"""The report of a launch, and how it is shown: as text, as a page, and as SARIF for code scanning."""
+"""Reports of launches as text, as HTML pages, and as SARIF for code scanning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cudatma.emulator.hazards.report import Hazard
+from cudatma.emulator.hazards.hazard import Hazard
 from cudatma.emulator.hazards.sources import Sources
 from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.sarif import sarif_log, sarif_results
@@ -28,7 +28,7 @@ class Comparison:
     error : float
         ||difference|| / ||expected||.
     tolerance : float
-        Maximum error.
+        Maximum allowed error.
     """
 
     name: str
@@ -52,11 +52,11 @@ class Report:
     schedules : int
         Number of schedules that ran.
     hazards : list of Hazard
-        Causes, in the order in which they are reported. Their `consequences` hold the other hazards.
+        Causes in order of importance. Their `consequences` hold the other hazards.
     steps : int
-        Number of segments that ran.
+        Number of steps. In a step, one warp runs a segment of instructions that do not block.
     printed : list of str
-        Output of vprintf in the first schedule that called it.
+        Output of printf in the first schedule that called it.
     warnings : list of Hazard
         Suspicious code that may be intended. Warnings do not affect `is_clean`.
     unchecked : list of str
@@ -64,15 +64,15 @@ class Report:
     seconds : float
         Duration of the launch in seconds.
     title, place : str
-        Heading of the report, and the line of the program that launches the kernel. Callers may set them.
+        Heading of the report, and the line of the program that launches the kernel. Callers may set both.
     shape : str
         Grid, block and cluster of the launch, and the target.
     compared : list of Comparison
-        Comparisons of arrays with expected values. Callers may add to them.
+        Comparisons of arrays with expected values. Callers may add comparisons.
     trace : Trace, optional
-        The trace of the launch. `to_html` shows its pipeline and the order of events.
+        Trace of the launch, from which `to_html` shows the pipeline and the order of events.
     sources : Sources
-        PTX and source lines that the report quotes.
+        PTX and source lines for the report.
     variables : SharedVariables
         Names of places in shared memory.
     """
@@ -100,7 +100,7 @@ class Report:
 
     @property
     def findings(self) -> list[Hazard]:
-        """Each hazard, followed by the other places of its cause and by its consequences."""
+        """Each hazard, followed by the other places with its cause and by its consequences."""
         return [finding for hazard in self.hazards for finding in (hazard, *hazard.also, *hazard.consequences)]
 
     @property
@@ -110,7 +110,7 @@ class Report:
 
     @property
     def hint(self) -> str:
-        """Advice on how to get source lines if there are findings without them, otherwise ""."""
+        """Advice on how to get source lines, or "" if findings contain them."""
         findings = [*self.findings, *self.warnings]
         if not findings or any(finding.source for finding in findings):
             return ""
@@ -134,7 +134,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """True if there are no hazards and all compared arrays are as expected."""
+        """True if there are no hazards and all comparisons passed."""
         return self.is_clean and all(comparison.passed for comparison in self.compared)
 
     def as_dict(self) -> dict[str, Any]:
@@ -163,18 +163,18 @@ class Report:
         }
 
     def to_html(self) -> str:
-        """Return the report as an HTML page that needs no other file.
+        """Return the report as a self-contained HTML page.
 
         Returns
         -------
         str
-            The hazards with their source lines, the order of events and the pipeline if the launch had a trace, and
-            the results.
+            HTML with the hazards, their source lines and the results. If the launch had a trace, the page also shows
+            the order of events and the pipeline.
         """
         return report_page([self])
 
     def save_html(self, path: str | Path) -> None:
-        """Write the report as an HTML page that needs no other file.
+        """Write the report as a self-contained HTML page.
 
         Parameters
         ----------
@@ -223,7 +223,7 @@ def report_page(reports: Sequence[Report], title: str = "") -> str:
     Returns
     -------
     str
-        An HTML document that needs no other file.
+        A self-contained HTML document.
     """
     launches = [_LaunchView(report, number) for number, report in enumerate(reports, 1)]
     sections: dict[object, int] = {}
@@ -257,11 +257,11 @@ def report_sarif(reports: Sequence[Report]) -> str:
 
 
 class _LaunchView:
-    """A report as its page shows it."""
+    """View of a report for its page."""
 
     def __init__(self, report: Report, number: int) -> None:
         self.report, self.number = report, number
-        #: Number of the launch whose section shows this report: this launch or an equal one, or 0 if no section does.
+        #: Number of the launch whose section shows this report. Equal reports share a section. 0 means no section.
         self.section = number
         self.title = report.title or report.kernel
         self.seconds = duration(report.seconds)
@@ -270,11 +270,11 @@ class _LaunchView:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """The content of the section, without numbers. The content is empty if a row of the table is enough."""
+        """Content of the section, for the comparison of launches, or () if the launch needs no section."""
         report = self.report
-        found = [(h.kind, h.ptx_line, h.source) for h in (*report.hazards, *report.warnings)]
+        hazards = [(h.kind, h.ptx_line, h.source) for h in (*report.hazards, *report.warnings)]
         results = [(comparison.name, comparison.error) for comparison in report.compared]
-        parts = (found, results, report.printed, report.unchecked)
+        parts = (hazards, results, report.printed, report.unchecked)
         return (self.title, repr(parts)) if any(parts) else ()
 
     def _views(self, hazards: list[Hazard]) -> list[HazardView]:
@@ -291,7 +291,7 @@ class _LaunchView:
 
     @property
     def picture(self) -> str:
-        """The pipeline as HTML, or "" if no trace has recorded a pipeline."""
+        """The pipeline as HTML, or "" if the trace contains no pipeline."""
         trace = self.report.trace
         is_drawn = trace is not None and any(event.kind in ("copy", "cp.async", "wait") for event in trace.events)
         is_global = self.report.hazards and all(hazard.kind.startswith("global_") for hazard in self.report.hazards)

@@ -1,4 +1,4 @@
-"""Write hazards as SARIF, which code-scanning services show next to the source.
+"""Write hazards as SARIF, a format that code-scanning services show next to the source.
 
 Source: OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cudatma.emulator.hazards.report import CAUSES, Hazard, placed
+from cudatma.emulator.hazards.explanation import explain
+from cudatma.emulator.hazards.hazard import Hazard, placed
 from cudatma.emulator.hazards.sources import Sources, places
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -22,20 +23,21 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 def sarif_results(
     hazards: Iterable[Hazard], warnings: Iterable[Hazard], sources: Sources, call: str = ""
 ) -> list[dict[str, Any]]:
-    """Return the results of one launch: one for each place of a hazard, with the consequences in its message.
+    """Return one SARIF result for each place of each hazard of a launch.
 
-    ``call`` is the "file:line" that launches the kernel. It is the location if the kernel's source is not in a file.
+    ``call`` is the "file:line" that launches the kernel. It is the location of the results if the kernel's source is
+    not in a file.
     """
     return [
         _result(place, hazard, level, sources, call)
-        for level, found in (("error", hazards), ("warning", warnings))
-        for hazard in found
+        for level, members in (("error", hazards), ("warning", warnings))
+        for hazard in members
         for place in (hazard, *hazard.also)
     ]
 
 
 def sarif_log(results: Sequence[dict[str, Any]]) -> str:
-    """Return a SARIF log with these results. Equal results are written once."""
+    """Return a SARIF log with these results, without duplicates."""
     distinct = list({result["partialFingerprints"]["cudatma/v1"]: result for result in reversed(results)}.values())
     distinct.reverse()
     kinds = list(dict.fromkeys(result["ruleId"] for result in distinct))
@@ -47,12 +49,16 @@ def sarif_log(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _rule(kind: str) -> dict[str, Any]:
-    text = f"Usual cause: {CAUSES[kind]}."
+    explanation = explain(kind)
+    meaning = f"{explanation.meaning[0].upper()}{explanation.meaning[1:]}."
     return {
         "id": kind,
-        "shortDescription": {"text": kind.replace("_", " ")},
-        "fullDescription": {"text": text},
-        "help": {"text": text, "markdown": f"{text}\n\n`cudatma explain {kind}` shows a broken and a fixed kernel."},
+        "shortDescription": {"text": meaning},
+        "fullDescription": {"text": f"{meaning} Usual cause: {explanation.cause}."},
+        "help": {
+            "text": f"{explanation.text}\n\n{explanation.diff}",
+            "markdown": f"{explanation.text}\n\n```diff\n{explanation.diff}```\n",
+        },
         "properties": {"tags": ["cuda", "synchronization"]},
     }
 
@@ -60,7 +66,7 @@ def _rule(kind: str) -> dict[str, Any]:
 def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources, call: str) -> dict[str, Any]:
     lines = [place.message, *hazard.notes[: bool(hazard.advice)], f"usual cause: {hazard.cause}"]
     lines += [f"at {placed(place.ptx_line, place.source)}"] if call else []
-    lines += [f"again: seed {place.seed}, schedule {place.schedule}"]
+    lines += [f"reproduce with --seed {place.seed} --replay {place.schedule}"]
     others = [
         {
             "id": number,
@@ -83,7 +89,7 @@ def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources, call: s
 
 
 def _location(source: str, ptx_line: int, kernel: str, sources: Sources, call: str) -> dict[str, Any]:
-    """Return the source line, or the line that launches the kernel if there is no source file, or the PTX line."""
+    """Return the place of the source line. Without a source file, return the place of the launch or of the PTX line."""
     place = sources.locate(source) or next(iter(places(source)), None)
     file, line = place or ("", max(1, ptx_line))
     path = sources.paths.get(file) or file or f"{kernel}.ptx"
@@ -98,7 +104,7 @@ def _location(source: str, ptx_line: int, kernel: str, sources: Sources, call: s
 
 
 def _uri(path: str) -> str:
-    """Return a relative path for a file below the working directory, as code scanning expects, otherwise a URI."""
+    """Return the URI of a file. For a file below the working directory, it is relative, as code scanning expects."""
     if not os.path.isabs(path) or not os.path.isfile(path):  # NVRTC puts a name without a folder into the root
         return quote(path.lstrip("/"))
     try:

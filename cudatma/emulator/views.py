@@ -1,4 +1,4 @@
-"""Hazards as a page shows them: source lines with marks, the order of events, and names instead of addresses."""
+"""Views of hazards for pages, with marked source lines, the order of events, and names instead of addresses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatma.emulator.hazards.report import Hazard, opcode_of, placed
+from cudatma.emulator.hazards.hazard import Hazard, opcode_of, placed
 from cudatma.emulator.hazards.sources import Lines, Sources
 from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.machine.memory import SHARED_START
@@ -14,20 +14,20 @@ from cudatma.emulator.machine.protocols import Dim
 from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.errors import counted
 
-#: Number of lines before and after a marked line, of a source and of the PTX.
+#: Number of lines that a page shows before and after a marked line of the source and of the PTX.
 _AROUND, _PTX_AROUND = 4, 2
-#: Maximum number of events in the order of events.
+#: Maximum number of rows in the order of events.
 _MAX_MOMENTS = 12
-#: The end of a message, which names an address and the earlier accesses. The page shows both in another way.
+#: The end of a message, with an address and the earlier accesses, which the page shows separately.
 _ADDRESS = re.compile(r" \((?:shared )?address 0x.*\)$", re.DOTALL)
 _PLACE = re.compile(r"(PTX line \d+) \(([^()]*)\)")
-#: Kinds of recorded events that order threads.
+#: Kinds of events that order threads.
 _ORDERING = ("copy", "cp.async", "store", "wait", "acquire", "phase")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of an excerpt. ``mark`` is "this", "other" or ""; below the line are its (mark, text) notes."""
+    """A line of an excerpt. ``mark`` is "this", "other" or "". The (mark, text) notes appear below the line."""
 
     number: int
     text: str
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Lines of a file; None marks a gap."""
+    """Lines of a file. None represents a gap."""
 
     file: str
     lines: tuple[Line | None, ...]
@@ -45,7 +45,7 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """An event in the sequence that led to a hazard."""
+    """A row in the order of events."""
 
     when: str
     who: str
@@ -56,10 +56,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class HazardView:
-    """A hazard as a page shows it.
+    """View of a hazard for a page.
 
-    headline: what happened, in words. details: further lines of the message. excerpts: the source, and ptx: the PTX.
-    consequences: the kind, the place and the count of each.
+    headline: first line of the message. details: further lines of the message. excerpts, ptx: excerpts from the source
+    and from the PTX. consequences: kind, place and count of each consequence.
     """
 
     hazard: Hazard
@@ -74,7 +74,7 @@ class HazardView:
 
     @property
     def count(self) -> str:
-        """How often and in how many CTAs the hazard occurred."""
+        """Numbers of occurrences and of CTAs, if they exceed 1."""
         hazard = self.hazard
         total = hazard.count + sum(other.count for other in hazard.also)
         times = counted(total, "time") if total > 1 else ""
@@ -82,7 +82,7 @@ class HazardView:
 
     @property
     def again(self) -> str:
-        """The options that run the schedule again."""
+        """Options that reproduce the hazard."""
         return f"--seed {self.hazard.seed} --replay {self.hazard.schedule}"
 
     @property
@@ -91,7 +91,7 @@ class HazardView:
 
 
 def view(hazard: Hazard, sources: Sources, variables: SharedVariables, trace: Recording | None) -> HazardView:
-    """Return a hazard as a page shows it."""
+    """Return the view of a hazard."""
     message = variables.named(_ADDRESS.sub("", hazard.message))
     message = _PLACE.sub(lambda match: _short(match[2], match[1], sources), message)
     headline, *details = (line.strip() for line in message.splitlines())
@@ -118,7 +118,7 @@ def view(hazard: Hazard, sources: Sources, variables: SharedVariables, trace: Re
 
 
 def _sentence(text: str) -> str:
-    """Return a text with an upper-case first letter, unless it begins with an identifier or an opcode."""
+    """Capitalize the first letter of a text, unless the text begins with an identifier or an opcode."""
     return text[:1].upper() + text[1:] if text.partition(" ")[0].rstrip(",").isalpha() else text
 
 
@@ -134,7 +134,7 @@ def _path(file: str, sources: Sources) -> str:
 
 
 def _history(hazard: Hazard, trace: Recording | None) -> list[Event]:
-    """Return the recorded accesses of a hazard, ending with the one at which it was found."""
+    """Return the recorded accesses of a hazard. The last access is the one at which the hazard was found."""
     return [] if trace is None else trace.histories.get((hazard.kind, hazard.ptx_line), [])
 
 
@@ -186,7 +186,7 @@ def _excerpts(marked: Iterable[tuple[str, int, str, str]], files: Lines, around:
 
 
 def _moments(hazard: Hazard, history: list[Event], variables: SharedVariables, trace: Recording) -> list[Moment]:
-    """Return the accesses of a hazard and the events that order their threads, in order."""
+    """Return the rows for the accesses of a hazard and for the events that order their threads."""
     *earlier, last = history
     mbarriers = {(hazard.block, place[2]) for place in hazard.places if place[0] == "mbarrier"}
     waits = [e for e in trace.events if e.kind == "wait" and e.end is None]
@@ -215,7 +215,7 @@ def _related(
 ) -> list[Event]:
     """Return the events between the accesses of a hazard that order their threads.
 
-    Without earlier accesses, these are the events on the hazard's mbarriers, if it concerns any.
+    If there are no earlier accesses, return the events on the hazard's mbarriers.
     """
     begin = min((event.begin for event in earlier), default=0)
     recent = [e for e in trace.events if e.kind in _ORDERING and begin <= _when(e) <= last.begin]
@@ -238,7 +238,7 @@ def _related(
 
 
 def _key(event: Event) -> tuple[object, ...]:
-    """Return a key that an access and the copy that it issues share."""
+    """Return a key that is equal for an access and for the copy that it issues."""
     return _issuer(event), event.line, event.begin
 
 

@@ -51,7 +51,7 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class AccessReport:
-    """The effect of accesses at given coordinates.
+    """The effect of accesses at given coordinates. ``str()`` returns a readable text.
 
     Parameters
     ----------
@@ -108,6 +108,10 @@ class AccessReport:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON-compatible data."""
         return asdict(self) | {"is_clean": self.is_clean}
+
+    def __str__(self) -> str:
+        lines = [f"access at ({', '.join(map(str, self.coords))})"]
+        return "\n".join([*lines, *(f"  {kind:<12}{text}" for kind, text in access_lines(self))])
 
 
 def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
@@ -229,8 +233,15 @@ def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
     return tuple(legal)
 
 
-def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
-    """Return a report as pairs of the kind of access and a description."""
+def access_lines(report: AccessReport, address: int | None = None) -> list[tuple[str, str]]:
+    """Return a report as pairs of the kind of access and a description.
+
+    ``address`` is the address of the tensor. Without it, the descriptions contain offsets from the tensor's base.
+    """
+
+    def place(offset: int) -> str:
+        return f"byte {offset}" if address is None else f"{(address + offset) % (1 << 64):#x}"
+
     lines = []
     if report.load_refusal is not None:
         lines.append(("load", f"{report.load_refusal.effect}: {report.load_refusal.rule}"))
@@ -242,21 +253,19 @@ def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
             where += f"; the other {report.outside} are filled with {report.fill}" if report.outside else ""
             lines.append(("", where))
         if report.gmem_range is not None:
-            low, high = ((spec.address + end) % (1 << 64) for end in report.gmem_range)
-            lines.append(("", f"the load reads addresses {low:#x} to {high:#x}"))
+            low, high = map(place, report.gmem_range)
+            what = "bytes" if address is None else "addresses"
+            lines.append(("", f"the load reads {what} {low.removeprefix('byte ')} to {high.removeprefix('byte ')}"))
     if report.store_refusal is not None:
         lines.append(("store", f"{report.store_refusal.effect}: {report.store_refusal.rule}"))
     else:
         lines.append(("store", _store_line(report)))
         for part in report.overwrites[:3]:
-            first = (spec.address + part.first_offset) % (1 << 64)
-            lines.append(
-                ("", f"row {part.row}: {counted(part.size_bytes, 'byte')} after the end of the row, from {first:#x}")
-            )
+            size, first = counted(part.size_bytes, "byte"), place(part.first_offset)
+            lines.append(("", f"row {part.row}: {size} after the end of the row, from {first}"))
         if report.overwritten_rows > 3:
             lines.append(("", f"in all, {report.overwritten_bytes} bytes in {counted(report.overwritten_rows, 'row')}"))
-        known = ", ".join(report.reductions) or f"none for {spec.dtype.name}"
-        lines.append(("reductions", known))
+        lines.append(("reductions", ", ".join(report.reductions) or "none for this element type"))
     return [*lines, *([("note", report.note)] if report.note else [])]
 
 

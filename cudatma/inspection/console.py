@@ -35,7 +35,7 @@ def print_rows(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
 def print_access(spec: AnySpec, report: AccessReport) -> None:
     """Print the effect of accesses at the report's coordinates."""
     print(f"\naccess at ({', '.join(map(str, report.coords))})")
-    print_rows(access_lines(spec, report))
+    print_rows(access_lines(report, spec.address))
 
 
 def print_lint(lint: Lint) -> None:

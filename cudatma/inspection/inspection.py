@@ -290,7 +290,7 @@ class Inspection:
         place = origin(self.spec) if coords is None else coords
         report = self.at(place, offsets)
         shown = ", ".join(map(str, place))
-        parts.append((f"An access at ({shown})", pages.table(access_lines(self.spec, report))))
+        parts.append((f"An access at ({shown})", pages.table(access_lines(report, self.spec.address))))
         findings = self.lint(target=target).findings
         rows = [(f.severity, f"{f.name}: {f.message}\n{f.rule} [{f.source}]\n{f.remedy}") for f in findings]
         parts.append(("Risks", pages.table(rows) if rows else "none found"))

@@ -54,6 +54,10 @@ class Finding:
     source: str
     remedy: str
 
+    def __str__(self) -> str:
+        lines = [f"{self.severity}: {self.name}: {self.message}", f"  rule: {self.rule} [{self.source}]"]
+        return "\n".join([*lines, *([f"  remedy: {self.remedy}"] if self.remedy else [])])
+
 
 _SECTOR_BYTES = 32
 #: Drivers set bit 85 incorrectly for smaller allocations on Blackwell. [NVIDIA driver 595.71.05, release notes]
@@ -365,6 +369,9 @@ class Lint:
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON-compatible data."""
         return {"target": self.target, "worst": self.worst, "findings": [asdict(f) for f in self.findings]}
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.findings)) or "no risks"
 
 
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:

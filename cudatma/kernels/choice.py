@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.context import Cache, runtime
-from cudatma.errors import ArgumentError, TargetError, counted, duration
+from cudatma.errors import ArgumentError, TargetError, duration
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
@@ -330,8 +330,9 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
             choice.config, source, f"{match.path} contains {which}, measured at M = {entry.problem.m}: {gain}"
         )
     us = choice.config.cost(problem, gpu).us
-    kernels = counted(len({other.config for other in table.choices if other.match is None}), "kernel")
-    why = f"the cheapest of {kernels} for this shape; the cost model predicts {duration(1e-6 * us)}"
+    count = len({other.config for other in table.choices if other.match is None})
+    cheapest = f"the cheapest of {count} kernels for this shape" if count > 1 else "the only kernel for this shape"
+    why = f"{cheapest}; the cost model predicts {duration(1e-6 * us)}"
     return Decision(choice.config, "rule", problem.constraint or why)
 
 

@@ -59,7 +59,7 @@ class Explanation:
     schedule : Schedule
         Division of the work among CTAs.
     prediction : Cost
-        Time that the cost model predicts.
+        Time that the cost model predicts for operands that are not in L2.
     candidates : tuple of Listed
         The cheapest configurations and the chosen configuration.
     considered : int
@@ -125,9 +125,9 @@ class Explanation:
 
     def __str__(self) -> str:
         gpu, cost, work = self.gpu, self.prediction, self.schedule
-        divided = f"{counted(work.stream_tiles, 'tile')} divided"
+        divided = f", {counted(work.stream_tiles, 'tile')} divided among CTAs" if work.stream_tiles else ""
         if self.config.cluster_k > 1:
-            divided = f"the K of each tile divided by a cluster of {self.config.cluster_k}"
+            divided = f", the K of each tile divided among the {self.config.cluster_k} CTAs of a cluster"
         clusters = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
         assumed = "" if selected_backend("auto") == "cuda" else " (assumed; this machine has no usable GPU)"
         terms = [(words, getattr(cost, f"{term}_us")) for term, words in _TERMS.items()]
@@ -137,10 +137,11 @@ class Explanation:
             f"memory {gpu.memory_bytes_per_us / 1e6:.3g} TB/s",
             f"kernel     {self.kernel}: {self.config.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
-            f"work       {work.tiles_m} x {work.tiles_n} tiles {clusters}of {counted(work.k_iterations, 'stage')} "
-            f"on {counted(work.ctas, 'CTA')}, {divided}",
+            f"work       {work.tiles_m} x {work.tiles_n} tile{'s' * (work.tiles_m * work.tiles_n > 1)} {clusters}"
+            f"of {counted(work.k_iterations, 'stage')} on {counted(work.ctas, 'CTA')}{divided}",
             f"predicted  {duration(1e-6 * cost.us)}: "
             + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us >= 0.005),
+            "           (for operands that are not in L2)",
             "",
         ]
         rows = [

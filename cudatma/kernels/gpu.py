@@ -102,7 +102,7 @@ def gpu_of(device: int) -> Gpu:
 
 def _read_gpu(device: int) -> Gpu:
     # Source: CUDA driver API, cuDeviceGetAttribute.
-    target, driver = detect(device), context.initialise()
+    target, driver = detect(device), context.initialize()
     names = driver.CUdevice_attribute
     handle = check(driver.cuDeviceGet(device), "cuDeviceGet")
     clock_khz, memory_khz, bus = (

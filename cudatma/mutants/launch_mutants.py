@@ -16,7 +16,7 @@ from cudatma.mutants.operators import OPERATORS
 from cudatma.mutants.ptx_text import loaded_parameters, without_comments
 
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b\d+\s+([\w$]+)\s*\[(\d*)\]")
-_MISPLACED = frozenset({"trap", "barrier_misaligned", "swizzle_alignment", "swizzle_mismatch", "uninitialised_shared"})
+_MISPLACED = frozenset({"trap", "barrier_misaligned", "swizzle_alignment", "swizzle_mismatch", "uninitialized_shared"})
 #: Half of the alignment in bytes that tensor copies and bulk copies require.
 _HALF_TENSOR, _HALF_BULK = 64, 8
 
@@ -56,7 +56,7 @@ def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
                 "map_swizzle",
                 f"argument {position}: {spec.swizzle.label} becomes {mode.label}",
                 _field(position, "swizzle_mode", 0, int(mode)),
-                frozenset({"swizzle_mismatch", "swizzle_alignment", "uninitialised_shared", "trap", "out_of_bounds"}),
+                frozenset({"swizzle_mismatch", "swizzle_alignment", "uninitialized_shared", "trap", "out_of_bounds"}),
             )
     yield _launch_mutant(
         "map_base",

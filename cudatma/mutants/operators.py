@@ -107,7 +107,7 @@ def _fence(site: Site) -> Iterator[Change]:
 def _mbarrier(site: Site) -> Iterator[Change]:
     form, operands = site.parts[1], site.operands
     if form == "init":
-        yield "drop_init", "", frozenset({"barrier_uninitialised"})
+        yield "drop_init", "", frozenset({"barrier_uninitialized"})
         for step, name in ((-1, "count_less"), (1, "count_more")):
             expected = HANG if step > 0 else _UNORDERED | {"arrival_overflow", "deadlock", "trap"}
             yield name, _moved(site, 1, step), expected
@@ -130,9 +130,9 @@ def _mbarrier(site: Site) -> Iterator[Change]:
         yield from _bytes(site)
     elif form in ("try_wait", "test_wait"):
         moved = site.spelled((operands[0], f"{operands[1][:-1]}+8]", *operands[2:]))
-        yield "other_barrier", moved, _UNORDERED | HANG | {"arrival_overflow", "barrier_uninitialised", "out_of_bounds"}
+        yield "other_barrier", moved, _UNORDERED | HANG | {"arrival_overflow", "barrier_uninitialized", "out_of_bounds"}
         passes = f"{site.guard}setp.eq.u32 {operands[0]}, 0, 0;"
-        yield "drop_wait", passes, _UNORDERED | {"arrival_overflow", "block_gone", "barrier_uninitialised"}
+        yield "drop_wait", passes, _UNORDERED | {"arrival_overflow", "block_gone", "barrier_uninitialized"}
         if "relaxed" not in site.parts:
             yield "relax", site.spelled(operands, _relaxed(site)), _UNORDERED
         if "parity" in site.parts:
@@ -174,13 +174,13 @@ def _barrier(site: Site) -> Iterator[Change]:
     if "warp" in parts:
         yield "drop_warp_sync", "", _UNORDERED | {"divergent_warp"}
     elif "cluster" in parts:
-        gone = frozenset({"block_gone", "barrier_uninitialised", "arrival_overflow"})
+        gone = frozenset({"block_gone", "barrier_uninitialized", "arrival_overflow"})
         yield ("drop_wait" if "wait" in parts else "drop_arrive"), "", _UNORDERED | gone | {"deadlock", "trap"}
     elif "arrive" in parts:
         yield "drop_arrive", "", frozenset({"deadlock"})
     else:
         # divergent_warp and register_pool occur if setmaxnregs depends on the barrier.
-        unset = {"uninitialised_shared", "barrier_uninitialised"}
+        unset = {"uninitialized_shared", "barrier_uninitialized"}
         yield "drop_barrier", "", _UNORDERED | unset | {"deadlock", "divergent_warp", "register_pool"}
         if len(site.operands) == 2 and "sync" in parts:
             yield "barrier_count", _moved(site, 1, 32), frozenset({"deadlock", "barrier_count"})
@@ -265,7 +265,7 @@ _BY_ROOT: dict[str, Callable[[Site], Iterator[Change]]] = {
 
 def _ring_wraps(sites: list[Site]) -> Iterator[Mutant]:
     """Yield mutants of ``stage + 1 == STAGES ? 0 : stage + 1``, which compiles to setp with a constant and selp."""
-    expected = _UNORDERED | HANG | {"arrival_overflow", "out_of_bounds", "barrier_uninitialised", "barrier_misaligned"}
+    expected = _UNORDERED | HANG | {"arrival_overflow", "out_of_bounds", "barrier_uninitialized", "barrier_misaligned"}
     for place, site in enumerate(sites):
         if site.parts[0] != "setp" or len(site.operands) != 3 or not site.operands[2].isdigit():
             continue

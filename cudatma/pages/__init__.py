@@ -1,6 +1,7 @@
-"""HTML that cudatma writes: pages in one file, and fragments for notebooks, with one style sheet.
+"""HTML pages and fragments for notebooks, with one style sheet.
 
-Templates escape text. The style applies only inside ``.cudatma-page`` and follows the reader's light or dark colors.
+Templates escape text. The style applies only inside ``.cudatma-page``, and follows the light or dark colors of the
+reader's system.
 """
 
 from __future__ import annotations
@@ -28,34 +29,39 @@ def _environment() -> jinja2.Environment:
 
 
 def render(template: str, **context: Any) -> Markup:
-    """Return a template of this folder with values."""
+    """Render a template of this folder."""
     return Markup(_environment().get_template(template).render(**context))
 
 
 def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> Markup:
-    """Return rows as a table. A severity in the first cell of a row sets the cell's color.
+    """Return a table. A severity in the first cell of a row sets the color of the cell.
 
-    The first line of each other cell is code, and its further lines are in small print.
+    In the other cells, the first line has the font of code, and further lines have a small font.
     """
     cells = [[str(cell).split("\n") for cell in row] for row in rows]
     return render("table.html.j2", rows=cells, head=head)
 
 
+def text(content: str) -> Markup:
+    """Return preformatted text."""
+    return Markup("<pre>{}</pre>").format(content)
+
+
 def figure(svg: str) -> Markup:
-    """Return an SVG picture, which scrolls if the page is narrow."""
+    """Return an SVG picture that scrolls on a narrow page."""
     return render("figure.html.j2", picture=Markup(svg))
 
 
 def parts(sections: Iterable[tuple[str, str]]) -> Markup:
-    """Return (heading, HTML) sections one after another. Plain text is escaped."""
+    """Return sections, given as pairs of heading and HTML. Plain text is escaped."""
     return render("parts.html.j2", parts=sections)
 
 
 def fragment(body: Markup, theme: str = "auto", style: str = "") -> str:
-    """Return HTML in one element with its own style, for a notebook. ``style`` is a further style sheet."""
+    """Return one HTML element with its style, for a notebook. ``style`` names another style sheet of this folder."""
     return str(render("fragment.html.j2", body=body, theme=theme, style=style))
 
 
 def document(title: str, body: Markup, theme: str = "auto", style: str = "", script: str = "") -> str:
-    """Return an HTML document that needs no other file. It includes ``style`` and ``script``, files of this folder."""
+    """Return a self-contained HTML document. ``style`` and ``script`` name files of this folder to include."""
     return str(render("document.html.j2", title=title, body=body, theme=theme, style=style, script=script))

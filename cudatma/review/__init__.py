@@ -1,7 +1,7 @@
-"""Reports of compiled kernels and comparison of two builds.
+"""Reports of compiled kernels, and comparison of two builds.
 
-A report contains resources, occupancy, instructions with their source lines, loops, and hazards that only machine code
-shows.
+A report contains resources, occupancy, instructions with their source lines, loops, and hazards that are visible only
+in machine code.
 """
 
 from cudatma.review.difference import Difference, compare

@@ -1,7 +1,7 @@
-"""Resources of the kernels in a cubin, read from its ELF sections, without NVIDIA's programs.
+"""Read the resources of kernels from the ELF sections of a cubin, without NVIDIA's programs.
 
-NVIDIA documents the output of cuobjdump (CUDA Binary Utilities), but not the sections. Their meaning was found by
-comparison with ``cuobjdump --dump-elf`` and ``--dump-resource-usage``, which a test repeats.
+NVIDIA does not document these sections. Their meaning was found by comparison with the output of ``cuobjdump
+--dump-elf`` and ``cuobjdump --dump-resource-usage``, which a test repeats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FUNCTION, _ENTRY = 2, 0x10
 #: Attributes of .nv.info.
 _MAX_THREADS, _REQUIRED_THREADS, _REGISTERS, _BARRIERS = 0x05, 0x10, 0x2F, 0x4C
 _FRAME_SIZE, _MIN_STACK_SIZE = 0x11, 0x12
-#: Attribute of .nv.compat that is 1 for targets ending in "a", and the corresponding flag of older cubins.
+#: Attribute of .nv.compat that is 1 for targets with the suffix "a", and the corresponding flag of older cubins.
 _ACCELERATED, _ACCELERATED_FLAG = 0x09, 0x800
 #: Formats of an attribute: a value with a size, and a single byte. The other formats have 16 bits.
 _SIZED, _BYTE = 4, 2
@@ -35,17 +35,17 @@ class Resources:
     Attributes
     ----------
     registers : int
-        Registers per thread.
+        Number of registers per thread.
     stack_bytes, local_bytes : int
         Stack frame and other local memory per thread.
     spill_store_bytes, spill_load_bytes : int or None
         Bytes per thread that spilled registers store and load, or None without a log of ptxas.
     static_smem_bytes, reserved_smem_bytes : int
-        Static shared memory per CTA, and shared memory that the system reserves per CTA. cuobjdump shows their sum.
+        Static shared memory per CTA, and shared memory that the system reserves per CTA. cuobjdump shows the sum.
     named_barriers : int
         Number of named barriers.
     max_threads : int or None
-        Threads per CTA from ``.reqntid``, otherwise from ``.maxntid``, or None.
+        Number of threads per CTA from ``.reqntid``, otherwise from ``.maxntid``, or None.
     """
 
     registers: int
@@ -71,7 +71,7 @@ class _Section:
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """Architecture of a cubin, and the resources of its kernels. ``target`` has the suffix "a", but never "f"."""
+    """Architecture of a cubin, and the resources of its kernels. ``target`` may have the suffix "a", but not "f"."""
 
     target: str
     kernels: dict[str, Resources]
@@ -85,7 +85,7 @@ def machine_of(data: bytes) -> int:
 def read_cubin(data: bytes, name: str, log: str = "") -> Cubin:
     """Read a cubin, and the spills from a log of ``ptxas -v``.
 
-    Raise ArgumentError if the cubin is corrupt or truncated; ``name`` is the file's name for the error.
+    Raise ArgumentError, with the file name ``name``, if the cubin is corrupt or truncated.
     """
     try:
         return _read(data, _spills(log))
@@ -138,8 +138,11 @@ def _read(data: bytes, spilled: dict[str, tuple[int, int]]) -> Cubin:
 
 
 def _sections(data: bytes) -> list[_Section]:
-    (table,) = struct.unpack_from("<Q", data, 40)
+    segments, table = struct.unpack_from("<QQ", data, 32)
+    segment_bytes, segment_count = struct.unpack_from("<HH", data, 54)
     count, names_index = struct.unpack_from("<HH", data, 60)
+    if segments + segment_bytes * segment_count > len(data):
+        raise ValueError("the table of segments is truncated")
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + _SECTION_BYTES * i) for i in range(count)]
     names = data[headers[names_index][4] :][: headers[names_index][5]]
     sections = []
@@ -193,6 +196,6 @@ def _spills(log: str) -> dict[str, tuple[int, int]]:
     for line in log.splitlines():
         if compiling := _COMPILING.search(line):
             entry = compiling["entry"]
-        elif entry and (found := _SPILLS.search(line)):
-            result[entry], entry = (int(found[1]), int(found[2])), ""
+        elif entry and (spills := _SPILLS.search(line)):
+            result[entry], entry = (int(spills[1]), int(spills[2])), ""
     return result

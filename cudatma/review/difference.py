@@ -16,9 +16,9 @@ from cudatma.review.report import KernelReport
 from cudatma.review.sass import CLASSES, Place, Step, class_of
 from cudatma.review.tables import Loop, shown_places
 
-#: Changed places that a text shows; ``--json`` has all.
+#: Maximum number of changed places in a text. ``--json`` has no limit.
 _SHOWN_CHANGES = 40
-#: Largest product of the lengths of two blocks that are compared instruction by instruction.
+#: Maximum product of the lengths of two blocks for a comparison of single instructions.
 _MAX_PRODUCT = 1_000_000
 _LABEL = re.compile(r"`\([^)]*\)|\b0x[0-9a-f]+$")
 _JUMPS = ("BRA", "BRX", "JMP", "CALL", "RET", "EXIT", "BSYNC")
@@ -31,11 +31,11 @@ class Change:
     Attributes
     ----------
     before, after : int or None
-        Address of the first instruction in either build, in bytes, or None at the end of the code.
+        Address of the first instruction in each build, in bytes, or None at the end of the code.
     places_before, places_after : tuple of Place
-        Places of these instructions in the source; empty without line information.
+        Places of these instructions in the source. Empty without line information.
     opcodes : dict of str to int
-        Opcodes, and how many more of them the second build has here.
+        Number of instructions in the second build minus that in the first build, by opcode.
     """
 
     before: int | None
@@ -56,17 +56,17 @@ class KernelDifference:
     values : dict of str to tuple
         Fields of the config, resources and occupancy that differ, with both values.
     classes : dict of str to tuple of int
-        Number of instructions of each class that differs, in both builds.
+        Number of instructions in both builds, for each class that differs.
     mnemonics : dict of str to tuple of int
-        Number of each instruction that differs, in both builds.
+        Number of instructions in both builds, for each mnemonic that differs.
     loops : tuple of (Loop or None, Loop or None)
         Loops that differ, or exist in only one build.
     changes : tuple of Change
-        The changed places, in order of address.
+        Changed places in order of address.
     operands : int
         Number of instructions outside of ``changes`` with other registers, constants or addresses.
     is_code_changed : bool
-        Whether the cubin or the PTX differs, if one of the builds has no SASS. Otherwise False.
+        Whether the cubin or the PTX differs. False if both builds have SASS.
     """
 
     name: str
@@ -91,9 +91,9 @@ class Difference:
     Parameters
     ----------
     kernels : tuple of KernelDifference
-        Kernels that both builds have.
+        Kernels in both builds.
     only_before, only_after : tuple of str
-        Kernels that only one build has.
+        Kernels in only one build.
     """
 
     kernels: tuple[KernelDifference, ...]
@@ -132,13 +132,13 @@ def compare(before: Sequence[KernelReport], after: Sequence[KernelReport]) -> Di
     Parameters
     ----------
     before, after : sequence of KernelReport
-        The kernels of the builds. If both builds have one kernel, the kernels may have different names. Otherwise
-        kernels are matched by entry and target; several kernels with the same entry and target are matched in order.
+        Kernels of the builds. If both builds have one kernel, the names of the kernels may differ. Otherwise, kernels
+        are matched by entry and target. Kernels with the same entry and target are matched in order.
 
     Returns
     -------
     Difference
-        The difference.
+        Differences of kernels in both builds, and kernels in only one build.
     """
     if len(before) == len(after) == 1:
         return Difference((_compare(before[0], after[0]),), (), ())
@@ -184,7 +184,7 @@ def _compare(before: KernelReport, after: KernelReport) -> KernelDifference:
 
 
 def _values(report: KernelReport) -> dict[str, Any]:
-    """Return the values of a report that are compared. Values that one build does not state are not compared."""
+    """Return the values of a report to compare, without unknown values."""
     values: dict[str, Any] = {f"config.{name}": value for name, value in report.config.items()}
     if report.resources is not None:
         values |= {name: getattr(report.resources, name) for name in Resources.__slots__ if name != "max_threads"}
@@ -199,7 +199,7 @@ def _values(report: KernelReport) -> dict[str, Any]:
 
 
 def _class_counts(report: KernelReport) -> dict[str, int]:
-    """Return the number of instructions of each class, counting the forms of the uniform datapath as ordinary ones."""
+    """Return the number of instructions of each class. Forms for the uniform datapath count as ordinary forms."""
     counts = Counter[str]()
     for mnemonic, count in (report.sass or {}).items():
         counts[class_of(mnemonic) or "other"] += count
@@ -228,7 +228,7 @@ def _changed_loops(before: Sequence[Loop], after: Sequence[Loop]) -> tuple[tuple
 
 
 def _changes(before: KernelReport, after: KernelReport) -> tuple[tuple[Change, ...], int]:
-    """Return the changed places of the code, and how many instructions elsewhere have other operands."""
+    """Return the changed places of the code, and the number of other instructions with changed operands."""
     first, second = ([s for s in r.code.steps if s.mnemonic != "NOP"] if r.code else [] for r in (before, after))
     changes, operands = [], 0
     for i1, i2, j1, j2 in _hunks(first, second):
@@ -252,7 +252,7 @@ def _changes(before: KernelReport, after: KernelReport) -> tuple[tuple[Change, .
 
 
 def _hunks(first: list[Step], second: list[Step]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield ranges of both builds that cover them, with equal forms or not. Compare blocks first, for speed."""
+    """Yield ranges of both builds that correspond to each other. Compare blocks first, for speed."""
     before, after = _blocks(first), _blocks(second)
     forms = [tuple(map(_form, first[begin:end])) for begin, end in before]
     others = [tuple(map(_form, second[begin:end])) for begin, end in after]
@@ -280,7 +280,7 @@ def _extent(blocks: list[tuple[int, int]], begin: int, end: int, size: int) -> t
 
 
 def _form(step: Step) -> tuple[str, bool]:
-    """Return what two builds of an instruction have in common if only registers, constants or addresses differ."""
+    """Return the parts of an instruction without registers, constants and addresses."""
     return step.opcode, bool(step.predicate)
 
 
@@ -304,14 +304,14 @@ def _shown(kernel: KernelDifference) -> list[str]:
         addresses = " -> ".join("end" if at is None else f"{at:#06x}" for at in (change.before, change.after))
         places = dict.fromkeys(shown_places(places) for places in (change.places_before, change.places_after) if places)
         place = f" ({' -> '.join(places)})" if places else ""
-        opcodes = ", ".join(f"{count:+} {opcode}" for opcode, count in change.opcodes.items()) or "another order"
+        opcodes = ", ".join(f"{count:+} {opcode}" for opcode, count in change.opcodes.items()) or "different order"
         lines += textwrap.wrap(f"{addresses}{place}: {opcodes}", 116, initial_indent="    ", subsequent_indent="      ")
     if (rest := len(kernel.changes) - _SHOWN_CHANGES) > 0:
-        lines.append(f"    and {rest} more, which --json lists")
+        lines.append(f"    and {rest} more places, which --json lists")
     if kernel.operands:
-        lines.append(f"  {kernel.operands} other instructions have other registers, constants or addresses")
+        lines.append(f"  {kernel.operands} other instructions have different registers, constants or addresses")
     if kernel.is_code_changed:
-        lines.append("  the code differs; without SASS of both builds, its instructions are not compared")
+        lines.append("  the code differs; the instructions are not compared, because one build has no SASS")
     return lines
 
 

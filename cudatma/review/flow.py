@@ -1,4 +1,4 @@
-"""Control flow of SASS: what follows each instruction, data-flow analysis, and loops."""
+"""Control flow of SASS: successors of instructions, data-flow analysis, and loops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ State = TypeVar("State")
 def successors(code: Code) -> list[tuple[int, ...]]:
     """Return, for each step, the indices of the steps that the same thread may issue next.
 
-    The result is a superset of the real successors. A return continues after every call, and a jump without a target
-    continues at every label. Functions outside of the code return.
+    The result may contain too many successors. A return is followed by the steps after every call, and a jump without a
+    known target by every label. Functions outside of the code are assumed to return.
     """
     by_address = {step.address: index for index, step in enumerate(code.steps)}
     after_calls = [index + 1 for index, step in enumerate(code.steps) if step.mnemonic == "CALL"]
@@ -38,9 +38,9 @@ def successors(code: Code) -> list[tuple[int, ...]]:
 def states_before(
     code: Code, nothing: State, after: Callable[[Step, State], State], merge: Callable[[State, State], State]
 ) -> list[State]:
-    """Return the state before each step by a forward data-flow analysis that runs to its fixed point.
+    """Return the state before each step, computed by a forward data-flow analysis up to its fixed point.
 
-    ``nothing`` is the state at the beginning of the code and of unreachable steps. ``merge`` joins the states of two
+    ``nothing`` is the state at the beginning of the code and at unreachable steps. ``merge`` merges the states of two
     paths. ``nothing`` must be its neutral element, and repeated merging must converge.
     """
     following = successors(code)
@@ -107,7 +107,7 @@ def _targets(step: Step, code: Code, by_address: dict[int, int]) -> list[int]:
 
 
 def natural_loops(code: Code) -> list[frozenset[int]]:
-    """Return the natural loops as sets of indices of steps, by address of their first instruction, outer loops first.
+    """Return the natural loops as sets of step indices, in order of the first instruction, outer loops first.
 
     Loops with the same first instruction are merged.
     """

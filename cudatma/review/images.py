@@ -1,6 +1,6 @@
-"""Compiled modules from PTX, cubins, fatbins, host files with embedded kernels, and folders such as Triton's cache.
+"""Read compiled modules from PTX, cubins, fatbins, host files with embedded kernels, and folders.
 
-Source: Triton 3.9, ``triton/compiler/compiler.py`` for the files of its cache.
+Source for the files of Triton's cache: Triton 3.9, ``triton/compiler/compiler.py``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from cudatma.review.nvidia_programs import SASS_PACKAGES, assemble, disassemble,
 
 #: Maximum size of a file in bytes.
 MAX_BYTES = 1 << 30
-#: Oldest architecture that NVIDIA's current programs read.
+#: Oldest architecture that NVIDIA's current programs support.
 _OLDEST = 75
 _FATBIN_MAGIC = b"\x50\xed\x55\xba"
 _ALLOWED = "a .cu, .j2, .ptx, .cubin or .fatbin file, an ELF file with kernels, or a folder of .ptx and .cubin files"
 _VERSION = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+#: Comments and strings of PTX, in which braces have no meaning.
+_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)
+#: An error in PTX. A ptxas that is too old for the PTX reports another error.
+_PTX_ERROR = re.compile(r"line (?P<line>\d+); (?:error|fatal)\s*: (?!Unsupported \.version)(?P<cause>[^;]*)")
 #: Options of Triton that a report shows.
 _TRITON_OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "triton_version")
 
@@ -47,13 +51,13 @@ class Image:
     compiler : str
         Compiler and its version, or "".
     compile_seconds : float or None
-        Time of the compilation.
+        Duration of the compilation.
     options : mapping of str to object
         Options of the compilation, for example Triton's ``num_warps``.
     dynamic_smem_bytes : int or None
         Dynamic shared memory of a launch, or None if the files do not state it.
     notes : tuple of str
-        What is missing, and why.
+        Compiler warnings, and reasons for missing parts.
     """
 
     name: str
@@ -81,12 +85,12 @@ def read_images(path: str | Path) -> tuple[Image, ...]:
     Returns
     -------
     tuple of Image
-        At least one module. PTX is not assembled, and nothing is disassembled.
+        At least one module. The function does not assemble PTX, and does not disassemble cubins.
 
     Raises
     ------
     ArgumentError
-        If the file is corrupt or of another kind, or the folder contains no kernel.
+        If the file is corrupt or has another format, or if the folder contains no kernel.
     TargetError
         If the code is for a GPU that NVIDIA's current programs do not support.
     """
@@ -130,10 +134,13 @@ def _of_cubin(name: str, data: bytes, file: str) -> Image:
 def _of_ptx(name: str, data: bytes, file: str) -> Image:
     text = data.rstrip(b"\0").decode("utf-8", "backslashreplace")
     if not _VERSION.search(text):
-        raise ArgumentError("file", f"{file}, of another kind", _ALLOWED)
+        raise ArgumentError("file", f"{file}, which has another format", _ALLOWED)
     target = _TARGET.search(text)
     if target is None:
         raise ArgumentError("file", f"{file}, PTX without a .target", "complete PTX")
+    code = _TEXT.sub("", text)
+    if code.count("{") != code.count("}"):
+        raise ArgumentError("file", f"{file}, truncated PTX", "complete PTX")
     _check_target(target[1], file)
     return Image(name, target[1], ptx=text)
 
@@ -144,7 +151,7 @@ def _check_target(target: str, file: str) -> None:
 
 
 def _extracted(path: Path) -> tuple[Image, ...]:
-    """Return the modules of a fatbin or of a host's ELF file, which cuobjdump extracts."""
+    """Return the modules that cuobjdump extracts from a fatbin or from a host's ELF file."""
     cubins, texts, note = extract(path)
     images = []
     for file, data in cubins.items():
@@ -159,14 +166,14 @@ def _extracted(path: Path) -> tuple[Image, ...]:
 
 
 def _read_folder(folder: Path) -> tuple[Image, ...]:
-    """Return the modules of a folder and of its subfolders, one for each stem of .ptx and .cubin files."""
+    """Return the modules of a folder and its subfolders. Files with the same stem belong to one module."""
     files = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.suffix in (".ptx", ".cubin")]
     images = []
     for stem in sorted({path.with_suffix("") for path in files}):
         cubin, ptx, about = (stem.with_name(f"{stem.name}.{ending}") for ending in ("cubin", "ptx", "json"))
-        found = [_of_cubin(stem.name, _content(cubin), cubin.name)] if cubin in files else []
-        found += [_of_ptx(stem.name, _content(ptx), ptx.name)] if ptx in files else []
-        image = replace(found[0], target=found[-1].target, ptx=found[-1].ptx)  # PTX states the complete target
+        parts = [_of_cubin(stem.name, _content(cubin), cubin.name)] if cubin in files else []
+        parts += [_of_ptx(stem.name, _content(ptx), ptx.name)] if ptx in files else []
+        image = replace(parts[0], target=parts[-1].target, ptx=parts[-1].ptx)  # PTX states the complete target
         images.append(_with_metadata(image, about) if about.is_file() else image)
     if not images:
         raise ArgumentError("file", f"{folder}, a folder without .ptx and .cubin files", _ALLOWED)
@@ -174,10 +181,10 @@ def _read_folder(folder: Path) -> tuple[Image, ...]:
 
 
 def _with_metadata(image: Image, path: Path) -> Image:
-    """Add the options and the shared memory that Triton's JSON file states."""
+    """Add the options and the shared memory from Triton's JSON file."""
     try:
         about = json.loads(_content(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError("file", f"{path.name}, not JSON", "Triton's metadata", str(error)) from error
     if not isinstance(about, dict) or not isinstance(about.get("shared"), int):
         return image
@@ -186,9 +193,9 @@ def _with_metadata(image: Image, path: Path) -> Image:
 
 
 def assembled(image: Image) -> Image:
-    """Return an image with a cubin. If it has only PTX, ptxas assembles the cubin.
+    """Return a module with a cubin, which ptxas assembles from PTX if necessary.
 
-    Without a ptxas that supports the target, the result is the image with a note.
+    If no ptxas supports the target, return the module with a note.
 
     Parameters
     ----------
@@ -199,10 +206,18 @@ def assembled(image: Image) -> Image:
     -------
     Image
         The module with its cubin, log and compiler.
+
+    Raises
+    ------
+    ArgumentError
+        If the PTX contains an error.
     """
     if image.cubin:
         return image
     cubin, output = assemble(image.ptx, image.target)
+    if error := _PTX_ERROR.search(output.note):
+        got = f"{image.name}, PTX with an error in line {error['line']}: {error['cause']}"
+        raise ArgumentError("file", got, "PTX that ptxas accepts")
     if output.text is None:
         return replace(image, notes=(*image.notes, f"no registers, shared memory and SASS: {output.note}"))
     warnings = (line.strip() for line in output.log.splitlines() if "warning" in line)
@@ -210,7 +225,7 @@ def assembled(image: Image) -> Image:
 
 
 def disassembled(image: Image) -> Image:
-    """Return an image with its SASS, or with a note if no disassembler supports the cubin.
+    """Return a module with its SASS, or with a note if no disassembler supports the cubin.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cudatma.toolkit import find_program, find_programs
 
-#: pip packages of the disassemblers; the extra ``sass`` of pyproject.toml lists them too.
+#: pip packages of the disassemblers, which are also the extra ``sass`` in pyproject.toml.
 SASS_PACKAGES = "nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
 _TIMEOUT_S = 300
 _CAUSE = re.compile(r"\b(?:error|fatal)\b")
@@ -19,7 +19,7 @@ _CAUSE = re.compile(r"\b(?:error|fatal)\b")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Output of the first program that succeeded: its stdout and stderr. Otherwise None, and a note with the reason."""
+    """stdout and stderr of the first program that succeeded, or None and a note with the reason for the failure."""
 
     text: str | None
     log: str = ""
@@ -27,11 +27,11 @@ class Output:
 
 
 def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
-    """Run each program of this name in a folder until one succeeds. Programs fail if they are older than the target."""
+    """Run each program with this name in a folder until one succeeds. Old programs do not support new targets."""
     failures = []
     for program in find_programs(name):
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [str(program), *arguments],
                 cwd=folder,
                 capture_output=True,
@@ -43,15 +43,15 @@ def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
         except (OSError, subprocess.TimeoutExpired) as error:
             failures.append(f"{program}: {error}")
             continue
-        if done.returncode == 0:
-            return Output(done.stdout, done.stderr)
-        words = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit status {done.returncode}"]
+        if process.returncode == 0:
+            return Output(process.stdout, process.stderr)
+        words = (process.stderr.strip() or process.stdout.strip()).splitlines() or [f"exit status {process.returncode}"]
         failures.append(f"{program}: {next(filter(_CAUSE.search, words), words[-1])}")
     return Output(None, "", "; ".join(failures))
 
 
 def disassemble(cubin: bytes) -> Output:
-    """Disassemble a cubin with encodings, by nvdisasm with source lines, otherwise by cuobjdump without them."""
+    """Disassemble a cubin with encodings. nvdisasm is preferred, because it prints source lines."""
     failures = []
     options = ("--print-code", "--print-instruction-encoding", "--print-line-info-inline")
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def disassemble(cubin: bytes) -> Output:
                 return output
             failures += [output.note] if output.note else []
     if failures:
-        note = f"{'; '.join(failures)}. A newer one comes with: pip install --upgrade {SASS_PACKAGES}"
+        note = f"{'; '.join(failures)}. To install newer programs: pip install --upgrade {SASS_PACKAGES}"
         return Output(None, note=note)
     note = f"neither nvdisasm nor cuobjdump was found. Install them: pip install {SASS_PACKAGES}"
     return Output(None, note=note)
@@ -81,13 +81,13 @@ def assemble(ptx: str, target: str) -> tuple[bytes, Output]:
 
 
 def extract(path: Path) -> tuple[dict[str, bytes], dict[str, bytes], str]:
-    """Return the cubins and the PTX texts in a fatbin or in a host's ELF file by name, and a note after a failure."""
-    found: list[dict[str, bytes]] = []
+    """Return the cubins and the PTX texts in a fatbin or in a host's ELF file, by name, and a note after a failure."""
+    members: list[dict[str, bytes]] = []
     failures = []
     for option, ending in (("--extract-elf", "*.cubin"), ("--extract-ptx", "*.ptx")):
         with tempfile.TemporaryDirectory() as folder:
             output = _first_success("cuobjdump", (option, "all", str(path.resolve())), folder)
-            found.append({each.name: each.read_bytes() for each in sorted(Path(folder).glob(ending))})
+            members.append({each.name: each.read_bytes() for each in sorted(Path(folder).glob(ending))})
             failures += [output.note] if output.note else []
     note = "; ".join(dict.fromkeys(failures)) or ("" if find_program("cuobjdump") else "cuobjdump was not found")
-    return found[0], found[1], note
+    return members[0], members[1], note

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cudatma.review.cubin import Resources
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, Target
 
-#: Registers and partitions of an SM, and the units in which registers and shared memory are allocated.
+#: Registers and partitions of an SM, and the allocation units of registers and shared memory.
 _REGISTERS_PER_SM, _PARTITIONS, _REGISTER_UNIT, _SMEM_UNIT_BYTES = 65536, 4, 256, 128
 _WARP = 32
 
@@ -26,7 +26,7 @@ class Occupancy:
     dynamic_smem_bytes : int
         Dynamic shared memory per CTA.
     ctas, warps : int
-        Resident CTAs and warps per SM. 0 if no CTA fits.
+        Numbers of resident CTAs and warps per SM. 0 if no CTA fits.
     limited_by : tuple of str
         The resources that prevent another CTA.
     """
@@ -39,14 +39,14 @@ class Occupancy:
 
 
 def target_of(name: str) -> Target | None:
-    """Return the target with this name or otherwise with the same compute capability, or None."""
+    """Return the target with this name, otherwise a target with the same compute capability, or None."""
     digits = name.removeprefix("sm_").rstrip("af")
     capability = int(digits[:-1] or 0), int(digits[-1:] or 0)
     return TARGETS.get(name) or next((t for t in TARGETS.values() if t.compute_capability == capability), None)
 
 
 def occupancy(resources: Resources, target: Target, threads: int, dynamic_smem_bytes: int) -> Occupancy:
-    """Return the occupancy of a kernel for a number of threads and of bytes of dynamic shared memory per CTA."""
+    """Return the occupancy of a kernel for CTAs of this number of threads and this dynamic shared memory."""
     warps = -(-threads // _WARP)
     warp_registers = _round_up(max(resources.registers, 1) * _WARP, _REGISTER_UNIT)
     smem = _round_up(resources.static_smem_bytes + dynamic_smem_bytes + SMEM_RESERVED_BYTES, _SMEM_UNIT_BYTES)

@@ -1,13 +1,13 @@
-"""Find releases in SASS that may be issued before reads have ended.
+"""Find releases of ring slots in SASS that may be issued before reads of the slot have ended.
 
-A consumer reads a slot of a ring with LDS or LDSM and releases it with SYNCS.ARRIVE (mbarrier.arrive). ptxas may issue
-the arrival while a read is still in flight, if the arrival's wait mask does not name the read's scoreboard. While
-stores of other warps delay the load unit, TMA may then refill the slot before the read, and the warp computes with the
-next stage's values [seen on an H200].
+A consumer reads a slot of a ring with LDS or LDSM, and releases the slot with SYNCS.ARRIVE (mbarrier.arrive). The SM
+may issue the arrival while a read is still in flight, if the arrival's wait mask does not contain the read's
+scoreboard. If stores of other warps delay the load unit, TMA may refill the slot before the read, and the warp computes
+with the values of the next stage [observed on an H200].
 
-Using the value before the arrival in the source does not help, because ptxas moves arithmetic past the arrival. Two
-remedies pass this check. One releases a slot an iteration later. The other places fence.acq_rel.cta before the arrival,
-because ptxas makes this fence wait for every scoreboard.
+A use of the value before the arrival in the source does not help, because ptxas moves arithmetic past the arrival. Two
+remedies pass this check: release the slot one iteration later, or place fence.acq_rel.cta before the arrival, because
+ptxas makes this fence wait for every scoreboard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from .flow import states_before
 from .sass import Code, Step
 
-#: Reads of shared memory. Their results return in the order in which a warp issued the reads.
+#: Reads of shared memory. Their results arrive in the order in which the warp issued the reads.
 _READS = ("LDS", "LDSM")
 #: The wait for a stage, and the MMA instructions that use its values.
 _WAIT, _PRODUCTS = "SYNCS.PHASECHK", ("HGMMA", "QGMMA", "HMMA", "QMMA")
@@ -48,9 +48,8 @@ Pending = Mapping[tuple[int, bool], int]
 def release_hazards(code: Code, *, releases_one_stage_late: bool = False) -> tuple[ReleaseHazard, ...]:
     """Return the hazards in a function, by address of the arrival.
 
-    A read counts as in flight if it may be in flight on one path. An arrival that releases no slot is also reported if
-    a read is in flight. Producers have no reads. Reads by wgmma and by bulk copies are not checked, because other
-    instructions wait for them.
+    A read counts as in flight if it may be in flight on one path. If a read is in flight, arrivals that release no slot
+    are also reported. Reads by wgmma and by bulk copies are not checked, because other instructions wait for them.
 
     ``releases_one_stage_late`` is set in the config of a kernel that releases a slot in the middle of the next stage.
     Reads after the wait for that stage then belong to another slot, if the stage's products continue after the arrival.
@@ -82,7 +81,7 @@ def _is_amid_products(code: Code, index: int) -> bool:
 def _merge(left: Pending, right: Pending) -> Pending:
     """Merge the states of two paths. A read is in flight if it is in flight on either path.
 
-    A scoreboard shows its end only if the scoreboard does so on both paths.
+    A clear scoreboard shows the end of the read only if this is true on both paths.
     """
     merged = dict(left)
     for load, scoreboards in right.items():
@@ -91,7 +90,7 @@ def _merge(left: Pending, right: Pending) -> Pending:
 
 
 def _remaining(step: Step, pending: Pending) -> dict[tuple[int, bool], int]:
-    """Return the reads in flight when the step is issued. The step waits even if its guard is false."""
+    """Return the reads in flight at the issue of the step, which waits even if its guard is false."""
     return {load: scoreboards for load, scoreboards in pending.items() if not scoreboards & step.waits}
 
 
@@ -110,7 +109,7 @@ def _issue(step: Step, pending: Pending) -> Pending:
     if step.mnemonic not in _READS or step.predicate == "!PT":
         return _remaining(step, pending) if step.waits and pending else pending
     own = 0 if step.write_scoreboard is None else 1 << step.write_scoreboard
-    # A guarded read may not be executed, so it says nothing about earlier reads.
+    # The warp may skip a guarded read, so its scoreboard does not show the end of earlier reads.
     later = 0 if step.predicate else own
     state = {load: scoreboards | later for load, scoreboards in _remaining(step, pending).items()}
     state[step.address, False] = own

@@ -1,4 +1,4 @@
-"""The report of a compiled kernel: resources, occupancy, shared memory, instructions, loops and hazards in its SASS."""
+"""Reports of compiled kernels, with resources, occupancy, shared memory, instructions, loops and hazards in SASS."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from cudatma import pages
 from cudatma.errors import ArgumentError, duration
 from cudatma.review.cubin import Resources, read_cubin
 from cudatma.review.images import Image
@@ -23,59 +24,59 @@ Span = tuple[str, int, int]
 
 _ENTRY = re.compile(r"^[ \t]*(?:\.visible|\.weak)?[ \t]*\.entry[ \t]+([\w$%]+)", re.MULTILINE)
 _THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
-#: Threads per CTA for which the occupancy is shown if the kernel does not state its own.
+#: Numbers of threads per CTA for which a report shows the occupancy if the number of the kernel is unknown.
 _TYPICAL_THREADS = (128, 256, 512, 1024)
-#: Rows and loops that a text shows; ``--json`` has all.
+#: Maximum numbers of rows and loops in a text. ``--json`` has no limit.
 _SHOWN_ROWS, _SHOWN_LOOPS = 60, 30
 
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """Report of a compiled kernel. ``str()`` is a page of text.
+    """Report of a compiled kernel. ``str()`` is a readable text.
 
     Parameters
     ----------
     name : str
-        Name of the module, for example of its file without suffix.
+        Name of the module, such as the name of its file without suffix.
     entry : str
         Name of the kernel.
     kernel, template : str
-        For cudatma's kernels the name in the registry and the template, otherwise "".
+        Name in the registry and template of one of cudatma's kernels, otherwise "".
     target, compiler : str
         Architecture, and the compiler if it is known.
     compile_seconds : float or None
-        Time of the compilation, or None for a kernel that was not compiled now.
+        Duration of the compilation, or None for a kernel that was compiled before.
     config : dict
-        Fields of the config, or options of Triton.
+        Fields of the config, or Triton's options.
     resources : Resources or None
         Registers, spills, shared memory and barriers, or None without a cubin.
     threads : int or None
-        Number of threads per CTA, or None if neither the config nor the code states it.
+        Number of threads per CTA, or None if neither the config nor the code specifies it.
     dynamic_smem_bytes : int or None
         Dynamic shared memory in bytes, or None if it is unknown.
     smem_limit_bytes : int or None
-        Maximum static plus dynamic shared memory of a CTA, or None for a target that cudatma does not know.
+        Maximum sum of static and dynamic shared memory of a CTA, or None for an unknown target.
     occupancy : tuple of Occupancy
         Resident CTAs per SM, for ``threads``, or for several sizes of a CTA if ``threads`` is None.
     smem, stage : tuple
-        Layout of dynamic shared memory, and parts of a pipeline stage, if the config states them.
+        Layout of dynamic shared memory, and parts of a pipeline stage, if the config contains them.
     sass : dict of str to int, or None
-        Count of each mnemonic, or None without SASS (``notes`` has the reason).
+        Number of instructions with each mnemonic, or None without SASS (``notes`` has the reason).
     opcodes : dict of str to int
-        Count of each SASS opcode with modifiers.
+        Number of instructions with each SASS opcode, including modifiers.
     cluster_opcodes : tuple of str
         Opcodes that need a cluster.
     rows : tuple of Row
         TMA, mbarrier and tensor-core instructions with their source lines, from SASS or otherwise from PTX.
     loops : tuple of Loop
-        Loops, and what they wait for.
+        Loops with the events that they wait for.
     release_hazards, wgmma_hazards : tuple of str, or None
-        Releases of ring slots that may still be read, and writes to registers that a wgmma may still use; None without
-        SASS. Without a config, a release of an earlier slot is also listed.
+        Releases of ring slots that may still be read, and writes to registers that a wgmma may still use. None without
+        SASS. Without a config, releases of earlier slots are also listed.
     notes : tuple of str
-        Compiler warnings, and what is missing.
+        Compiler warnings, and reasons for missing parts.
     digest : str
-        SHA-256 of the cubin, or of the PTX without a cubin.
+        SHA-256 of the cubin, or of the PTX if there is no cubin.
     code : Code or None
         Parsed SASS, which ``as_dict()`` omits.
     """
@@ -125,11 +126,20 @@ class KernelReport:
         del result["code"]
         return result
 
-    def __str__(self) -> str:
+    @property
+    def _blocks(self) -> list[list[str]]:
+        """The parts of the text: a heading, and lines."""
         blocks = [_heading(self), _resources(self), _layout(self), _instructions(self), _rows(self), _loops(self)]
-        if self.notes:
-            blocks.append(["notes", *(f"  {note}" for note in self.notes)])
-        return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+        blocks += [["notes", *(f"  {note}" for note in self.notes)]] if self.notes else []
+        return [block for block in blocks if block]
+
+    def __str__(self) -> str:
+        return "\n\n".join(map("\n".join, self._blocks)) + "\n"
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        sections = [(heading, pages.text(textwrap.dedent("\n".join(lines)))) for heading, *lines in self._blocks]
+        return pages.fragment(pages.parts(sections), style="report.css")
 
 
 def reports(
@@ -148,7 +158,7 @@ def reports(
     Parameters
     ----------
     image : Image
-        A module. Reports of a module with SASS contain all sections.
+        A module. Only reports of modules with SASS contain all sections.
     entry : str, optional
         Name of a kernel. Default: all kernels.
     config : object, optional
@@ -168,12 +178,14 @@ def reports(
     Raises
     ------
     ArgumentError
-        If the image contains no kernel, or none of this name, or the cubin is corrupt.
+        If the image contains no kernel, or no kernel with this name, or if the cubin is corrupt.
     """
     cubin = read_cubin(image.cubin, image.name, image.log) if image.cubin else None
     entries = list(cubin.kernels if cubin else dict.fromkeys(_ENTRY.findall(image.ptx)))
-    if not entries or (entry is not None and entry not in entries):
-        raise ArgumentError("entry", entry or image.name, ", ".join(entries) or "a module with a kernel")
+    if not entries:
+        raise ArgumentError("file", f"{image.name}, which contains no kernel", "a module with a kernel")
+    if entry is not None and entry not in entries:
+        raise ArgumentError("entry", entry, ", ".join(entries))
     codes = {code.function: code for code in parse_sass(image.sass or "")}
     smem = smem or tuple(_offered(config, "smem_layout") or ())
     known = (dynamic_smem_bytes, _offered(config, "smem_bytes"), image.dynamic_smem_bytes)
@@ -227,7 +239,7 @@ def _texts(hazards: tuple[object, ...]) -> tuple[str, ...]:
 
 
 def config_fields(config: object) -> dict[str, Any]:
-    """Return the init fields of a config in order. Values other than numbers and flags become text."""
+    """Return the init fields of a config. Values other than numbers and flags become text."""
     if not is_dataclass(config):
         return {}
     values = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
@@ -241,7 +253,7 @@ def _offered(config: object, name: str) -> Any:
 
 
 def _ptx_threads(ptx: str, entry: str) -> int | None:
-    """Return the threads per CTA that a kernel's PTX states (PTX ISA, "Performance-Tuning Directives")."""
+    """Return the number of threads per CTA in a kernel's PTX (PTX ISA, "Performance-Tuning Directives")."""
     threads = _THREADS.search(ptx_function(ptx, entry))
     if threads is None:
         return None
@@ -311,7 +323,7 @@ def _instructions(report: KernelReport) -> list[str]:
             lines.append(f"    none of: {', '.join(absent)}")
     cluster = ", ".join(report.cluster_opcodes) or "none"
     lines.append(f"  cluster and multicast: {cluster}")
-    # Only a config states whether an arrival releases the slot just read or an earlier slot.
+    # Without a config, it is unknown whether an arrival releases the last slot or an earlier slot.
     release = "release" if report.kernel else "possible release"
     for kind, hazards in ((release, report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
         lines.append(f"  {kind} hazards: {len(hazards) or 'none'}")
@@ -325,7 +337,7 @@ def _rows(report: KernelReport) -> list[str]:
     width, file = max(len(row.opcode) for row in report.rows), _only_file(report)
     language = "PTX" if report.sass is None else "SASS"
     about = f"line of {file}" if file else "line" if any(row.places for row in report.rows) else ""
-    about = f"{about} < line of the call" if about else "no lines: compile with -lineinfo"
+    about = f"{about} < line of the call" if about else "no lines; compile with -lineinfo"
     lines = [f"TMA, mbarrier and tensor-core instructions in the {language} ({about})"]
     for row in report.rows[:_SHOWN_ROWS]:
         place = shown_places(row.places, file)
@@ -347,7 +359,7 @@ def _loops(report: KernelReport) -> list[str]:
     if not loops:
         return []
     file = _only_file(report)
-    lines = [f"loops (addresses{f', line of {file}' if file else ''}), and how many of their instructions wait"]
+    lines = [f"loops (addresses{f', line of {file}' if file else ''}); numbers of instructions that wait"]
     for loop in loops[:_SHOWN_LOOPS]:
         indent = "  " * (loop.depth + 1)
         words = [f"{count} {name}" for name, count in loop.classes.items()]

@@ -1,4 +1,4 @@
-"""SASS as Python objects: instructions with their scoreboards and source lines, and their classes.
+"""Parse SASS into instructions with their scoreboards, source lines and classes.
 
 An instruction on Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 control scheduling: the
 stall cycles (105-108), the yield flag (109), the scoreboard that is cleared when the result is available (110-112, 7:
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from cudatma.errors import ArgumentError
 
-#: Instructions that a report counts, by class, with their meanings. Zero counts are reported too.
+#: Instructions that a report counts, by class, with their meanings. A report also lists absent instructions.
 CLASSES: dict[str, dict[str, str]] = {
     "TMA": {
         "UTMALDG": "tensor tile, global to shared",
@@ -102,7 +102,7 @@ _CLASS_OF = {mnemonic: name for name, members in CLASSES.items() for mnemonic in
 #: Number of scoreboards per warp, and the value of a scoreboard field that names no scoreboard.
 SCOREBOARDS = 6
 _NO_SCOREBOARD = 7
-#: First bits of the fields in the upper word.
+#: First bit of each field in the upper word.
 _WRITE_AT, _READ_AT, _WAIT_AT = 110 - 64, 113 - 64, 116 - 64
 
 _LABEL = re.compile(r"^(?P<name>[.$\w]+):\s*$")
@@ -130,11 +130,11 @@ class Step:
     predicate : str
         Guard predicate, or "".
     write_scoreboard, read_scoreboard : int or None
-        Scoreboard that is clear once the result is available, or once the operands have been read, or None.
+        Scoreboard that is cleared when the result is available, or when the operands have been read, or None.
     waits : int
-        Mask of the scoreboards that are clear once the instruction has been issued.
+        Mask of the scoreboards for which the instruction waits.
     places : tuple of Place
-        Its place in the source, followed by the places of the calls through which it was inlined.
+        Place in the source, followed by the places of the calls through which the instruction was inlined.
     """
 
     address: int
@@ -186,7 +186,9 @@ def parse_sass(text: str) -> tuple[Code, ...]:
                 codes.append(Code(""))
             upper = _UPPER.match(next(lines, ""))
             if upper is None:
-                raise ArgumentError("text", line.strip(), "two encoding words for each instruction", "is it cut off?")
+                raise ArgumentError(
+                    "text", line.strip(), "two encoding words per instruction", "the text may be truncated"
+                )
             codes[-1].steps.append(_step(part, int(upper["word"], 16), tuple(places)))
             is_new_place = True
         elif _PLAIN.match(line):
@@ -200,7 +202,7 @@ def _step(part: re.Match[str], upper: int, places: tuple[Place, ...]) -> Step:
     waits = upper >> _WAIT_AT & (1 << SCOREBOARDS) - 1
     operands = part["operands"].strip()
     if part["opcode"].startswith("DEPBAR"):
-        # DEPBAR waits for more than its mask: `DEPBAR.LE SB0, 0x0, {3,2}`. `SB0, 0x1` leaves one pending.
+        # DEPBAR also waits for its operands: `DEPBAR.LE SB0, 0x0, {3,2}`. With `SB0, 0x1`, one may stay pending.
         for whole, listed in _WAITED.findall(operands):
             for scoreboard in [whole] if whole else listed.split(","):
                 waits |= 1 << int(scoreboard)
@@ -217,18 +219,18 @@ def _step(part: re.Match[str], upper: int, places: tuple[Place, ...]) -> Step:
 
 
 def count_mnemonics(steps: Iterable[Step]) -> dict[str, int]:
-    """Count how often each mnemonic except NOP occurs. Sort by decreasing count, then by name."""
+    """Return the number of steps with each mnemonic except NOP, by decreasing number, then by name."""
     counts = Counter(step.mnemonic for step in steps if step.mnemonic != "NOP")
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def class_of(mnemonic: str) -> str:
-    """Return the class of a mnemonic or, for a uniform-datapath form (ULOP3), of its ordinary form (LOP3), or ""."""
+    """Return the class of a mnemonic, or "". Forms for the uniform datapath (ULOP3) count as ordinary forms (LOP3)."""
     return _CLASS_OF.get(mnemonic) or _CLASS_OF.get(mnemonic.removeprefix("U"), "")
 
 
 def by_class(counts: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Group counts by CLASSES, including zeros. Count uniform-datapath forms (ULOP3) as the ordinary forms (LOP3)."""
+    """Group counts by CLASSES, including zeros. Forms for the uniform datapath (ULOP3) count as ordinary forms."""
     return {
         name: {mnemonic: counts.get(mnemonic, 0) + counts.get(f"U{mnemonic}", 0) for mnemonic in members}
         for name, members in CLASSES.items()

@@ -1,6 +1,4 @@
-"""Tables of a kernel's instructions: TMA, mbarrier and tensor-core instructions with their source lines, and loops with
-what they wait for.
-"""
+"""Tables of TMA, mbarrier and tensor-core instructions with their source lines, and of loops with their waits."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from cudatma.review.sass import SCOREBOARDS, Code, Place, Step, class_of
 
 _MBARRIER = ("SYNCS", "ARRIVES")
 _MBARRIER_WAIT = "SYNCS.PHASECHK"
-#: Instructions that wait by themselves, and what a loop waits for in them.
+#: Instructions that wait, and the event for which they wait.
 _WAITS = {
     _MBARRIER_WAIT: "mbarrier",
     "WARPGROUP.DEPBAR": "wgmma groups",
@@ -28,10 +26,10 @@ _WAITS = {
     "WARPSYNC": "warp barrier",
     "NANOSLEEP": "sleep",
 }
-#: Instructions, apart from moves and branches, that a loop which repeats an mbarrier wait may contain.
+#: Maximum number of instructions in a loop that only repeats an mbarrier wait.
 _SPIN_INSTRUCTIONS = 12
 
-#: Number of places that shown_places() shows.
+#: Maximum number of places in the text of shown_places().
 _SHOWN_CALLS = 6
 
 _PTX_KINDS = (
@@ -44,7 +42,7 @@ _PTX_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+")
 _PTX_CALLER = re.compile(r"inlined_at\s+(\d+)\s+(\d+)")
 _PTX_OPCODE = re.compile(r"\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
 _PTX_FUNCTION = re.compile(r"\.(?:entry|func)\b")
-#: Ends of PTX statements. Directives such as .loc end with the line.
+#: End of a PTX statement. Directives such as .loc end with the line.
 _PTX_END = re.compile(r"[;{}\n]")
 
 
@@ -78,17 +76,17 @@ class Loop:
     Attributes
     ----------
     first, last : int
-        Lowest and highest address of its instructions, in bytes.
+        Lowest and highest address of the instructions, in bytes.
     depth : int
-        Number of loops that contain it.
+        Number of loops that contain this loop.
     instructions : int
         Number of instructions, including inner loops.
     is_spin : bool
-        Whether it only repeats an mbarrier wait.
+        Whether the loop only repeats an mbarrier wait.
     places : tuple of Place
-        Place of its first instruction, as in Row.
+        Place of the first instruction, as in Row.
     waits : dict of str to int
-        What the loop waits for, and the number of instructions that wait for it. Inner loops count only if they spin.
+        Number of instructions that wait, by event. Inner loops count only if they spin.
     classes : dict of str to int
         Number of TMA, tensor-core, shared, global and local instructions, including inner loops.
     """
@@ -127,7 +125,7 @@ def _row_kind(mnemonic: str) -> str:
 
 
 def ptx_rows(ptx: str, entry: str) -> tuple[Row, ...]:
-    """Return the table of a kernel's PTX, in order of the text."""
+    """Return the table of the instructions in a kernel's PTX, in order of the text."""
     files = {number: name.rsplit("/", 1)[-1] for number, name in _PTX_FILE.findall(ptx)}
     return _rows(_ptx_instructions(ptx, entry, files))
 
@@ -159,7 +157,7 @@ def _rows(instructions: Iterable[tuple[str, str, tuple[Place, ...]]]) -> tuple[R
     return tuple(sorted(rows, key=lambda row: order[row.kind]))
 
 
-#: Maps each scoreboard to the instructions that may hold it, and whether they hold it until their operands are read.
+#: For each scoreboard, the instructions that may hold it, and whether they hold it until their operands are read.
 Holders = tuple[frozenset[tuple[str, bool]], ...]
 
 
@@ -179,9 +177,9 @@ def _merge(left: Holders, right: Holders) -> Holders:
 
 
 def _waits(step: Step, holders: Holders) -> set[str]:
-    """Return what a step waits for."""
+    """Return the events for which a step waits."""
     opcode = step.opcode
-    named = next((what for name, what in _WAITS.items() if opcode == name or opcode.startswith(f"{name}.")), "")
+    named = next((event for name, event in _WAITS.items() if opcode == name or opcode.startswith(f"{name}.")), "")
     waits = {named} if named and not opcode.startswith("BAR.ARV") else set()
     for number in range(SCOREBOARDS):
         if step.waits >> number & 1:
@@ -205,7 +203,7 @@ def loops_of(code: Code) -> tuple[Loop, ...]:
         for other, spins_itself in zip(bodies, spins, strict=True):
             if other < body and not spins_itself:
                 inner |= other
-        waits = Counter(what for index in body - inner for what in _waits(code.steps[index], holders[index]))
+        waits = Counter(event for index in body - inner for event in _waits(code.steps[index], holders[index]))
         steps = [code.steps[index] for index in sorted(body)]
         kinds = Counter(class_of(step.mnemonic) for step in steps)
         shown = {name: kinds[name] for name in ("TMA", "tensor core", "shared", "global", "local") if kinds[name]}

@@ -1,9 +1,9 @@
-"""Find registers in SASS that are written while a wgmma in flight uses them.
+"""Find writes in SASS to registers that a wgmma in flight uses.
 
-HGMMA is asynchronous. Until WARPGROUP.DEPBAR has waited for its commit group, it reads the registers of operand A and
-adds to its accumulators. ptxas uses different registers for the fragments of groups in flight inside a loop's body, but
-not across the end of the body. The weights of the next iteration may therefore go into registers that a wgmma still
-reads. Results are then wrong and vary between runs (docs/design/marlin.md, "Traps"), and ptxas prints no warning.
+HGMMA is asynchronous. Until WARPGROUP.DEPBAR has waited for its commit group, it may read the registers of operand A
+and add to its accumulators. Within the body of a loop, ptxas uses different registers for the fragments of groups in
+flight, but not across the end of the body. The next iteration may therefore write weights to registers that a wgmma
+still reads. Results are then wrong and vary between runs (docs/design/marlin.md, "Traps"). ptxas prints no warning.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .flow import states_before
 from .sass import Code, Step
 
 _WGMMAS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA")
-#: Number of registers of operand A, which for any type has 64 rows of 32 bytes in the registers of 128 threads.
+#: Number of registers of operand A. For any type, 128 threads hold its 64 rows of 32 bytes.
 _A_REGISTERS = 4
 #: Columns and accumulator type in an opcode such as `HGMMA.64x128x16.F32`.
 _SHAPE = re.compile(r"\.64x(?P<columns>\d+)x\d+(?P<half>\.F16\b)?")
-#: Instructions whose first register is an input if they have a register.
+#: Instructions without a result register.
 _WITHOUT_RESULT = (
     *("ISETP", "FSETP", "DSETP", "HSETP2", "FCHK"),
     *("BAR", "WARPSYNC", "NANOSLEEP", "CALL", "RET", "BRX", "JMX"),
@@ -28,7 +28,7 @@ _WITHOUT_RESULT = (
 _PREDICATE = re.compile(r"U?P(?:\d|T)")
 _REGISTER = re.compile(r"R(\d+)\b")
 _ALLOWED = re.compile(r"0x([0-9a-f]+)$")
-#: Opcodes whose result has more than one register, and the number of registers.
+#: Opcodes whose result has several registers, and the number of registers.
 _WIDTHS = (
     (re.compile(r"\.(128|MT?88\.4)\b|^[HIQD]MMA\b"), 4),
     (re.compile(r"\.(64|WIDE|F64|MT?88\.2)\b|^D(ADD|MUL|FMA)\b|^CS2R$"), 2),
@@ -65,8 +65,8 @@ def wgmma_hazards(code: Code) -> tuple[WgmmaHazard, ...]:
     """Return the hazards in a function, by address of the write.
 
     A wgmma counts as in flight if it may be in flight on one path. A wgmma may write the accumulators of another wgmma,
-    because they run in order. If a write affects several registers of an operand, the hazard names the first one. Reads
-    of accumulators are not checked.
+    because wgmmas run in order. If a write affects several registers of an operand, the hazard names the first
+    register. Reads of accumulators are not checked.
     """
     wgmmas = {step.address: step for step in code.steps if step.mnemonic in _WGMMAS}
     if not wgmmas:
@@ -86,7 +86,7 @@ def wgmma_hazards(code: Code) -> tuple[WgmmaHazard, ...]:
 
 
 def _merge(left: InFlight, right: InFlight) -> InFlight:
-    """Merge the states of two paths. A wgmma is in flight if it is in flight on either. Keep the smaller count."""
+    """Merge the states of two paths. A wgmma is in flight if it is in flight on either path. Keep the smaller count."""
     merged = dict(left)
     for address, committed in right.items():
         merged[address] = min(merged.get(address, committed), committed)

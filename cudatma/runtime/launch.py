@@ -76,7 +76,7 @@ class LaunchPlan:
     def __init__(
         self, kernel: Kernel, function: Function, config: LaunchConfig, arguments: Arguments, device: int
     ) -> None:
-        driver = context.initialise()
+        driver = context.initialize()
         self.kernel, self.arguments, self.config, self.device = kernel, arguments.values, config, device
         self._pointers = arguments.addresses()
         self._addresses = ctypes.addressof(self._pointers)
@@ -97,7 +97,7 @@ class LaunchPlan:
         values = [type(value).from_buffer_copy(value) for value in self.arguments]
         twin.arguments, twin._pointers = values, Arguments(values, None, "", []).addresses()
         twin._addresses, twin._stream = ctypes.addressof(twin._pointers), -1
-        twin._config = self.config.for_driver(context.initialise())
+        twin._config = self.config.for_driver(context.initialize())
         twin._programmatic, twin._shared_bytes = self.config.programmatic, self.config.shared_bytes
         return twin
 
@@ -114,7 +114,7 @@ class LaunchPlan:
             Whether the kernel may start before the previous kernel ends.
         """
         if programmatic != self._programmatic:
-            self._config = replace(self.config, programmatic=programmatic).for_driver(context.initialise())
+            self._config = replace(self.config, programmatic=programmatic).for_driver(context.initialize())
             self._programmatic, self._stream, self._shared_bytes = programmatic, -1, self.config.shared_bytes
         if grid.__class__ is int:
             self._config.gridDimX = grid

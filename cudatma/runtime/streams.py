@@ -93,7 +93,7 @@ def _prepare() -> tuple[Any, Any]:
     global _is_capturing, _get_id
     # cuStreamIsCapturing comes from libcuda, because cuda.bindings converts the result to an enum, which takes longer
     # than the call.
-    _is_capturing, _get_id = _libcuda().cuStreamIsCapturing, context.initialise().cuStreamGetId
+    _is_capturing, _get_id = _libcuda().cuStreamIsCapturing, context.initialize().cuStreamGetId
     status = ctypes.c_int()
     _thread.status = status, ctypes.byref(status)
     return _thread.status
@@ -106,7 +106,7 @@ _get_id: Any = None
 
 @lru_cache(maxsize=1)
 def _libcuda() -> Any:
-    context.initialise()
+    context.initialize()
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     library.cuStreamIsCapturing.argtypes = (pointer,)

@@ -30,7 +30,7 @@ class FakeGpu:
         return FakeGraph(self, sum(self.captured))
 
     def synchronize(self) -> None:
-        assert not self.capturing, "a synchronisation invalidates a capture"
+        assert not self.capturing, "a synchronization invalidates a capture"
 
 
 class FakeEvent:

@@ -85,7 +85,7 @@ def test_a_feature_of_another_target_is_a_compile_error() -> None:
         compile_source(source, get_target("sm_90"))
 
 
-def test_serialised_wgmma_is_a_warning() -> None:
+def test_serialized_wgmma_is_a_warning() -> None:
     source = """
     extern "C" __global__ void __launch_bounds__(128) k(float* x, unsigned long long a, unsigned long long b) {
         float d[4] = {0, 0, 0, 0};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import cudatma
+from cudatma import toolkit
 from cudatma.build import headers, nvcc, nvrtc
 from cudatma.build.includes import includes_of
 from cudatma.build.kernel import Kernels
@@ -253,7 +255,7 @@ def test_a_missing_header_is_named_with_folders_and_remedy(
 ) -> None:
     for module in ("headers", "includes"):
         monkeypatch.setattr(f"cudatma.build.{module}.cuda_headers", lambda major: ())
-    Path("k.cu").write_text(f"\n#include <{name}>\n{KERNEL}")
+    write({"k.cu": f"\n#include <{name}>\n{KERNEL}", "inc/other.h": ""})
     with pytest.raises(CompileError, match=rf"^k\.cu:2 includes {name}, which is in none of inc; {remedy}"):
         cudatma.compile("k.cu", target="sm_90a", include_dirs=["inc"])
 
@@ -326,7 +328,7 @@ def test_where_headers_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return str(tmp_path / name)
 
     found: list[str] = []
-    monkeypatch.setattr(headers, "_candidates", lambda major: map(Path, found))
+    monkeypatch.setattr(headers, "include_folders", lambda major: map(Path, found))
     parts = ("cuda/std/version", "cub/version.cuh", "thrust/version.h", "crt/mma.h")
     old = place("old", 12, *parts)
     new = place("new", 13, "crt/mma.h", "cccl/cuda/std/version")
@@ -345,4 +347,13 @@ def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     names: dict[str, Any] = {"CUDA_HOME": tmp_path / "home", "CUDA_PATH": tmp_path / "path"}
     for name, path in names.items():
         monkeypatch.setenv(name, str(path))
-    assert list(headers._candidates(13))[:2] == [path / "include" for path in names.values()]
+    assert toolkit.include_folders(13)[:2] == [path / "include" for path in names.values()]
+
+
+def test_folders_that_do_not_exist_and_files_that_never_end(tmp_path: Path) -> None:
+    device = "__global__ void k(int* x) { *x = 3; }\n"
+    with pytest.raises(ArgumentError, match="include_dirs: got nowhere; allowed: folders that exist"):
+        cudatma.compile(device, target="sm_90a", include_dirs=["nowhere"])
+    os.mkfifo(tmp_path / "pipe.h")
+    with pytest.raises(ArgumentError, match=r"#include: got .*pipe\.h; allowed: a regular file"):
+        cudatma.compile(f'#include "pipe.h"\n{device}', target="sm_90a", include_dirs=[tmp_path])

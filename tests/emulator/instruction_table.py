@@ -13,31 +13,31 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "emulato
 BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
 HEAD = """## Instructions
 
-Forms are instructions of the PTX ISA 9.1 with all their types and modifiers. A test tries each of them."""
+A form is an instruction of the PTX ISA 9.1 with its types and modifiers. A test covers every form."""
 
 
 def missing(form: str) -> str:
-    """Return why a form is refused, or "" if it is emulated."""
-    found = coverage(forms.module_of(form)).missing
-    return str(found[0][1]) if found else ""
+    """Return the reason why a form is not supported, or ""."""
+    instructions = coverage(forms.module_of(form)).missing
+    return str(instructions[0][1]) if instructions else ""
 
 
 def section() -> str:
     """Return the generated part of the page."""
-    rows = ["| chapter | instructions | forms | refused |", "|---|---|---|---|"]
-    refused: list[str] = []
+    rows = ["| chapter | instructions | forms | not supported |", "|---|---|---|---|"]
+    unsupported: list[str] = []
     for chapter in forms.FORMS:
         every = list(forms.forms(chapter))
-        left_out = [form for form in every if missing(form)]
-        refused += left_out
+        missing_forms = [form for form in every if missing(form)]
+        unsupported += missing_forms
         roots = sorted({form.split(" ")[0].split(".")[0] for form in every})
         shown = ", ".join(f"`{root}`" for root in roots)
-        rows.append(f"| {chapter} | {shown} | {len(every)} | {len(left_out)} |")
-    lines = [f"- `{form.split(' ')[0]}`" for form in refused]
+        rows.append(f"| {chapter} | {shown} | {len(every)} | {len(missing_forms)} |")
+    lines = [f"- `{form.split(' ')[0]}`" for form in unsupported]
     for reason in dict.fromkeys(REFUSED.values()):
         names = ", ".join(f"`{root}`" for root in REFUSED if REFUSED[root] == reason)
         lines.append(textwrap.fill(f"- {names}: {reason}", 120, subsequent_indent="  "))
-    return "\n".join([BEGIN, HEAD, "", *rows, "", "Refused:", "", *lines, END])
+    return "\n".join([BEGIN, HEAD, "", *rows, "", "Not supported:", "", *lines, END])
 
 
 def current() -> str:

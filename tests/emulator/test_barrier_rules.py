@@ -307,7 +307,7 @@ SUBJECTS = {subject.name: subject for subject in subjects()}
     ("name", "operator", "text", "kind"),
     [
         # mbarrier.inval by one thread while others still wait there
-        ("box_copy/none_store", "drop_barrier", "bar.sync 0", "barrier_uninitialised"),
+        ("box_copy/none_store", "drop_barrier", "bar.sync 0", "barrier_uninitialized"),
         # a tensor load and a tensor store of the same bytes under two swizzles
         ("box_copy/none_store", "map_swizzle", "argument 1: none becomes 64B", "swizzle_mismatch"),
         ("box_copy/128B_store", "map_swizzle", "argument 0: 128B becomes none", "swizzle_mismatch"),

@@ -313,7 +313,7 @@ def test_bytes_outside_the_mask_are_not_checked(mask: str) -> None:
     ],
 )
 def test_used_bytes_are_checked(pragma: str) -> None:
-    assert masked(SHARED, pragma).kinds == {"uninitialised_shared"}
+    assert masked(SHARED, pragma).kinds == {"uninitialized_shared"}
 
 
 def test_a_race_concerns_used_bytes_alone() -> None:
@@ -335,7 +335,7 @@ extern "C" __global__ void threaded(int* out, int n) {
     out[threadIdx.x] = v;
 }
 
-// Threads that have nothing to do leave before the others synchronise.
+// Threads that have nothing to do leave before the others synchronize.
 extern "C" __global__ void early_return(int* out, int n) {
     __shared__ int tile[64];
     const int i = threadIdx.x;
@@ -482,7 +482,7 @@ extern "C" __global__ void pairs(int* out) {
 """
 
 
-def test_a_grid_synchronises_through_the_driver_s_workspace() -> None:
+def test_a_grid_synchronizes_through_the_driver_s_workspace() -> None:
     out = np.zeros(4 * 64, np.int32)
     assert module_of(GROUPS).launch("reversed", 4, 64, (out, out.size), schedules=4).is_clean
     assert (out == 3 * np.arange(out.size)[::-1]).all()
@@ -504,7 +504,7 @@ extern "C" __global__ void fetch(int* out, const int* in) {
     for (int k = 0; k < 4; ++k) out[32 * k + threadIdx.x] = tile[127 - 32 * k - threadIdx.x];
 }
 
-// All lanes of a warp initialise the barrier, with the same count.
+// All lanes of a warp initialize the barrier, with the same count.
 extern "C" __global__ void joint_init(int* out, const int* in) {
     __shared__ __align__(128) int tile[32];
     __shared__ __align__(8) u64 bar;
@@ -540,7 +540,7 @@ def test_wait_all_waits_for_what_no_group_holds() -> None:
     assert (out == data[::-1]).all()
 
 
-def test_a_warp_may_initialise_a_barrier_together() -> None:
+def test_a_warp_may_initialize_a_barrier_together() -> None:
     data, out = np.arange(32, dtype=np.int32) * 7, np.zeros(32, np.int32)
     assert module_of(COPIES).launch("joint_init", 1, 32, (out, data), schedules=SCHEDULES).is_clean
     assert (out == data).all()

@@ -307,4 +307,4 @@ def test_an_undefined_value_is_reported_where_it_has_an_effect(body: str, limit:
     )
     x, y = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
     report = module_of(source, ()).launch("k", 1, 32, (x, y, limit), hazards="collect", schedules=2)
-    assert report.kinds == ({"uninitialised_register"} if is_used else set()), str(report)
+    assert report.kinds == ({"uninitialized_register"} if is_used else set()), str(report)

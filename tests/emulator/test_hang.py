@@ -249,14 +249,14 @@ def test_waits_that_are_over_when_the_kernel_is_quiet_stand_last() -> None:
     """A refusal ends the kernel while copies are in flight; they complete before the state is read."""
     planted = next(p for p in PLANTED if p.name == "UNINITIALISED")
     waits = waits_of(planted, 1)  # most delayed
-    assert waits[0].rule == "barrier_uninitialised"
+    assert waits[0].rule == "barrier_uninitialized"
     over = [wait.is_over for wait in waits]
     assert True in over
     assert over == sorted(over)
     assert all(wait.state == "waiting" and "still in flight" in wait.cause for wait in waits if wait.is_over)
 
 
-def test_a_barrier_that_the_kernel_itself_initialises_is_read_too(traps: list[str]) -> None:
+def test_a_barrier_that_the_kernel_itself_initializes_is_read_too(traps: list[str]) -> None:
     source = """
     //% include "primitives/mbarrier.cuh.j2"
     extern "C" __global__ void k() {

@@ -194,15 +194,15 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 }
 """
 
-_EARLY = ("read_before_load", "uninitialised_shared", "overwritten_while_read", "write_race", "arrival_overflow")
+_EARLY = ("read_before_load", "uninitialized_shared", "overwritten_while_read", "write_race", "arrival_overflow")
 CASES = [
     Case(
         "exchange",
         EXCHANGE,
         {
-            "NO_BARRIER": ("data_race", "uninitialised_shared"),
+            "NO_BARRIER": ("data_race", "uninitialized_shared"),
             "NO_SECOND": "data_race",
-            "UNWRITTEN": "uninitialised_shared",
+            "UNWRITTEN": "uninitialized_shared",
             "BARRIER_THREADS 96": ("barrier_count", "deadlock"),
             "BARRIER_THREADS 48": "trap",
             "GLOBAL_BOUNDS": ("out_of_bounds", "trap"),
@@ -223,7 +223,7 @@ CASES = [
         copied(1024),
         block=64,
     ),
-    Case("flags", FLAGS, {"NO_CLEAR": ("uninitialised_shared", "deadlock")}, copied(4), block=64),
+    Case("flags", FLAGS, {"NO_CLEAR": ("uninitialized_shared", "deadlock")}, copied(4), block=64),
     Case(
         "volatile staging",
         STAGED,
@@ -255,7 +255,7 @@ def test_other_qualifiers_do_not_excuse_a_missing_wait(qualifier: str) -> None:
     assert is_right
 
 
-# ---- who initialises a barrier, and who fences it
+# ---- who initializes a barrier, and who fences it
 
 INIT_FENCE = """
 #ifndef FENCE
@@ -301,7 +301,7 @@ INIT_CASE = Case("init fence", INIT_FENCE, {}, copied(256), block=64)
 def test_an_init_is_fenced_by_its_thread_or_by_a_proxy_fence_after_it(
     defines: tuple[str, ...], is_fenced: bool
 ) -> None:
-    """fence.mbarrier_init covers what its own thread initialised; fence.proxy.async what is ordered before it."""
+    """fence.mbarrier_init covers what its own thread initialized; fence.proxy.async what is ordered before it."""
     report, is_right = INIT_CASE.run(*defines, schedules=4)
     assert report.kinds == (set() if is_fenced else {"missing_init_fence"}), str(report)
     assert is_right

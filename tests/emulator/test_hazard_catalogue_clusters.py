@@ -369,7 +369,7 @@ CASES = [
         MULTICAST,
         {
             "NO_INIT_FENCE": "missing_init_fence",
-            "BLOCK_ONLY": ("missing_init_sync", "barrier_uninitialised", "trap"),
+            "BLOCK_ONLY": ("missing_init_sync", "barrier_uninitialized", "trap"),
             "NO_ACQUIRE": (
                 OVERWRITTEN,
                 "write_race",
@@ -393,7 +393,7 @@ CASES = [
     Case(
         "neighbours",
         NEIGHBOURS,
-        {"RELAXED": RACE, "BLOCK_ONLY": (RACE, "uninitialised_shared", "block_gone"), "NO_SECOND": RACE},
+        {"RELAXED": RACE, "BLOCK_ONLY": (RACE, "uninitialized_shared", "block_gone"), "NO_SECOND": RACE},
         neighbours,
         grid=2,
     ),
@@ -402,8 +402,8 @@ CASES = [
         REMOTE_STORES,
         {
             "SHORT": ("byte_count", "deadlock", EARLY),
-            "NO_INIT_SYNC": ("missing_init_sync", "barrier_uninitialised", "trap"),
-            "NO_WAIT": (EARLY, "uninitialised_shared", OVERWRITTEN),
+            "NO_INIT_SYNC": ("missing_init_sync", "barrier_uninitialized", "trap"),
+            "NO_WAIT": (EARLY, "uninitialized_shared", OVERWRITTEN),
         },
         remote_stores,
         grid=2,
@@ -413,7 +413,7 @@ CASES = [
         REMOTE_BULK,
         {
             "NO_FENCE": "missing_proxy_fence",
-            "NO_WAIT": (EARLY, "uninitialised_shared", OVERWRITTEN, "block_gone"),
+            "NO_WAIT": (EARLY, "uninitialized_shared", OVERWRITTEN, "block_gone"),
             "REWRITES": "store_source_reused",
             "NO_END": "block_gone",
         },

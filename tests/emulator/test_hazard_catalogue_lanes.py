@@ -552,7 +552,7 @@ CASES = [
     Case(
         "broadcast",
         BROADCAST,
-        {"NO_FIRST": (LANES, "uninitialised_shared"), "NO_SECOND": LANES},
+        {"NO_FIRST": (LANES, "uninitialized_shared"), "NO_SECOND": LANES},
         filled(lambda a: (a[:3, None] + np.arange(32)).reshape(-1), 96),
     ),
     Case("global exchange", IN_GLOBAL, {"NO_FIRST": LANES, "NO_SECOND": LANES}, filled(lambda a: a[:32])),
@@ -580,7 +580,7 @@ CASES = [
         {
             "WRONG_COUNT": ("read_before_load", "write_race"),
             "NO_WAIT": ("read_before_load", "write_race"),
-            "NO_BARRIER": ("read_before_load", LANES, "uninitialised_shared", "overwritten_while_read"),
+            "NO_BARRIER": ("read_before_load", LANES, "uninitialized_shared", "overwritten_while_read"),
             "NO_COMMIT": ("read_before_load", "write_race"),
             "NO_REUSE_BARRIER": ("overwritten_while_read", "read_before_load"),
         },
@@ -602,7 +602,7 @@ CASES = [
         ON_BARRIER,
         {
             "NO_EMPTY_WAIT": ("write_race", "overwritten_while_read", "read_before_load", "deadlock"),
-            "PLAIN_ARRIVE": ("read_before_load", "uninitialised_shared", "write_race"),
+            "PLAIN_ARRIVE": ("read_before_load", "uninitialized_shared", "write_race"),
         },
         filled(lambda a: a[:768], 768),
         block=64,

@@ -294,7 +294,7 @@ extern "C" __global__ void k(const __grid_constant__ Map map, u32* out, u32 tile
 
 OVERWRITTEN, EARLY, RACE, FENCE = "overwritten_while_read", "read_before_load", "data_race", "missing_proxy_fence"
 #: Kinds that also occur after the two sides of a pipeline are out of step.
-_AFTER = ("deadlock", "arrival_overflow", "write_race", "uninitialised_shared", "wrong_parity", OVERWRITTEN, EARLY)
+_AFTER = ("deadlock", "arrival_overflow", "write_race", "uninitialized_shared", "wrong_parity", OVERWRITTEN, EARLY)
 
 
 def and_then(kind: str, *others: str) -> tuple[str, ...]:
@@ -307,7 +307,7 @@ CASES = [
         RING,
         {
             "NO_INIT_FENCE": "missing_init_fence",
-            "NO_INIT_SYNC": ("barrier_uninitialised", "missing_init_sync", "trap", "deadlock"),
+            "NO_INIT_SYNC": ("barrier_uninitialized", "missing_init_sync", "trap", "deadlock"),
             "NO_ACQUIRE": and_then(OVERWRITTEN),
             "FIRST_PHASE 0": "deadlock",
             "NO_WAIT": and_then(EARLY),
@@ -321,7 +321,7 @@ CASES = [
             "EXPECTED (BYTES-16)": ("byte_count", "deadlock", EARLY),
             "EXPECTED (BYTES+16)": ("byte_count", "deadlock"),
             "ARRIVE_ONLY": and_then("byte_count"),
-            "TWO_INITS": and_then("barrier_reinitialised", "missing_init_fence"),
+            "TWO_INITS": and_then("barrier_reinitialized", "missing_init_fence"),
             "MISALIGNED": ("barrier_misaligned", "trap"),
             "TWO_LOADS": and_then(OVERWRITTEN, "byte_count"),
             "TWO_ARRIVALS": and_then(OVERWRITTEN),

@@ -127,7 +127,7 @@ CASES = [
         TRIES,
         {
             #: A single try finds nothing of the tile there: what others do with it comes with the first mistake.
-            "ONCE": ("read_before_load", "overwritten_while_read", "uninitialised_shared"),
+            "ONCE": ("read_before_load", "overwritten_while_read", "uninitialized_shared"),
             **dict.fromkeys(("THRICE", "THOUSAND"), "read_before_load"),
         },
         copied,

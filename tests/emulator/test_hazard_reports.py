@@ -67,7 +67,7 @@ def test_a_read_before_its_copy_is_issued_is_a_read_without_a_wait() -> None:
     assert "mbarrier.try_wait.parity" in cause.advice
     assert "phase 0 (parity 0) of the mbarrier full[0] of block" in cause.advice
     assert len(report.hazards) == 1
-    assert report.kinds == {"read_before_load", "uninitialised_shared"}
+    assert report.kinds == {"read_before_load", "uninitialized_shared"}
 
 
 def test_text_and_data_show_what_follows_under_its_cause() -> None:
@@ -75,9 +75,9 @@ def test_text_and_data_show_what_follows_under_its_cause() -> None:
     text = str(report)
     assert text.startswith("read_before_load: ")
     assert "  missing: before the read, a wait for phase 0 (parity 0) of the mbarrier full[0] of block" in text
-    assert "  then uninitialised_shared at PTX line " in text
+    assert "  then uninitialized_shared at PTX line " in text
     data = asdict(report.hazards[0])
-    assert [c["kind"] for c in data["consequences"]] == ["uninitialised_shared"]
+    assert [c["kind"] for c in data["consequences"]] == ["uninitialized_shared"]
     assert data["consequences"][0]["ptx_line"] == data["ptx_line"]
 
 
@@ -151,7 +151,7 @@ def test_threads_that_poll_instead_of_waiting(arrivals: int, kinds: set[str]) ->
 def test_a_register_that_nobody_wrote() -> None:
     body = "add.u32 %r2, %r1, 1;\nld.param.u64 %d1, [p0];\nst.global.u32 [%d1], %r2;"
     report = kernel(body, params=1).launch("k", 1, 32, (np.zeros(1, np.uint32),), hazards="collect")
-    assert report.kinds == {"uninitialised_register"}
+    assert report.kinds == {"uninitialized_register"}
     assert "%r1 is read" in str(report)
 
 

@@ -414,7 +414,7 @@ def test_hazards_of_a_kernel_that_ended_leave_its_results() -> None:
     body = ".shared .b32 s;\nld.shared.u32 %r1, [s];\n" + STORE
     with pytest.raises(HazardError) as raised:
         run(kernel(body), (array,), hazards="raise", block=1)
-    assert [hazard.kind for hazard in raised.value.hazards] == ["uninitialised_shared"]
+    assert [hazard.kind for hazard in raised.value.hazards] == ["uninitialized_shared"]
     assert array[0] != 0
 
 

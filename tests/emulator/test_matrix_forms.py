@@ -37,7 +37,7 @@ def test_products(case: Any) -> None:
     assert (got == fragment(wanted, c4, 4, 4)).all()
 
 
-@pytest.mark.parametrize(("init", "kinds"), [("", ["uninitialised_register"]), ("= {}", [])], ids=["none", "zeros"])
+@pytest.mark.parametrize(("init", "kinds"), [("", ["uninitialized_register"]), ("= {}", [])], ids=["none", "zeros"])
 def test_what_an_mma_adds_to_was_written(init: str, kinds: list[str]) -> None:
     source = f"""
     //% include "primitives/mma.cuh.j2"

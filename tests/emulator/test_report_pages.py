@@ -232,6 +232,7 @@ def test_notebooks_show_kernels_maps_and_traces() -> None:
     kernel = cudatma.compile(REVERSE, target="sm_90a", entry="wait")
     kernel.smem_layout = ((HOSTILE, 0, 16),)
     assert f"0: {HOSTILE}, 16 bytes" in assert_fragment(kernel._repr_html_())
+    assert "registers per thread" in assert_fragment(kernel.report()._repr_html_())
     box = cudatma.TensorMap.from_array(np.ones((8, 64), np.float16), box=(8, 64), encoder="codec")
     assert "bytes of a box1024" in "".join(assert_fragment(box._repr_html_()).split("\n")).replace("  ", "")
     trace = run("wait").trace

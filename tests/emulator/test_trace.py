@@ -74,7 +74,7 @@ def hanging(schedules: int = 3) -> Trace:
 
 
 @pytest.mark.parametrize("schedule", [0, 1, 5])
-def test_the_ring_of_a_kernel_is_recognised(schedule: int) -> None:
+def test_the_ring_of_a_kernel_is_recognized(schedule: int) -> None:
     """Six k-blocks of 256 pass through five stages; producer and consumers are distinguished."""
     (view,) = views(marlin(schedule))
     assert [len(stage.fills) for stage in view.stages] == [2, 1, 1, 1, 1]

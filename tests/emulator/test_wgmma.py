@@ -247,7 +247,7 @@ CLEAR = "for (u32 i = 0; i < 32; ++i) d[i / 4][i % 4] = 0;"
     [
         ({}, ""),
         ({"INIT": "", "SCALE": "false"}, ""),
-        ({"INIT": ""}, "uninitialised_register"),
+        ({"INIT": ""}, "uninitialized_register"),
         ({"SCALE": "threadIdx.x & 1"}, "wgmma_operands"),
         ({"SCALE": "warp == 1"}, "wgmma_operands"),
         ({"PLACE": "threadIdx.x / 64"}, "wgmma_operands"),

@@ -45,7 +45,7 @@ def test_an_installed_gpu_is_asked_in_khz(
         cuDeviceGetAttribute=lambda name, handle: (0, answers[names.index(name)]),
     )
     monkeypatch.setattr(gpu_module, "detect", lambda device: get_target("sm_90a"))
-    monkeypatch.setattr(gpu_module.context, "initialise", lambda: driver)
+    monkeypatch.setattr(gpu_module.context, "initialize", lambda: driver)
     monkeypatch.setattr(gpu_module.context, "device", lambda device: SimpleNamespace(sm_count=132))
     with using_runtime(Runtime()):
         assert gpu_of(0) == wanted

@@ -134,7 +134,7 @@ def test_a_candidate_with_wrong_results_is_dropped_and_reported(
     assert entries(file)[64].us == 9.0
     shown = capsys.readouterr()
     assert why in json.loads(shown.out)["cells"][1]["dropped"][bad]
-    assert f"dropped {bad}: {why}" in shown.err
+    assert f"dropped: {bad}: {why}" in shown.err
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -169,7 +169,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(file: Path, capsys: py
     assert tuned(first, "--json") == 130
     assert list(entries(file)) == [1]
     shown = capsys.readouterr()
-    assert "interrupted: 1 problem kept; the same command continues" in shown.err
+    assert "interrupted; 1 problem stored; run the same command again to continue" in shown.err
     assert json.loads(shown.out)["interrupted"] is True
     rule = task_of(64, 2).candidates[0]
     second = FakeBench(lambda one: 9.0 if one.label == rule.label else 5.0)

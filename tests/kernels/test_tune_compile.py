@@ -129,9 +129,9 @@ def test_an_interrupt_while_it_compiles(compiler: Compiler, file: Path, capsys: 
     assert tuned(bench, "--json") == 130
     assert not bench.prepared
     assert not file.exists()
-    assert "interrupted: 0 problems kept" in capsys.readouterr().err
+    assert "interrupted; 0 problems stored" in capsys.readouterr().err
     assert tune.main(COMPILE) == 130
-    assert "compiled kernels are kept" in capsys.readouterr().err
+    assert "the compiled kernels stay in the cache" in capsys.readouterr().err
 
 
 def test_only_compiling_needs_no_gpu_and_no_file(
@@ -146,7 +146,7 @@ def test_only_compiling_needs_no_gpu_and_no_file(
     record = json.loads(shown.out)
     assert record["refused"] == {bad.label: f"{bad.config.entry} would be slow"}
     assert (record["kernels"], record["sm_count"]) == (len(configs_of(tasks())) - 1, 132)
-    assert f"refused {bad.label}: " in shown.err
+    assert f"does not compile: {bad.label}: " in shown.err
     compiler.refuses = {tasks()[0].candidates[0].config}
     assert tune.main(COMPILE) == 1, "a problem that cannot be tuned"
 
@@ -173,7 +173,7 @@ def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> No
     os.killpg(running.pid, signal.SIGINT)
     said = running.communicate(timeout=60)[1]  # ends when the last process that could write has ended
     assert running.returncode == 130
-    assert said.rstrip().endswith("interrupted: compiled kernels are kept; the same command continues")
+    assert said.rstrip().endswith("the compiled kernels stay in the cache; run the same command again to continue")
     assert "Traceback" not in said
     assert "Error" not in said
 

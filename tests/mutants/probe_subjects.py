@@ -1,4 +1,4 @@
-"""The probe kernels as subjects for mutants: launches in which every synchronisation of a probe matters."""
+"""The probe kernels as subjects for mutants: launches in which every synchronization of a probe matters."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_the_tool_tries_the_mutants_of_a_file(small: list[str], capsys: pytest.C
     assert sum(data["counts"].values()) == len(data["mutants"]) == 11
     (initless,) = (row for row in data["mutants"] if row["operator"] == "drop_init")
     assert initless["verdict"] == REPORTED
-    assert "barrier_uninitialised" in initless["kinds"]
+    assert "barrier_uninitialized" in initless["kinds"]
 
 
 def test_the_tool_runs_no_mutant_of_a_kernel_that_is_not_clean(
@@ -198,7 +198,7 @@ def test_the_tool_runs_no_mutant_of_a_kernel_that_is_not_clean(
     arguments = ["mutants", str(path), "--block", "64", "--arg", "x:uint32[4]"]
     assert main(arguments) == 1
     shown = capsys.readouterr().out
-    assert shown.startswith("small.ptx, k: the unchanged kernel shows deadlock; no mutant was run, fix it first\n")
+    assert shown.startswith("small.ptx, k: the unchanged kernel has hazards (deadlock), so no mutant was run\n")
     assert "PTX line" in shown
     assert main([*arguments, "--json"]) == 1
     data = json.loads(capsys.readouterr().out)

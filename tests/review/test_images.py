@@ -122,6 +122,15 @@ def test_a_fatbin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         read_images(tmp_path / "cut.fatbin")
 
 
+PTX = b""".version 8.0
+.target sm_90a
+.address_size 64
+.entry k() {
+    ret; // }
+}
+"""
+
+
 def amd(cubin: bytes) -> bytes:
     return cubin[:18] + (224).to_bytes(2, "little") + cubin[20:]
 
@@ -133,9 +142,11 @@ def amd(cubin: bytes) -> bytes:
         ("cut.cubin", lambda cubin: cubin[:3000], "a corrupt or truncated cubin of 3000 bytes"),
         ("short.cubin", lambda cubin: cubin[:20], "a corrupt or truncated cubin of 20 bytes"),
         ("noise.cubin", lambda cubin: cubin[:64] + bytes(255 - b for b in cubin[64:]), "a corrupt or truncated cubin"),
-        ("text.ptx", lambda _: b"hello", "text.ptx, of another kind"),
+        ("text.ptx", lambda _: b"hello", "text.ptx, which has another format"),
         ("half.ptx", lambda _: b".version 8.0\n", "PTX without a .target"),
-        ("none.ptx", lambda _: b".version 8.0\n.target sm_90a\n", "entry: got none; allowed: a module with a kernel"),
+        ("none.ptx", lambda _: b".version 8.0\n.target sm_90a\n.address_size 64\n", "none, which contains no kernel"),
+        ("last.cubin", lambda cubin: cubin[:-1], "a corrupt or truncated cubin"),
+        ("end.ptx", lambda _: PTX[: PTX.index(b"ret;")], "end.ptx, truncated PTX"),
         ("missing/k.cubin", None, "a file that can be read"),
     ],
 )
@@ -144,6 +155,14 @@ def test_other_files_are_refused(name: str, change: Callable[[bytes], bytes] | N
         (tmp_path / name).write_bytes(change(cudatma.compile(SOURCE, target="sm_90a").cubin))
     with pytest.raises(ArgumentError, match=why):
         dump_kernels.main([str(tmp_path / name), "--out", str(tmp_path / "out"), "--no-sass"])
+
+
+def test_errors_in_ptx(tmp_path: Path) -> None:
+    if find_program("ptxas") is None:
+        pytest.skip("ptxas is not installed here")
+    (tmp_path / "k.ptx").write_bytes(PTX.replace(b"ret", b"rat"))
+    with pytest.raises(ArgumentError, match=r"file: got k, PTX with an error in line 5: Not a name .*'rat'"):
+        dump_kernels.main([str(tmp_path / "k.ptx"), "--out", str(tmp_path / "out")])
 
 
 def test_files_that_are_too_old_or_too_large_and_folders_without_kernels(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_programs_are_searched_in_order(bare: Path, monkeypatch: pytest.MonkeyPa
     expected: list[Path] = []
     for folder in ("s/triton/backends/nvidia/bin", "system/bin", "bin", "s/nvidia/cu13/bin", "cuda/bin"):
         expected = [_program(bare / folder / "nvdisasm", "exit 0"), *expected]
-        toolkit._wheel_folders.cache_clear()
+        toolkit._matches.cache_clear()
         assert list(toolkit.find_programs("nvdisasm")) == expected
 
 

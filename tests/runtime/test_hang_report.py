@@ -332,7 +332,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "outside_captures", using)
-    monkeypatch.setattr(context, "initialise", lambda: fake)
+    monkeypatch.setattr(context, "initialize", lambda: fake)
     monkeypatch.setattr(context, "device", lambda ordinal: Device(ordinal, (9, 0), 232448, 132))
     return fake
 

@@ -69,7 +69,7 @@ int fake_capability = 90, fake_most_threads = 256, fake_encoded, fake_replaced;
 
 static __thread uintptr_t stack[16];
 static __thread int depth;
-static pid_t initialised_by;
+static pid_t initialized_by;
 
 int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status) {
     char newer[128];
@@ -80,8 +80,8 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t fl
     return *found ? SUCCESS : NOT_FOUND;
 }
 int cuInit(unsigned flags) {
-    if (initialised_by && initialised_by != getpid()) return NOT_INITIALIZED;
-    initialised_by = getpid();
+    if (initialized_by && initialized_by != getpid()) return NOT_INITIALIZED;
+    initialized_by = getpid();
     return SUCCESS;
 }
 int cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }

@@ -94,10 +94,16 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["mutants", "tile_copy"], "FILE: got tile_copy; allowed: a .ptx, .cu, .toml or .json file"),
         (["mutants", "--schedules", "x"], "--schedules: got x; allowed: an integer"),
         (["emulate", "marlin_mma_sync", "--seed"], "--seed: got no value; allowed: an integer"),
-        (["cache", "more"], "more: got an argument too many; allowed: "),
+        (["cache", "more"], "more: got an unexpected argument; allowed: "),
         (["emulate"], "KERNEL: got none; allowed: either KERNEL or --coverage"),
         (["dump"], "kernel: got none; allowed: marlin"),
         (["tune", "--shape", "64x64", "--dry-run", "--compile-only"], "--compile-only: got together with --dry-run"),
+        (["emulate", "tile_copy", "--schedules", "0"], "--schedules: got 0; allowed: an integer, at least 1"),
+        (["emulate", "tile_copy", "--tolerance", "nan"], "--tolerance: got nan; allowed: a finite number, at least 0"),
+        (["emulate", "x.cu", "--html", "/dev/null/x"], "--html: got /dev/null/x; allowed: a file that can be written"),
+        (["emulate", "x.cu", "--sarif", "."], "--sarif: got .; allowed: a file that can be written; . is a folder"),
+        (["dump", "tile_copy", "--out", "/dev/null"], "--out: got /dev/null; allowed: a folder that can be written"),
+        (["dump", "x.cu", "--block", "1025"], "--block: got 1025; allowed: an integer from 1 to 1024"),
     ],
 )
 def test_every_wrong_command_line_is_one_typed_line(
@@ -145,6 +151,22 @@ def test_a_failed_compile_shows_the_first_complaint_and_the_folder() -> None:
     assert line == (
         "cudatma: CompileError: NVRTC refused k.cu | k.cu(7): error: identifier x is undefined | artifacts: /tmp/k"
     )
+
+
+@pytest.mark.parametrize("closing", ["sys.stdout.close()", "os.close(1)"])
+def test_a_program_may_close_its_output(closing: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(f"import os, sys\nprint('end', flush=True)\n{closing}\n")
+    done = cudatma("emulate", str(tmp_path / "program.py"))
+    assert done.stdout.startswith("end\n")
+    assert "launched no kernel" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_output_to_a_full_disk_is_an_error_of_one_line() -> None:
+    command = [sys.executable, "-m", "cudatma.cli", "targets"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (2, "cudatma: [Errno 28] No space left on device\n")
 
 
 def test_a_closed_pipe_is_quiet() -> None:
@@ -321,7 +343,7 @@ NO_PACKAGES = {
         ({"sm_90a": CompileError("NVRTC refused probe.cu")}, "sm_90a", "fail", "refused"),
         ({"sm_121a": CompileError("NVRTC refused probe.cu")}, "sm_121a", "warn", "refused"),
         ({"cupy": ImportError("No module named 'cupy'")}, "CuPy", "warn", "cannot be imported"),
-        ({"cuda.bindings.driver": ImportError("gone")}, "cuda-bindings", "fail", "nothing compiles"),
+        ({"cuda.bindings.driver": ImportError("gone")}, "cuda-bindings", "fail", "cannot be compiled"),
         ({"python": (3, 9, 1)}, "python", "fail", "3.9.1"),
         ({"emulate_probe": [0] * 32}, "emulator", "fail", "wrong results"),
         ({"emulate_probe": EmulatorError("no such form")}, "emulator", "fail", "no such form"),

@@ -137,9 +137,9 @@ def test_what_follows_from_a_hazard_is_shown_with_it(folder: Path, capsys: pytes
     cause = found["hazards"][0]
     assert (status, cause["kind"]) == (1, "read_before_load")
     assert "mbarrier.try_wait.parity" in cause["advice"]
-    assert "uninitialised_shared" in [consequence["kind"] for consequence in cause["consequences"]]
+    assert "uninitialized_shared" in [consequence["kind"] for consequence in cause["consequences"]]
     assert emulate(*call) == 1
-    assert "then uninitialised_shared" in capsys.readouterr().out
+    assert "then uninitialized_shared" in capsys.readouterr().out
 
 
 NO_TOML = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads no TOML")
@@ -310,11 +310,12 @@ def test_the_help_of_a_kernel_lists_its_sizes(
         (["reverse.cu", "--array", "x:float32[8,8]", "--arg", "map(x, box=ax4)"], "args[0].box"),
         (["reverse.cu", "--array", "x:float32[8,8]", "--arg", "map(x, box=4x4, swizle=64B)"], "--arg.swizle"),
         (["reverse.cu", "--save", "z=z.npy"], "--save"),
+        (["reverse.cu", *CALL, "--save", "y=reverse.cu/y.npy"], "arrays.y.save"),
         (["reverse.cu", *CALL, "--expect", "y=nowhere.npy"], "arrays.y.expect"),
         (["reverse.cu", *CALL, "--trace", "t.png"], "--trace"),
-        (["reverse.cu", *CALL, "--schedules", "0"], "schedules"),
+        (["reverse.cu", *CALL, "--schedules", "0"], "--schedules"),
         (["reverse.cu", *CALL, "--cluster", "2"], "cluster"),
-        (["reverse.cu", *CALL, "--shared-bytes", "-1"], "shared_bytes"),
+        (["reverse.cu", *CALL, "--shared-bytes", "-1"], "--shared-bytes"),
     ],
 )
 def test_wrong_calls_are_one_line(
@@ -405,6 +406,9 @@ def test_a_report_without_source_lines_says_how_to_get_them(folder: Path, capsys
         ({"args": [{"pointer": "x"}]}, "args[0].pointer"),
         ({"arrays": []}, "arrays"),
         ({"arrays": {"x": {"fills": 1}}}, "arrays.x.fills"),
+        ({"arrays": {"x": {"shape": 8, "fill": "random", "seed": -1}}}, "arrays.x.seed"),
+        ({"arrays": {"x": {"shape": 8, "save": None}}}, "arrays.x.save"),
+        ({"args": [{"array": []}]}, "args[0]"),
     ],
 )
 def test_wrong_launch_files(

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from cudatma.emulator.hazards.explanation import FOLDER, explain, groups
-from cudatma.emulator.hazards.report import CAUSES
+from cudatma.emulator.hazards.hazard import CAUSES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "hazards.md"

@@ -131,7 +131,7 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
     if barrier is None:
         shown = address & ((1 << RANK_SHIFT) - 1)
         message = f"{what} uses shared address {shown:#x}, at which no mbarrier is initialized"
-        kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
+        kind = "barrier_misaligned" if address % 8 else "barrier_uninitialized"
         w.events.violation(kind, w, at, message, [("mbarrier", block.rank, offset)])
         access.trap(w, at, message)
     w.events.mbarrier_used(w, at, barrier, what)

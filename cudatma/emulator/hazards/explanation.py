@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudatma.emulator.hazards.report import CAUSES
+from cudatma.emulator.hazards.hazard import CAUSES
 from cudatma.errors import ArgumentError
 
 FOLDER = Path(__file__).with_name("explanations")

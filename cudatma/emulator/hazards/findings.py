@@ -8,7 +8,7 @@ from typing import Any
 
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.hazards.report import Access, Finding, Hazard, Place, by_cause
+from cudatma.emulator.hazards.hazard import Access, Finding, Hazard, Place, by_cause
 from cudatma.emulator.hazards.shared_memory import Shadow
 from cudatma.emulator.hazards.sources import Sources
 from cudatma.emulator.hazards.variables import SharedVariables

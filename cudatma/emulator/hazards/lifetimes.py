@@ -20,8 +20,8 @@ from cudatma.emulator.async_copy.groups import Group, Queue
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import Agents, Stamp, used_granules
 from cudatma.emulator.hazards.findings import Reporter
+from cudatma.emulator.hazards.hazard import Place
 from cudatma.emulator.hazards.mbarriers import BarrierRecords
-from cudatma.emulator.hazards.report import Place
 from cudatma.emulator.hazards.shared_memory import SharedMemory
 from cudatma.emulator.machine.events import Observer, Same
 from cudatma.emulator.machine.program import Program
@@ -161,7 +161,7 @@ class Lifetimes(Observer):
             if not use.is_known(performed, self._records):
                 who = self._agents.who(use.agent)
                 message = f"nothing orders mbarrier.inval of {barrier.name} after the use of the mbarrier by {who}"
-                self._reporter.report("barrier_uninitialised", w, at, message, places=[barrier.place])
+                self._reporter.report("barrier_uninitialized", w, at, message, places=[barrier.place])
 
     def warp_ended(self, w: Warp) -> None:
         """Report bulk stores that are not committed, and the first bulk group without a wait."""

@@ -116,7 +116,7 @@ class MBarriers(Observer):
     def mbarrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
         if old is not None:
             message = f"mbarrier.init is executed on a live mbarrier: {old.describe()}"
-            self._reporter.report("barrier_reinitialised", w, at, message, places=[old.place])
+            self._reporter.report("barrier_reinitialized", w, at, message, places=[old.place])
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False

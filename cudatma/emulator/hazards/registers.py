@@ -38,7 +38,7 @@ class UnwrittenRegisters(Observer):
         for at, register in split.frame.program.unwritten.get(pc, ()):
             name = split.frame.program.function.register_names[register]
             message = f"{name} is read, but no path has written it"
-            self._reporter.report("uninitialised_register", split.warp, at, message)
+            self._reporter.report("uninitialized_register", split.warp, at, message)
 
 
 class Accumulators(Observer):
@@ -50,7 +50,7 @@ class Accumulators(Observer):
     def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
         if any(map(is_unwritten, addends)):
             message = f"{'an' if name == 'mma' else 'a'} {name} reads an accumulator before it is written"
-            self._reporter.report("uninitialised_register", w, at, message)
+            self._reporter.report("uninitialized_register", w, at, message)
 
 
 class WgmmaRegisters(Observer):

@@ -15,7 +15,7 @@ import numpy as np
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.granules import granule_of
-from cudatma.emulator.hazards.report import Place
+from cudatma.emulator.hazards.hazard import Place
 from cudatma.emulator.machine.events import Copy
 from cudatma.emulator.machine.memory import in_units
 from cudatma.emulator.machine.protocols import Launch

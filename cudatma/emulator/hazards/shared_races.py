@@ -13,7 +13,7 @@ from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import Agents, lanes_now
 from cudatma.emulator.hazards.clocks import Clock, strength_of
 from cudatma.emulator.hazards.findings import Reporter
-from cudatma.emulator.hazards.report import Place
+from cudatma.emulator.hazards.hazard import Place
 from cudatma.emulator.hazards.shared_memory import REDUCED, Shadow, SharedMemory, uses_proxy
 from cudatma.emulator.machine.events import Copy, Observer, Same, never
 from cudatma.emulator.machine.memory import SHARED_START
@@ -159,7 +159,7 @@ class SharedRaces(Observer):
             place = int(indices[int((writers < 0).argmax())])
             if not shadow.is_barrier[place]:
                 text = "these bytes are read before they are written"
-                self._reporter.report_bytes("uninitialised_shared", w, at, text, shadow, place, indices)
+                self._reporter.report_bytes("uninitialized_shared", w, at, text, shadow, place, indices)
                 self._read_unwritten(w, at, shadow, indices)
         if strong:
             races = self._agents.is_copy(writers) | self._narrow_writers(w, shadow, indices, strong)

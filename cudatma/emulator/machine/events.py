@@ -141,15 +141,15 @@ class Observer:
     def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
         """The machine has found a hazard, an instruction that violates a rule of its execution.
 
-        ``kind`` is a key of hazards.report.CAUSES. ``places`` contains the locations that the hazard concerns
-        (hazards.report.Place).
+        ``kind`` is a key of hazards.hazard.CAUSES. ``places`` contains the locations that the hazard concerns
+        (hazards.hazard.Place).
         """
 
     def warning(self, kind: str, w: Any, at: int, message: str, /) -> None:
         """The machine has found code that may be intended but that relies on behavior that PTX does not guarantee."""
 
     def hazard_found(self, hazard: Any, w: Any) -> None:
-        """A hazard (hazards.report.Hazard) has been recorded at a new place during an access by this warp."""
+        """A hazard (hazards.hazard.Hazard) has been recorded at a new place during an access by this warp."""
 
     # ---- plain accesses and fences
 

@@ -64,7 +64,7 @@ def track(w: Warp, at: int, mask: Array, irrelevant: tuple[Array | None, ...] | 
     if affected.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
         line = frame.program.instruction(frame.undefined_at).line
         text = f"uses an undefined value, because the shuffle at PTX line {line} read a lane that does not participate"
-        w.events.violation("uninitialised_register", w, at, text)
+        w.events.violation("uninitialized_register", w, at, text)
         affected = np.zeros_like(mask)
     if affected.any() and parts[0] in _COLLECTIVE:
         affected = mask

@@ -64,7 +64,7 @@ def _read_declarator(cursor: Cursor, space: str, align: int, element: int, kind:
             raise cursor.error(f"the size of a variable must be 0 to {MAX_VARIABLE_BYTES} bytes, got {size}")
     init, patches = b"", []
     if cursor.accept("="):
-        values = list(_initialiser(cursor))
+        values = list(_initializer(cursor))
         parts = []
         for position, value in enumerate(values):
             if isinstance(value, tuple):
@@ -79,11 +79,11 @@ def _read_declarator(cursor: Cursor, space: str, align: int, element: int, kind:
     return Variable(name, space, align or element, size, init, tuple(patches), is_extern, kind)
 
 
-def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
+def _initializer(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
     """Yield the numbers and the (symbol, offset) pairs of a nested initializer in order. Floats are yielded as bits."""
     if cursor.accept("{"):
         while not cursor.accept("}"):
-            yield from _initialiser(cursor)
+            yield from _initializer(cursor)
             cursor.accept(",")
         return
     negative = cursor.accept("-")

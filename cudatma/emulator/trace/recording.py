@@ -14,7 +14,7 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.report import Hazard
+from cudatma.emulator.hazards.hazard import Hazard
 from cudatma.emulator.machine.events import Copy, Observer, Same
 from cudatma.emulator.machine.memory import SHARED_WINDOW, Region
 from cudatma.emulator.machine.program import Program

@@ -55,7 +55,7 @@ class Listener:
         Raises PipelineHang if the kernel recorded waits, LaunchError during a graph capture, and DriverError if the
         driver fails.
         """
-        driver = context.initialise()
+        driver = context.initialize()
         _refuse_capture(driver, stream, self._names.entry)
         with self._lock:
             self._prepare(driver, blocks, stream)

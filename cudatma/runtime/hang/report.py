@@ -30,7 +30,7 @@ def _mode(number: int) -> str:
 #: Maps each rule to its name and to a function that returns its text for the two numbers in a record.
 RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     1: ("barrier_alignment", lambda a, b: f"an mbarrier must be {a}-byte aligned"),
-    2: ("barrier_uninitialised", lambda a, b: "mbarrier_init was not called for this address in this block"),
+    2: ("barrier_uninitialized", lambda a, b: "mbarrier_init was not called for this address in this block"),
     3: ("barrier_count", lambda a, b: f"the count of mbarrier_init is {a}; it must be 1 to {b}"),
     4: ("expected_bytes", lambda a, b: f"the size of expect_tx is {a} bytes; it must be at most {b}"),
     5: ("map_alignment", lambda a, b: f"the tensor map at {b << 32 | a:#x} must be 64-byte aligned"),

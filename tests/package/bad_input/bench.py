@@ -197,7 +197,7 @@ class Bench:
 
         self.patch.setattr(driver, "cuInit", said or absent)
         self.patch.setattr(driver, "cuDeviceGetCount", lambda: (driver.CUresult.CUDA_SUCCESS, gpus))
-        self.patch.setattr(context, "_initialised", False)
+        self.patch.setattr(context, "_initialized", False)
         self.patch.setattr(context, "_devices", {})
         self.patch.setattr(context, "_contexts", {})
         forget_the_driver()

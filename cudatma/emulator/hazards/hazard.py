@@ -1,8 +1,8 @@
-"""Hazards, and the rules by which hazards are consequences of others.
+"""Hazards, and the rules that group them into causes and consequences.
 
-One mistake can have several effects. For example, after a read without a wait, the slot is released too early, the
-producer refills the slot while a consumer reads it, and finally both sides wait for each other. Reports list causes
-first, and list the consequences in the same bytes or at the same mbarrier under each cause.
+One mistake can have several effects. For example, a consumer that reads without a wait also releases the slot too
+early. The producer then refills the slot while a consumer reads it, and finally both sides wait for each other. Reports
+list each cause, followed by its consequences in the same bytes or at the same mbarrier.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from cudatma.errors import counted
 CAUSES: dict[str, str] = {
     "deadlock": "an arrival is missing on one path, expect_tx does not match the delivered bytes, a parity is wrong, "
     "or a flag is never set",
-    "byte_count": "expect_tx does not match the bytes that the copies deliver (is it a number of elements?)",
+    "byte_count": "expect_tx does not match the bytes that the copies deliver; it must count bytes, not elements",
     "arrival_overflow": "more threads arrive than mbarrier.init expects, or one thread arrives twice in a phase",
     "barrier_limit": "a phase expects more than 2^20 - 1 bytes, a token is older than the previous phase, or "
     ".noComplete completes a phase",
-    "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or the address is wrong",
-    "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; execute mbarrier.inval first",
+    "barrier_uninitialized": "mbarrier.init is missing, mbarrier.inval came too early, or the address is wrong",
+    "barrier_reinitialized": "mbarrier.init runs again while the barrier is in use; execute mbarrier.inval first",
     "barrier_misaligned": "the barrier is not aligned to 8 bytes",
     "barrier_overwritten": "ordinary stores or copies overwrite the 8 bytes of a live mbarrier",
     "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the copies",
     "missing_init_sync": "no CTA or cluster barrier separates mbarrier.init from other threads that use the mbarrier",
     "read_before_load": "the wait on the load's mbarrier is missing, or the wait passed because of an earlier phase",
     "wrong_parity": "the wait's parity does not match the phase that the load completes, so the wait returns early",
-    "overwritten_while_read": "the slot is refilled without a wait for all readers to arrive on the empty barrier",
+    "overwritten_while_read": "the producer refills the slot before all readers have arrived on the empty barrier",
     "write_race": "no barrier orders two writers of the same bytes",
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
-    "store_source_reused": "the source of a bulk copy is written while the copy may still read it: use "
+    "store_source_reused": "the source of a bulk copy is written while the copy may still read it; use "
     "cp.async.bulk.wait_group.read for a store, or a synchronization with the destination CTA for a copy between CTAs",
-    "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
+    "exit_with_pending_store": "cp.async.bulk.wait_group.read is missing after the bulk stores",
     "exit_with_pending_load": "no thread waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
     "wgmma_registers": "accumulators or fragments are accessed before wgmma.wait_group",
@@ -46,39 +46,38 @@ CAUSES: dict[str, str] = {
     "register_pool": "setmaxnreg.inc needs more registers than the CTA started with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
     "divergent_warp": "only some threads execute an instruction that the whole warp or warpgroup must execute",
-    "block_gone": "a CTA may exit while another CTA uses its shared memory: the kernel ends without barrier.cluster",
+    "block_gone": "a CTA exits while another CTA may use its shared memory; barrier.cluster is missing before the exit",
     "barrier_count": "threads pass different thread counts to a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
     "global_race": "neither a barrier in which both threads take part, nor fences and a flag of sufficient scope, "
     "order the accesses",
-    "lane_race": "__syncwarp is missing: the lanes of a warp run independently, so lockstep execution does not order "
-    "their accesses",
+    "lane_race": "the lanes of a warp run independently, and no __syncwarp orders their accesses",
     "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
     "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or the size of a buffer "
     "ignores the padding of rows",
-    "uninitialised_shared": "shared memory is read before it is written",
-    "uninitialised_register": "no path to the instruction writes the register, or a shuffle reads from a lane outside "
+    "uninitialized_shared": "shared memory is read before it is written",
+    "uninitialized_register": "no path to the instruction writes the register, or a shuffle reads from a lane outside "
     "its mask",
     "tensor_map_fence": "no tensormap proxy fence separates the edit of a tensor map from its use",
-    "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; use several maps in turn",
+    "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; alternate between maps",
     "target": "the target architecture does not support the instruction",
-    "trap": "the hardware stops the kernel here",
+    "trap": "the hardware stops the kernel at this instruction",
 }
 
 
-#: A place: shared bytes, ("bytes", CTA rank, first, last), or an mbarrier, ("mbarrier", CTA rank, offset).
+#: Shared bytes, as ("bytes", CTA rank, first, last), or an mbarrier, as ("mbarrier", CTA rank, offset).
 Place = tuple[str, int, int] | tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Another instruction of a hazard: an earlier access to the same bytes, or another wait of a deadlock.
+    """Another instruction that contributes to a hazard, such as an earlier access to the same bytes.
 
     Parameters
     ----------
     verb : str
-        "read", "last written", "copied" (by a copy in flight) or "waits".
+        "read", "last written", "copied" (by a copy in flight), or "waits" for a deadlock.
     ptx_line : int
         Line of the instruction in the PTX text.
     source : str
@@ -98,7 +97,7 @@ class Access:
 
 
 def opcode_of(instruction: str) -> str:
-    """Return the opcode of an instruction's text, which may begin with a guard."""
+    """Return the opcode of an instruction's text, without a guard."""
     return next((word for word in instruction.split() if not word.startswith("@")), "").rstrip(";")
 
 
@@ -109,14 +108,14 @@ def placed(ptx_line: int, source: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """A mistake in a kernel, at one instruction.
+    """A mistake in a kernel, reported at one instruction.
 
     Parameters
     ----------
     kind : str
         A key of `CAUSES`.
     message : str
-        What happened, in one sentence.
+        Description of the event in one sentence.
     kernel : str
         Name of the kernel.
     ptx_line : int
@@ -136,21 +135,21 @@ class Hazard:
     advice : str, default ""
         The missing call, if it is known.
     consequences : tuple of Hazard
-        Hazards that follow from this one.
+        Hazards that result from this hazard.
     source_text : str, default ""
         Text of the source line, if it is available.
     known_cause : str, default ""
-        The cause in this case, if it is different from the usual cause.
+        The cause of this hazard, if it differs from the usual cause.
     others : tuple of Access
-        The earlier accesses to the same bytes, or the other waits of a deadlock, if they are known.
+        Earlier accesses to the same bytes, or the other waits of a deadlock, if they are known.
     also : tuple of Hazard
         Hazards at other places with the same cause.
     where : str, default ""
-        Name of the first byte or element that the hazard concerns, such as ``"x[3, 17]"``, if it concerns memory.
+        Name of the first affected byte or element, such as ``"x[3, 17]"``, or "" if the hazard affects no memory.
     address : int, optional
-        Generic address of this byte.
+        Generic address of the first affected byte.
     places : tuple
-        Shared bytes and mbarriers that the hazard concerns.
+        Affected shared bytes and mbarriers.
     """
 
     kind: str
@@ -177,7 +176,7 @@ class Hazard:
 
     @property
     def cause(self) -> str:
-        """The cause in this case, or the usual cause of this kind of hazard."""
+        """The known cause, or the usual cause of this kind of hazard."""
         return self.known_cause or CAUSES[self.kind]
 
     def as_dict(self) -> dict[str, Any]:
@@ -211,7 +210,7 @@ class Hazard:
 
     @property
     def notes(self) -> list[str]:
-        """The missing call if it is known, and one line for each place of the same cause and for each consequence."""
+        """Lines with the missing call if it is known, other places of the same cause, and the consequences."""
         missing = [f"missing: {self.advice}"] if self.advice else []
         also = [f"also at {other.place}, {counted(other.count, 'time')}" for other in self.also]
         return missing + also + [f"then {c.kind} at {c.place}, {counted(c.count, 'time')}" for c in self.consequences]
@@ -222,16 +221,16 @@ class Hazard:
         return placed(self.ptx_line, self.source)
 
 
-#: Maximum number of places per finding.
+#: Maximum number of places per Finding.
 _MAX_PLACES = 64
 
-#: Kinds that invalidate all later behavior, in order of precedence, and kinds that violate a protocol.
+#: Kinds after which the behavior is undefined, in order of precedence, and kinds that violate a protocol.
 _SETUP = (
     "target",
     "barrier_misaligned",
     "missing_init_sync",
-    "barrier_uninitialised",
-    "barrier_reinitialised",
+    "barrier_uninitialized",
+    "barrier_reinitialized",
     "barrier_overwritten",
     "missing_init_fence",
 )
@@ -246,8 +245,8 @@ _PROTOCOL = (
     "divergent_warp",
     "register_pool",
 )
-#: Kinds that usually appear after producer and consumer are out of step, and kinds that then end the kernel.
-_LATE = ("lane_race", "uninitialised_shared", "block_gone")
+#: Kinds that usually appear after producer and consumer lose synchronization, and kinds that then end the kernel.
+_LATE = ("lane_race", "uninitialized_shared", "block_gone")
 _LAST = ("exit_with_pending_store", "exit_with_pending_load", "deadlock", "trap")
 _TIERS: dict[str, float] = {kind: tier for tier, kinds in ((1, _PROTOCOL), (3, _LATE), (4, _LAST)) for kind in kinds}
 _TIERS |= {kind: number / len(_SETUP) for number, kind in enumerate(_SETUP)}
@@ -256,24 +255,24 @@ _ORDERING, _DERIVED = 2, 3
 _EITHER = {"byte_count": 1, "arrival_overflow": 1, "write_race": _ORDERING, "overwritten_while_read": _ORDERING}
 
 _EARLY_READS = {"read_before_load", "wrong_parity"}
-_SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
+_SLOTS = _EARLY_READS | {"uninitialized_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
 _SLOTS |= {"store_source_reused", "block_gone"}
-#: Kinds that may follow from any misuse of a pipeline, at any place.
+#: Kinds that any misuse of a pipeline may cause, at any place.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
-#: Kinds of causes -> kinds that may follow from any of these causes.
+#: Kinds of causes -> kinds that any of these causes may have as a consequence.
 _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
-    (("missing_init_sync", "barrier_uninitialised"), {"byte_count", *_SETUP, *_PIPELINE}),
-    (("barrier_reinitialised", "barrier_overwritten"), {"byte_count", *_PIPELINE}),
+    (("missing_init_sync", "barrier_uninitialized"), {"byte_count", *_SETUP, *_PIPELINE}),
+    (("barrier_reinitialized", "barrier_overwritten"), {"byte_count", *_PIPELINE}),
     (("byte_count", "barrier_count", "divergent_barrier"), _PIPELINE),
     (("arrival_overflow", "barrier_limit", "overwritten_while_read", "write_race"), {"byte_count", *_PIPELINE}),
     (tuple(_EARLY_READS), {"byte_count", *_PIPELINE}),
     (("uncommitted_group",), {"store_source_reused", "exit_with_pending_store", "read_before_store"}),
     (("wgmma_uncommitted",), {"wgmma_registers", "overwritten_while_read"}),
-    (("divergent_warp",), {"lane_race", "register_pool", "uninitialised_register", *_STUCK}),
+    (("divergent_warp",), {"lane_race", "register_pool", "uninitialized_register", *_STUCK}),
     (("data_race",), {"store_source_reused", "byte_count", *_SLOTS}),
     (("block_gone",), _STUCK),
-    (("lane_race",), {"uninitialised_shared", "byte_count"}),
+    (("lane_race",), {"uninitialized_shared", "byte_count"}),
     (("global_race",), {"byte_count"}),
     (("out_of_bounds", "barrier_misaligned", "target"), {"trap"}),
 )
@@ -284,8 +283,8 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 class Finding:
     """A hazard during collection.
 
-    `places` holds the bytes and mbarriers that the hazard concerns. `blocks` holds the CTAs in which the hazard
-    occurred. `is_derived` is True if another hazard preceded every occurrence.
+    `places` holds the affected bytes and mbarriers. `blocks` holds the CTAs in which the hazard occurred. `is_derived`
+    is True if another hazard preceded every occurrence.
     """
 
     hazard: Hazard
@@ -315,7 +314,7 @@ class Finding:
 
 
 def by_cause(findings: list[Finding]) -> list[Hazard]:
-    """Group findings, given in order of occurrence, and return the causes with their consequences."""
+    """Group findings, which are in order of occurrence, and return the causes with their consequences."""
     first = {id(finding): float(number) for number, finding in enumerate(findings)}
     for finding in findings:
         if finding.hazard.kind == "overwritten_while_read" and finding.tier == _ORDERING:
@@ -323,7 +322,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
             # thread reads the slot before the first fill, the missing wait is the cause, because the thread also
             # releases the slot too early.
             early = [f for f in findings if f.hazard.kind in _EARLY_READS and _meet(f.places, finding.places)]
-            empty = [f for f in findings if f.hazard.kind == "uninitialised_shared"]
+            empty = [f for f in findings if f.hazard.kind == "uninitialized_shared"]
             if any(_meet(read.places, unfilled.places) for read in early for unfilled in empty):
                 first[id(finding)] = len(findings)
                 continue
@@ -359,7 +358,7 @@ def _merged(hazards: Iterable[Hazard]) -> list[Hazard]:
 
 
 def _meet(some: set[Place], others: set[Place]) -> bool:
-    """Return whether two findings concern the same mbarrier or overlapping bytes."""
+    """Return whether two sets of places share an mbarrier or overlapping bytes."""
     if not some.isdisjoint(others):
         return True
     return any(
