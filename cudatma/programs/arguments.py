@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.ptx.model import Variable
-from cudatma.errors import ArgumentError, counted
+from cudatma.emulator import KernelParameter
+from cudatma.errors import ArgumentError, LaunchError, counted
+from cudatma.programs.device import SHARED_BYTES
 from cudatma.programs.host_memory import HostMemory, host_array, words_of
 from cudatma.programs.launch import ProgramLaunch
 from cudatma.programs.log import LaunchLog, naming
 
 
-def argument_of(value: Any, parameter: Variable, field: str) -> Any:
+def argument_of(value: Any, parameter: KernelParameter, field: str) -> Any:
     """Return an argument for the emulator. Raise ArgumentError if the kernel would read other bytes than it declares.
 
     CuPy and cuda.core do not convert a number to the type of its parameter. They pass a Python float as a double, a
@@ -39,6 +40,15 @@ def argument_of(value: Any, parameter: Variable, field: str) -> Any:
         remedy = "convert it, because the library passes the bytes of the value"
         raise ArgumentError(field, f"{value!r}, {counted(value_bytes, 'byte')}", f"{size} bytes", remedy)
     return value
+
+
+def require_opt_in(launch: ProgramLaunch, opt_in: int | None, remedy: str) -> None:
+    """Raise LaunchError if a GPU would reject the dynamic shared memory because the program has not set its maximum."""
+    static = launch.module.resources(launch.entry).static_shared_bytes
+    limit = SHARED_BYTES - static if opt_in is None else opt_in
+    if launch.shared_bytes > limit:
+        allowed = f"at most {limit}" + (" without an opt-in" if opt_in is None else ", the maximum that is set")
+        raise LaunchError("dynamic shared memory", counted(launch.shared_bytes, "byte"), allowed, remedy)
 
 
 def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -> None:

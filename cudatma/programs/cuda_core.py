@@ -18,17 +18,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudatma.emulator import EmulatedModule
-from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, counted
+from cudatma.emulator import EmulatedModule, KernelParameter
+from cudatma.emulator.api import natural
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, counted
 from cudatma.programs.arguments import argument_of, run_with_memory
 from cudatma.programs.compiling import compile_to_ptx, entry_of
-from cudatma.programs.driver import device_attributes, ptx_of
+from cudatma.programs.device import device_attributes, device_name
+from cudatma.programs.driver import ptx_of
 from cudatma.programs.host_memory import HostMemory, bytes_at
 from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
-from cudatma.programs.log import LaunchLog
+from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import NO_PTX, Recorder
 from cudatma.runtime.launch_config import dim3
+
+_LIBRARY = "cuda.core"
 
 
 class EmulatedDevice:
@@ -86,7 +90,7 @@ class Device:
         self.default_stream = Stream()
         self.memory_resource = self.emulated.classes["MemoryResource"]()
         target = self.emulated.log.target
-        self.name = f"cudatma emulator ({target.name})"
+        self.name = device_name(target)
         self.compute_capability = ComputeCapability(*target.compute_capability)
         self.arch = "".join(map(str, target.compute_capability))
         attributes = device_attributes(target)
@@ -230,13 +234,16 @@ class MemoryResource:
 
     def allocate(self, size: int, stream: Any = None, **_: Any) -> Buffer:
         """Return new memory."""
-        buffer = Buffer(self.emulated.memory.allocate(size), size, self)
+        address = self.emulated.memory.allocate(size, "size")
+        if address is None and size:
+            raise DriverError("MemoryResource.allocate", None, "CUDA_ERROR_OUT_OF_MEMORY")
+        buffer = Buffer(address or 0, size, self)
         buffer._free = weakref.finalize(buffer, self.emulated.memory.discard, buffer.handle)
         return buffer
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None, **_: Any) -> None:
         """Free memory."""
-        self.emulated.memory.free(int(ptr), "MemoryResource.deallocate")
+        self.emulated.memory.free(int(ptr), "ptr")
 
 
 class Program:
@@ -319,9 +326,9 @@ class Kernel:
         self.attributes = SimpleNamespace(max_threads_per_block=1024, max_dynamic_shared_size_bytes=0)
 
     @property
-    def parameters(self) -> Sequence[Any]:
+    def parameters(self) -> tuple[KernelParameter, ...]:
         """Parameters of the kernel."""
-        return self.module.image.entry(self.entry).function.params
+        return self.module.parameters(self.entry)
 
     @property
     def num_arguments(self) -> int:
@@ -356,12 +363,15 @@ def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[A
             "kernel", f"a {type(kernel).__name__} that cuda.core loaded before", "a kernel of the emulator", remedy
         )
     parameters = kernel.parameters
-    if len(args) != len(parameters):
-        raise LaunchError("kernel_args", counted(len(args), "argument"), f"{len(parameters)} for {kernel.entry}")
-    launch = describe_launch(kernel.ptx, kernel.entry, config, args, kernel.sources)
-    fields = [f"kernel_args[{index}] of {kernel.entry}" for index in range(len(args))]
-    values = map(argument_of, launch.args, parameters, fields)
-    run_with_memory(emulated.log, replace(launch, args=tuple(values), loaded=kernel.module), emulated.memory)
+    with naming(_LIBRARY, kernel.entry, calling_place()):
+        if len(args) != len(parameters):
+            raise LaunchError("kernel_args", counted(len(args), "argument"), str(len(parameters)))
+        if not isinstance(config, LaunchConfig):
+            raise ArgumentTypeError("config", type(config).__name__, "a LaunchConfig that is created in the block")
+        launch = describe_launch(kernel.ptx, kernel.entry, config, args, kernel.sources)
+        fields = [f"kernel_args[{index}]" for index in range(len(args))]
+        values = tuple(map(argument_of, launch.args, parameters, fields))
+    run_with_memory(emulated.log, replace(launch, args=values, loaded=kernel.module), emulated.memory)
 
 
 def describe_launch(
@@ -378,10 +388,10 @@ def describe_launch(
         grid=dim3(grid, "grid"),
         block=dim3(config.block, "block"),
         cluster=cluster,
-        shared_bytes=config.shmem_size,
+        shared_bytes=natural("shmem_size", config.shmem_size),
         programmatic=bool(getattr(config, "programmatic_stream_serialization", False)),
         args=tuple(int(arg.handle) if hasattr(arg, "memory_resource") else arg for arg in args),
-        library="cuda.core",
+        library=_LIBRARY,
         place=calling_place(),
         sources=sources,
     )
@@ -418,7 +428,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
             describe,
             lambda: original_launch(stream, config, kernel, *args),
             entry=_entry_of(kernel),
-            library="cuda.core",
+            library=_LIBRARY,
             stream=int(getattr(stream, "handle", 0) or 0),
         )
 

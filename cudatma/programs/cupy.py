@@ -8,26 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from cudatma.emulator import EmulatedModule
-from cudatma.errors import LaunchError
-from cudatma.programs.arguments import argument_of, run_with_memory
+from cudatma.emulator.api import natural
+from cudatma.errors import ArgumentError, LaunchError, counted
+from cudatma.programs.arguments import argument_of, require_opt_in, run_with_memory
 from cudatma.programs.compiling import compile_to_ptx, entry_of
-from cudatma.programs.driver import ptx_of
+from cudatma.programs.device import SHARED_BYTES
+from cudatma.programs.driver import image_file, ptx_of
 from cudatma.programs.host_memory import HostMemory
 from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
-from cudatma.programs.log import LaunchLog
+from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import Recorder
 from cudatma.runtime.launch_config import dim3
 
+_LIBRARY = "cupy"
 #: Names in the module ``cupy`` that create arrays, directly or for CuPy's other functions.
 _CREATION = ("array", "asarray", "ascontiguousarray", "arange", "ndarray")
 _NEEDS_DEVICE = (
-    "Without a device, CuPy can only launch a RawKernel or RawModule that the program creates inside "
-    "emulate_launches(), or that is a variable of a module, on NumPy arrays or torch CPU tensors"
+    "Without a GPU, CuPy can only launch kernels of RawKernel and RawModule objects that the program creates inside "
+    "emulate_launches(), or that are not in local variables or tuples, on NumPy arrays or torch CPU tensors"
 )
 
 
@@ -49,7 +51,7 @@ class RawCode:
     def compile(self, target: str) -> tuple[str, dict[str, str], tuple[tuple[str, str], ...]]:
         """Return the PTX, the names in the PTX of the name expressions, and the sources for reports."""
         if self.code is None:
-            return ptx_of(Path(str(self.path)).read_bytes()), {}, ()
+            return ptx_of(image_file(str(self.path))), {}, ()
         options = (*self.options, "--device-as-default-execution-space")
         name = "raw_kernel.cu"
         return *compile_to_ptx(self.code, target, options, self.name_expressions, name), ((name, self.code),)
@@ -61,17 +63,19 @@ class RawCode:
         ptx, lowered, sources = self.compile(target)
         module = load_module(ptx, sources)
         entry = entry_of(module.entries, name, lowered)
-        parameters = module.image.entry(entry).function.params
-        fields = (f"args[{index}] of {entry}" for index in range(len(args)))
-        values = map(argument_of, args, parameters, fields) if len(args) == len(parameters) else args
+        parameters = module.parameters(entry)
+        if not isinstance(args, Sequence) or len(args) != len(parameters):
+            got = counted(len(args), "value") if isinstance(args, Sequence) else type(args).__name__
+            raise ArgumentError("args", got, f"a tuple with {counted(len(parameters), 'value')}")
+        fields = (f"args[{index}]" for index in range(len(args)))
         return ProgramLaunch(
             ptx=ptx,
             entry=entry,
-            grid=dim3(tuple(grid), "grid"),
-            block=dim3(tuple(block), "block"),
-            args=tuple(values),
-            shared_bytes=int(shared_bytes),
-            library="cupy",
+            grid=dim3(grid, "grid"),
+            block=dim3(block, "block"),
+            args=tuple(map(argument_of, args, parameters, fields)),
+            shared_bytes=natural("shared_mem", shared_bytes),
+            library=_LIBRARY,
             place=calling_place(),
             sources=sources,
             loaded=module,
@@ -100,13 +104,14 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
         ) -> None:
             super().__init__(log, RawCode(code, path, tuple(options), tuple(name_expressions or ())))
 
-    def convert(value: Any) -> object | None:
-        if isinstance(value, original_kernel):
-            return EmulatedRawKernel(log, RawCode.of(value), value.name)
-        return EmulatedRawModule(log, RawCode.of(value)) if isinstance(value, original_module) else None
-
     creation = {name: type(name, (_NoDeviceArray,), {}) for name in _CREATION}
-    patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule} | creation, convert)
+    patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule} | creation)
+    patches.set_objects(
+        {
+            original_kernel: lambda kernel: EmulatedRawKernel(log, RawCode.of(kernel), kernel.name),
+            original_module: lambda module: EmulatedRawModule(log, RawCode.of(module)),
+        }
+    )
     patches.push(_explain)
 
 
@@ -128,6 +133,8 @@ class EmulatedRawModule:
         self.name_expressions = raw.name_expressions
         #: The loaded module, which exists after the first launch.
         self._loaded: EmulatedModule | None = None
+        #: Maximum dynamic shared memory of the kernels for which the program has set it.
+        self._opt_ins: dict[str, int] = {}
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile the module."""
@@ -148,13 +155,24 @@ class EmulatedRawKernel(EmulatedRawModule):
     def __init__(self, log: LaunchLog, raw: RawCode, name: str, module: EmulatedRawModule | None = None) -> None:
         super().__init__(log, raw)
         self.name, self.kernel, self._module = name, self, module or self
-        self.max_dynamic_shared_size_bytes = 0
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """Maximum dynamic shared memory in bytes of a launch."""
+        return self._module._opt_ins.get(self.name, SHARED_BYTES)
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, value: int) -> None:
+        self._module._opt_ins[self.name] = natural("max_dynamic_shared_size_bytes", value)
 
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0, stream: Any = None
     ) -> None:
         __tracebackhide__ = True
-        launch = self._raw.describe(self.name, self._log.target.name, grid, block, args, shared_mem)
+        with naming(_LIBRARY, self.name, calling_place()):
+            launch = self._raw.describe(self.name, self._log.target.name, grid, block, args, shared_mem)
+            opt_in = self._module._opt_ins.get(self.name)
+            require_opt_in(launch, opt_in, "set max_dynamic_shared_size_bytes of the kernel")
         self._module._loaded = self._module._loaded or launch.loaded
         run_with_memory(self._log, replace(launch, loaded=self._module._loaded), HostMemory())
 
@@ -186,12 +204,13 @@ def record(patches: Patches, recorder: Recorder) -> None:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(recorder, original_module(*args, **options))
 
-    def convert(value: Any) -> object | None:
-        if isinstance(value, original_kernel):
-            return _RecordedKernel(recorder, value, RawCode.of(value))
-        return _RecordedModule(recorder, value) if isinstance(value, original_module) else None
-
-    patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule}, convert)
+    patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule})
+    patches.set_objects(
+        {
+            original_kernel: lambda kernel: _RecordedKernel(recorder, kernel, RawCode.of(kernel)),
+            original_module: lambda module: _RecordedModule(recorder, module),
+        }
+    )
 
 
 class _RecordedKernel:
@@ -210,7 +229,7 @@ class _RecordedKernel:
             lambda: self._raw.describe(name, target, grid, block, args, options.get("shared_mem", 0)),
             lambda: self._kernel(grid, block, args, **options),
             entry=name,
-            library="cupy",
+            library=_LIBRARY,
             stream=_cupy_stream(options.get("stream")),
         )
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator import EmulatedModule
+from cudatma.programs.device import SM_COUNT
 from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
-from cudatma.programs.log import SM_COUNT, LaunchLog, naming
+from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 
 _LIBRARY = "cute"
@@ -187,7 +188,7 @@ class _Interceptor:
             loaded=module,
         )
         with naming(_LIBRARY, name, launch.place):
-            parameters = module.image.entry(name).function.params
+            parameters = module.parameters(name)
         values = [ctypes.string_at(args[i], parameter.size_bytes) for i, parameter in enumerate(parameters)]
         return replace(launch, args=tuple(values))
 

@@ -12,21 +12,32 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
+from cudatma.emulator.api import natural
+from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError
+from cudatma.programs.device import TOTAL_BYTES
 
-#: Alignment of cuMemAlloc.
-_ALIGNMENT = 512
+#: Alignment of cuMemAlloc, on which kernels rely.
+ALIGNMENT = 512
 #: Allocations begin with NaNs, so that a kernel that reads memory before it is written has a conspicuous result.
 _FILL = 0xFF
-_POINTER_BYTES = 8
+POINTER_BYTES = 8
 #: Smaller numbers cannot be addresses.
-_LOWEST_ADDRESS = 1 << 16
+LOWEST_ADDRESS = 1 << 16
 
 
 def bytes_at(address: int, size: int) -> Array:
     """Return the bytes at a host address without a copy. The caller keeps the memory alive."""
     return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
+
+
+def aligned_bytes(size: int, alignment: int = ALIGNMENT, fill: int = 0) -> Array:
+    """Return new memory at an aligned address."""
+    room = np.full(size + alignment, fill, np.uint8)
+    start = -address_of(room) % alignment
+    memory: Array = room[start : start + size]
+    return memory
 
 
 def host_array(value: object) -> Array | None:
@@ -122,28 +133,30 @@ class HostMemory:
         """The live allocations, and variables of modules."""
         return *self._blocks.values(), *self._variables.values()
 
-    def allocate(self, size: int) -> int:
-        """Return the address of new memory."""
-        room = np.full(size + _ALIGNMENT, _FILL, np.uint8)
-        start = -room.ctypes.data % _ALIGNMENT
-        block = room[start : start + size]
-        self._blocks[block.ctypes.data] = block
-        return int(block.ctypes.data)
+    def allocate(self, size: int, field: str) -> int | None:
+        """Return the address of new memory, or None for 0 bytes and for more than the device has."""
+        natural(field, size)
+        try:
+            block = aligned_bytes(int(size), fill=_FILL) if 0 < size <= TOTAL_BYTES else None
+        except MemoryError:
+            block = None
+        if block is None:
+            return None
+        self._blocks[address_of(block)] = block
+        return address_of(block)
 
     def add(self, variable: Array) -> None:
         """Make a variable of a module accessible by its address."""
-        self._variables[variable.ctypes.data] = variable
+        self._variables[address_of(variable)] = variable
 
     def remove(self, variable: Array) -> None:
         """Remove a variable of a module that is unloaded."""
-        self._variables.pop(variable.ctypes.data, None)
+        self._variables.pop(address_of(variable), None)
 
-    def free(self, address: int, call: str) -> None:
-        """Free an allocation."""
+    def free(self, address: int, field: str) -> None:
+        """Free an allocation. A null pointer has no effect."""
         if address and self._blocks.pop(address, None) is None:
-            raise ArgumentError(
-                f"{call}: pointer", hex(address), "the address of a live allocation, as cuMemAlloc returned it"
-            )
+            raise ArgumentError(field, hex(address), "the address of a live allocation, as cuMemAlloc returned it")
 
     def discard(self, address: int) -> None:
         """Free an allocation, unless it was freed before."""
@@ -158,6 +171,8 @@ class HostMemory:
 
     def range(self, address: int, size: int, field: str) -> Array:
         """Return bytes of an allocation, or of an array in a variable of a caller. Raise ArgumentError otherwise."""
+        if not natural(f"{field.partition(':')[0]}: ByteCount", size):
+            return np.empty(0, np.uint8)
         known = self.find(address)
         if known is None:
             known = next(((info.extent[0], info.extent[1] - info.extent[0]) for _, info in arrays_at([address])), None)
@@ -176,7 +191,7 @@ class HostMemory:
 
         Raises ArgumentError for an address of this process that belongs to none of them.
         """
-        addresses = [word for word in words if _LOWEST_ADDRESS <= word < 1 << 64 and not self.find(word)]
+        addresses = [word for word in words if LOWEST_ADDRESS <= word < 1 << 64 and not self.find(word)]
         arrays = [(name, host_array(info.owner), info) for name, info in arrays_at(addresses)]
         spans = [info.extent for _, array, info in arrays if array is not None]
         unknown = [word for word in addresses if not any(low <= word < high for low, high in spans)]
@@ -193,8 +208,8 @@ class HostMemory:
 def words_of(parameters: Iterable[bytes]) -> Iterator[int]:
     """Yield the aligned 64-bit words of kernel parameters, which may be addresses."""
     for raw in parameters:
-        for at in range(0, len(raw) - _POINTER_BYTES + 1, _POINTER_BYTES):
-            yield int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
+        for at in range(0, len(raw) - POINTER_BYTES + 1, POINTER_BYTES):
+            yield int.from_bytes(raw[at : at + POINTER_BYTES], "little")
 
 
 def mapped(addresses: Array) -> Array:

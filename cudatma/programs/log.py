@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,19 @@ from typing import Any, overload
 from cudatma.build.kernel import default_target
 from cudatma.context import Runtime, using_runtime
 from cudatma.emulator import Hazard, Report, Trace
-from cudatma.emulator.api import STEP_LIMIT
-from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
-from cudatma.programs.launch import ProgramLaunch
+from cudatma.emulator.api import STEP_LIMIT, natural
+from cudatma.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CudaTmaError,
+    HazardError,
+    LaunchError,
+    counted,
+    duration,
+)
+from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.patches import Patches
 from cudatma.target import Target, get_target
-
-#: Number of SMs that programs see. With few SMs, the CTAs of persistent kernels process several tiles each.
-SM_COUNT = 4
 
 #: Module of a library -> the function that sends the library's launches to a log, as "module:function". It is called
 #: with Patches and the log when the program imports the library's module, so that a program pays only for libraries
@@ -106,6 +112,12 @@ class LaunchLog(Sequence[LaunchEntry]):
         self.target, self._trace = target, trace
         self._options, self._hazards, self._only, self._on_launch = options, hazards, only, on_launch
         self._entries: list[LaunchEntry] = []
+        #: Held during a launch, because the emulator restores the arrays before each schedule.
+        self._lock = threading.RLock()
+        #: Whether the block has not ended.
+        self.is_open = True
+        #: Number of processes that the program has started. Their launches are not in the log.
+        self.child_processes = 0
 
     @overload
     def __getitem__(self, index: int) -> LaunchEntry: ...
@@ -124,19 +136,14 @@ class LaunchLog(Sequence[LaunchEntry]):
 
     @property
     def is_clean(self) -> bool:
-        """True if there are no hazards."""
+        """True if no launch has hazards, including the case that there are no launches."""
         return not self.hazards
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self), *map(str, self.hazards)]) or "no launches"
 
-    def _add(self, entry: LaunchEntry) -> None:
-        self._entries.append(entry)
-        if self._on_launch is not None:
-            self._on_launch(entry)
-
     def run(self, launch: ProgramLaunch) -> Report:
-        """Run a launch, and add it to the log.
+        """Run a launch, and add it to the log. Launches of several threads run one after the other.
 
         Parameters
         ----------
@@ -152,12 +159,22 @@ class LaunchLog(Sequence[LaunchEntry]):
         ------
         HazardError
             If there are hazards and `hazards` is "raise". The arrays hold the results.
+        LaunchError
+            If the block of `emulate_launches` has ended.
         """
         __tracebackhide__ = True
+        with self._lock:
+            return self._run(launch)
+
+    def _run(self, launch: ProgramLaunch) -> Report:
+        __tracebackhide__ = True
+        if not self.is_open:
+            with naming(launch.library, launch.entry, launch.place):
+                allowed = "a launch inside the block of emulate_launches() that created the kernel"
+                raise LaunchError("launch", "a launch after the end of the block", allowed)
         is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
-        logs = list(dict.fromkeys([*_active, self]))
-        options = options | {"trace": Trace()} if is_checked and any(log._trace for log in logs) else options
+        options = options | {"trace": Trace()} if is_checked and self._trace else options
         started = time.perf_counter()
         with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
@@ -166,15 +183,34 @@ class LaunchLog(Sequence[LaunchEntry]):
         if report.is_clean:
             report.trace = None
         entry = LaunchEntry(replace(launch, args=(), arrays=(), loaded=None), report, seconds, is_checked)
-        for log in logs:
-            log._add(entry)
+        self._entries.append(entry)
+        if self._on_launch is not None:
+            self._on_launch(entry)
         if self._hazards == "raise" and report.hazards:
             raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards, report)
         return report
 
 
-#: Logs of the blocks that are being executed, outermost first. A launch is added to all of them.
-_active: list[LaunchLog] = []
+#: Line of the program that opened each block that has not ended, by the name of its function.
+_open: dict[str, str] = {}
+_open_lock = threading.Lock()
+
+
+@contextmanager
+def only_block(function: str) -> Iterator[None]:
+    """Make this block the only one of a function in the process, or raise LaunchError if another one is open."""
+    with _open_lock:
+        if function in _open:
+            command = f"cudatma {function.partition('_')[0]}"
+            remedy = (
+                f"end the block of {_open[function]} first; `{command} PROGRAM.py` opens a block for all of a program"
+            )
+            raise LaunchError(function, "a second block", "one block in a process at a time", remedy)
+        _open[function] = calling_place()
+    try:
+        yield
+    finally:
+        del _open[function]
 
 
 @contextmanager
@@ -225,22 +261,36 @@ def emulate_launches(
     HazardError
         From a launch in the ``with`` block, if it has hazards and `hazards` is "raise".
 
+    ArgumentError, ArgumentTypeError, TargetError
+        If an option is invalid.
+    LaunchError
+        If another block is open, in any thread.
+
     Notes
     -----
-    Blocks can be nested. The options of the innermost block apply, and the logs of all blocks contain the launch.
+    Launches of all threads run on the emulator, one after the other. torch's CUDA device is the CPU in the thread that
+    opens the block and in threads that the program starts with `threading` in the block.
     """
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
+    if not isinstance(only, str | None):
+        raise ArgumentTypeError("only", type(only).__name__, "a str, a part of the names of kernels")
+    if not (on_launch is None or callable(on_launch)):
+        raise ArgumentTypeError("on_launch", type(on_launch).__name__, "a function that takes a LaunchEntry")
+    if not isinstance(trace, bool):
+        raise ArgumentTypeError("trace", type(trace).__name__, "True, False")
+    options = {"schedules": natural("schedules", schedules, 1), "seed": natural("seed", seed)}
+    options["step_limit"] = natural("step_limit", step_limit, 1)
+    if replay is not None:
+        options["replay"] = natural("replay", replay)
     architecture = default_target() if target is None else get_target(target)
-    options = {"schedules": schedules, "seed": seed, "replay": replay, "step_limit": step_limit}
     log = LaunchLog(target=architecture, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
     # A new Runtime has no plans that call the real driver, and its plans that call the emulated one end with the block.
-    with using_runtime(Runtime()), intercepting(INTERCEPTORS, log):
-        _active.append(log)
+    with only_block("emulate_launches"), using_runtime(Runtime()), intercepting(INTERCEPTORS, log):
         try:
             yield log
         finally:
-            _active.remove(log)
+            log.is_open = False
 
 
 @contextmanager

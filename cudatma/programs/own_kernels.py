@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.patches import Patches
@@ -28,15 +29,11 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
 
 def _describe(plan: LaunchPlan) -> ProgramLaunch:
-    kernel, shape = plan.kernel, plan.shape()
+    kernel = plan.kernel
     return ProgramLaunch(
+        **asdict(plan.shape()),
         ptx=kernel.ptx,
         entry=kernel.entry,
-        grid=shape.grid,
-        block=shape.block,
-        cluster=shape.cluster,
-        shared_bytes=shape.shared_bytes,
-        programmatic=shape.programmatic,
         args=tuple(map(bytes, plan.arguments)),
         library="cudatma",
         place=calling_place(),

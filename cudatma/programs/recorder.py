@@ -22,11 +22,9 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, is_torch
 from cudatma.context import Runtime, using_runtime
 from cudatma.descriptor import codec
-from cudatma.emulator.machine.arguments import pack_arguments
-from cudatma.emulator.machine.memory import GlobalMemory
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError, CudaTmaError, DriverError, check
-from cudatma.programs.host_memory import array_info, bytes_at, callers_arrays
+from cudatma.programs.host_memory import LOWEST_ADDRESS, POINTER_BYTES, array_info, bytes_at, callers_arrays
 from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.log import intercepting
 from cudatma.programs.patches import Patches
@@ -59,10 +57,7 @@ RECORDERS: dict[str, str] = {
 }
 NO_PTX = "the module has no PTX"
 DEFAULT_LIMIT_MIB = 256
-#: Smaller numbers cannot be addresses.
-_LOWEST_ADDRESS = 1 << 16
 _TENSOR_MAP_BYTES = 128
-_POINTER_BYTES = 8
 #: Maximum length of the name of another library's kernel.
 _MAX_NAME = 100
 
@@ -201,24 +196,22 @@ class Recorder:
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
             raise ArgumentError("stream", "a stream that captures a CUDA graph", "a launch outside of captures")
-        program = launch.module.image.entry(launch.entry)
-        declared = program.function.params
+        module = launch.module
+        declared = module.parameters(launch.entry)
         infos = [array_info(value) for value in (*launch.args, *launch.arrays)]
         known = [info for info in infos if info is not None]
         known += [info for _, info in callers_arrays()]
         args = [
-            info.pointer if info is not None and parameter.size_bytes == _POINTER_BYTES else value
+            info.pointer if info is not None and parameter.size_bytes == POINTER_BYTES else value
             for info, parameter, value in zip(infos, declared, launch.args, strict=False)
         ]
         names = launch.names[: len(args)] or [f"args[{index}]" for index in range(len(args))]
-        buffer = pack_arguments(program, args if len(args) == len(launch.args) else launch.args, GlobalMemory(), names)
+        packed = module.pack(launch.entry, args if len(args) == len(launch.args) else launch.args, names)
         reached = _Reached(launch, (), [], [])
-        parameters = []
-        for name, parameter in zip(names, declared, strict=True):
-            at = program.param_offsets[parameter.name]
-            raw = buffer[at : at + parameter.size_bytes]
-            parameters.append(RecordedParameter(name, raw, tuple(self._pointers(reached, name, raw, known))))
-        reached.parameters = tuple(parameters)
+        reached.parameters = tuple(
+            RecordedParameter(name, raw, tuple(self._pointers(reached, name, raw, known)))
+            for name, raw in zip(names, packed, strict=True)
+        )
         size = sum(allocation.size for allocation in reached.allocations)
         if size > self._limit:
             remedy = f"raise --limit-mib (limit_mib) from {self._limit >> 20}"
@@ -226,13 +219,13 @@ class Recorder:
         return reached
 
     def _pointers(self, reached: _Reached, name: str, raw: bytes, known: Sequence[ArrayInfo]) -> Iterator[Pointer]:
-        offsets: Sequence[int] = range(0, len(raw) - _POINTER_BYTES + 1, _POINTER_BYTES)
+        offsets: Sequence[int] = range(0, len(raw) - POINTER_BYTES + 1, POINTER_BYTES)
         map_type = _tensor_map_type(raw)
         if map_type is not None:
             offsets = [0]
         for at in offsets:
-            address = int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
-            if address < _LOWEST_ADDRESS:
+            address = int.from_bytes(raw[at : at + POINTER_BYTES], "little")
+            if address < LOWEST_ADDRESS:
                 continue
             allocation = next((p for p in reached.allocations if p.base <= address < p.base + p.size), None)
             if allocation is None:
@@ -273,26 +266,17 @@ class Recorder:
             if isinstance(value, Scratch):
                 memory.append(RecordedMemory(parameter.name, value.size, None, None, None))
                 pointer = Pointer(0, len(memory) - 1, 0)
-                parameters[index] = RecordedParameter(parameter.name, bytes(_POINTER_BYTES), (pointer,))
+                parameters[index] = RecordedParameter(parameter.name, bytes(POINTER_BYTES), (pointer,))
         sources = launch.sources if launch.sources is not None else ()
         self._launches.append(
             RecordedLaunch(
                 folder=self.folder,
                 modules={},
-                library=launch.library,
-                entry=launch.entry,
-                place=launch.place,
+                **launch.fields(),
                 module=write_text(self.folder, launch.ptx),
-                grid=launch.grid,
-                block=launch.block,
-                cluster=launch.cluster,
-                shared_bytes=launch.shared_bytes,
-                programmatic=launch.programmatic,
                 parameters=tuple(parameters),
                 memory=tuple(memory),
                 sources=tuple((name, write_text(self.folder, text)) for name, text in dict(sources).items()),
-                from_compiler=launch.from_compiler,
-                registers=launch.registers,
             )
         )
 
@@ -304,7 +288,7 @@ class Scratch(bytes):
 
     def __new__(cls, size: int) -> Scratch:
         """Return a null pointer for memory of ``size`` bytes."""
-        pointer = super().__new__(cls, _POINTER_BYTES)
+        pointer = super().__new__(cls, POINTER_BYTES)
         pointer.size = size
         return pointer
 

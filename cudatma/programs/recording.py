@@ -27,7 +27,8 @@ from cudatma.emulator import EmulatedModule, Report
 from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import RecordingError
-from cudatma.programs.launch import Dim, ProgramLaunch, load_module
+from cudatma.programs.host_memory import POINTER_BYTES, aligned_bytes
+from cudatma.programs.launch import Dim, LaunchFields, ProgramLaunch, load_module
 
 FILE = "launches.json"
 _FORMAT, _VERSION = "cudatma-recording", 1
@@ -35,11 +36,8 @@ _DIGEST = re.compile(r"[0-9a-f]{40}")
 _MAX_PARAMETER_BYTES = 1 << 16
 _MAX_SHARED_BYTES, _MAX_MEMORY_BYTES = 1 << 20, 1 << 40
 _MAX_LINES = 10
-_POINTER_BYTES = 8
 #: Name of the array in an archive, and maximum size of its header.
 _MEMBER, _HEADER_BYTES = "data.npy", 4096
-#: Alignment of memory in a replay. Kernels rely on the alignment of cuMemAlloc.
-_ALIGNMENT = 512
 _CUSTOM_TYPES = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 TYPES = _CUSTOM_TYPES | {
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -176,56 +174,34 @@ class Replay:
         return self.report.is_clean and all(comparison.passes(tolerance) for comparison in self.comparisons)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedLaunch:
-    """A launch in a recording. ``run`` runs it on the emulator.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedLaunch(LaunchFields):
+    """A launch in a recording. `run` runs it on the emulator.
 
     Parameters
     ----------
+    library, entry, grid, block, cluster, shared_bytes, programmatic, place, registers, from_compiler
+        As in `ProgramLaunch`.
     folder : Path
-        The recording.
+        Folder of the recording.
     modules : dict
-        Loaded modules of the recording. Variables of a module keep their values between its launches.
-    library, entry, place : str
-        Library that launched the kernel, name of the kernel, and where the program launched it.
+        Loaded modules of the recording. The variables of a module keep their values between its launches.
     module : str
         Digest of the PTX.
-    grid, block : tuple of int
-        Number of CTAs, and number of threads per CTA.
-    cluster : tuple of int or None
-        Number of CTAs per cluster.
-    shared_bytes : int
-        Dynamic shared memory per CTA in bytes.
-    programmatic : bool
-        Whether the launch is a programmatic dependent launch.
     parameters : tuple of RecordedParameter
         Parameters of the kernel.
     memory : tuple of RecordedMemory
         Allocations that the parameters point to.
     sources : tuple of (str, str)
         Name and digest of each source that reports quote.
-    from_compiler : tuple of (str, str)
-        As in `ProgramLaunch`.
-    registers : int or None
-        Registers per thread, if they are known.
     """
 
     folder: Path
-    modules: dict[Any, EmulatedModule] = field(repr=False, compare=False)
-    library: str
-    entry: str
-    place: str
+    modules: dict[Any, EmulatedModule] = field(repr=False)
     module: str
-    grid: Dim
-    block: Dim
-    cluster: Dim | None
-    shared_bytes: int
-    programmatic: bool
     parameters: tuple[RecordedParameter, ...]
     memory: tuple[RecordedMemory, ...]
     sources: tuple[tuple[str, str], ...]
-    from_compiler: tuple[tuple[str, str], ...]
-    registers: int | None
 
     def launch(self) -> ProgramLaunch:
         """Return the launch with new copies of the recorded memory.
@@ -246,7 +222,7 @@ class RecordedLaunch:
             raw = bytearray(parameter.data)
             for pointer in parameter.pointers:
                 address = address_of(arrays[pointer.memory]) + pointer.offset
-                raw[pointer.at : pointer.at + _POINTER_BYTES] = address.to_bytes(_POINTER_BYTES, "little")
+                raw[pointer.at : pointer.at + POINTER_BYTES] = address.to_bytes(POINTER_BYTES, "little")
             args.append(bytes(raw))
         ptx = _read_text(self.folder, self.module)
         sources = tuple((name, _read_text(self.folder, digest)) for name, digest in self.sources)
@@ -254,21 +230,12 @@ class RecordedLaunch:
         if key not in self.modules:
             self.modules[key] = load_module(ptx, sources)
         return ProgramLaunch(
+            **self.fields(),
             ptx=ptx,
-            entry=self.entry,
-            grid=self.grid,
-            block=self.block,
-            cluster=self.cluster,
-            shared_bytes=self.shared_bytes,
-            programmatic=self.programmatic,
             args=tuple(args),
             arrays=arrays,
             names=(*(parameter.name for parameter in self.parameters), *(memory.name for memory in self.memory)),
-            library=self.library,
-            place=self.place,
             sources=sources,
-            from_compiler=self.from_compiler,
-            registers=self.registers,
             loaded=self.modules[key],
         )
 
@@ -318,9 +285,7 @@ class RecordedLaunch:
         return tuple(comparisons)
 
     def _initial(self, memory: RecordedMemory) -> Array:
-        room = np.zeros(memory.size_bytes + _ALIGNMENT, np.uint8)
-        start = -address_of(room) % _ALIGNMENT
-        array: Array = room[start : start + memory.size_bytes]
+        array = aligned_bytes(memory.size_bytes)
         if memory.before is not None:
             array[:] = _read_memory(self.folder, memory.before, memory.size_bytes)
         return array
@@ -439,8 +404,9 @@ def describe_recording(
 
 
 def _describe_launch(launch: RecordedLaunch) -> dict[str, Any]:
-    nested = ("folder", "modules", "parameters", "memory")
-    return {name: getattr(launch, name) for name in RecordedLaunch.__slots__ if name not in nested} | {
+    return launch.fields() | {
+        "module": launch.module,
+        "sources": launch.sources,
         "parameters": [
             {"name": p.name, "data": p.data.hex(), "pointers": [[q.at, q.memory, q.offset] for q in p.pointers]}
             for p in launch.parameters
@@ -591,7 +557,7 @@ def _read_parameter(reader: _Reader, memory: Sequence[RecordedMemory]) -> Record
     data, pointers = bytes.fromhex(text), []
     for number, values in enumerate(reader.get("pointers", list)):
         at, index, offset = reader.integers(f"pointers[{number}]", values, 3, 0)
-        if at + _POINTER_BYTES > len(data) or index >= len(memory) or offset > memory[index].size_bytes:
+        if at + POINTER_BYTES > len(data) or index >= len(memory) or offset > memory[index].size_bytes:
             allowed = f"a place in the {len(data)} bytes, the number of a memory, and an offset in it"
             raise reader.error(f"pointers[{number}]", values, allowed)
         pointers.append(Pointer(at, index, offset))
