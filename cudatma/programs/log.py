@@ -17,6 +17,7 @@ from cudatma.build.kernel import default_target
 from cudatma.context import Runtime, using_runtime
 from cudatma.emulator import Hazard, Report, Trace
 from cudatma.emulator.api import STEP_LIMIT, natural
+from cudatma.emulator.ptx.names import plain_name
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -40,6 +41,8 @@ INTERCEPTORS: dict[str, str] = {
     "cupy": "cudatma.programs.cupy:intercept",
     "cuda.core": "cudatma.programs.cuda_core:intercept",
     "cuda.bindings.driver": "cudatma.programs.driver:intercept",
+    "multiprocessing.process": "cudatma.programs.processes:count_multiprocessing",
+    "subprocess": "cudatma.programs.processes:count_subprocesses",
 }
 
 
@@ -73,7 +76,7 @@ class LaunchEntry:
         else:
             result = f"{counted(len(report.hazards), 'hazard')}: {', '.join(sorted(report.kinds))}"
         grid = "x".join(map(str, launch.grid))
-        return f"{launch.place}: {launch.entry} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
+        return f"{launch.place}: {plain_name(launch.entry)} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
 
 
 @contextmanager
@@ -82,7 +85,7 @@ def naming(library: str, entry: str, place: str) -> Iterator[None]:
     try:
         yield
     except CudaTmaError as error:
-        error.args = (f"{library} launch of {entry} at {place}: {error}",)
+        error.args = (f"{library} launch of {plain_name(entry)} at {place}: {error}",)
         raise
 
 
@@ -166,20 +169,24 @@ class LaunchLog(Sequence[LaunchEntry]):
         with self._lock:
             return self._run(launch)
 
+    def _selects(self, entry: str) -> bool:
+        """Return whether `only` selects a kernel, by its mangled name or by its name in C++."""
+        return self._only is None or self._only in entry or self._only in plain_name(entry)
+
     def _run(self, launch: ProgramLaunch) -> Report:
         __tracebackhide__ = True
         if not self.is_open:
             with naming(launch.library, launch.entry, launch.place):
                 allowed = "a launch inside the block of emulate_launches() that created the kernel"
                 raise LaunchError("launch", "a launch after the end of the block", allowed)
-        is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
+        is_checked = self._hazards != "off" and self._selects(launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         options = options | {"trace": Trace()} if is_checked and self._trace else options
         started = time.perf_counter()
         with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
         seconds = time.perf_counter() - started
-        report.title, report.place = f"{launch.entry} ({launch.library})", launch.place
+        report.title, report.place = f"{plain_name(launch.entry)} ({launch.library})", launch.place
         if report.is_clean:
             report.trace = None
         entry = LaunchEntry(replace(launch, args=(), arrays=(), loaded=None), report, seconds, is_checked)

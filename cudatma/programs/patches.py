@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import CellType, ModuleType
 from typing import Any
 
@@ -49,7 +49,8 @@ class Patches(ExitStack):
         originals.
         """
         kinds = {id(kind): function for kind, function in convert.items()}
-        originals = [value for value in gc.get_objects() if id(type(value)) in kinds]
+        with _unfrozen():
+            originals = [value for value in gc.get_objects() if id(type(value)) in kinds]
         replacements = [kinds[id(type(value))](value) for value in originals]
         _swap(originals, replacements)
         self.callback(_swap, replacements, originals)
@@ -67,11 +68,25 @@ def _replace(modules: Iterable[ModuleType], replacements: Mapping[int, Any]) -> 
                 setattr(module, name, replacements[id(value)])
 
 
+@contextmanager
+def _unfrozen() -> Iterator[None]:
+    """Include the objects of gc.freeze() in the results of gc's functions."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        if is_frozen:
+            gc.freeze()
+
+
 def _swap(old: list[Any], new: list[Any]) -> None:
     """Replace objects in the dicts, lists, cells and attributes that refer to them."""
     by_old = {id(value): other for value, other in zip(old, new, strict=True)}
     own = {id(old), id(new), *map(id, new), *(id(getattr(value, "__dict__", value)) for value in new)}
-    for holder in gc.get_referrers(*old) if old else ():
+    with _unfrozen():
+        holders = gc.get_referrers(*old) if old else []
+    for holder in holders:
         if id(holder) in own:
             continue
         space = getattr(holder, "__dict__", holder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,12 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, is_torch
 from cudatma.context import Runtime, using_runtime
 from cudatma.descriptor import codec
+from cudatma.emulator.api import natural
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import ArgumentError, CudaTmaError, DriverError, check
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, RecordingError, check
 from cudatma.programs.host_memory import LOWEST_ADDRESS, POINTER_BYTES, array_info, bytes_at, callers_arrays
 from cudatma.programs.launch import ProgramLaunch, calling_place
-from cudatma.programs.log import intercepting
+from cudatma.programs.log import intercepting, only_block
 from cudatma.programs.patches import Patches
 from cudatma.programs.recording import (
     FILE,
@@ -37,6 +39,7 @@ from cudatma.programs.recording import (
     RecordedParameter,
     describe_recording,
     read_recording,
+    write_aside,
     write_memory,
     write_text,
 )
@@ -100,7 +103,9 @@ class Recorder:
         self._limit, self._only = limit_bytes, only
         self._launches: list[RecordedLaunch] = []
         self._refused: Counter[tuple[str, str]] = Counter()
-        self._is_paused = False
+        #: Held during a launch, so that the recorded memory contains the results of one launch.
+        self._lock = threading.RLock()
+        self._thread = threading.local()
         self.other_kernels: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -125,12 +130,17 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record nothing in this block, for example while a library measures candidates."""
-        before, self._is_paused = self._is_paused, True
+        """Record no launches of this thread in the block, for example while a library measures candidates."""
+        before = self._is_paused
+        self._thread.is_paused = True
         try:
             yield
         finally:
-            self._is_paused = before
+            self._thread.is_paused = before
+
+    @property
+    def _is_paused(self) -> bool:
+        return getattr(self._thread, "is_paused", False)
 
     def pause_during(self, patches: Patches, owner: Any, name: str) -> None:
         """Record nothing during calls of a method."""
@@ -158,7 +168,7 @@ class Recorder:
         if self._is_paused or (self._only is not None and self._only not in entry):
             return execute()
         what = f"{entry} ({library}) at {calling_place()}"
-        with self.paused():
+        with self._lock, self.paused():
             try:
                 reached = self._find(describe(), stream)
                 before = self._read(reached.allocations)
@@ -189,7 +199,11 @@ class Recorder:
             if not any(name == entry or (entry.startswith("_Z") and name in entry) for entry in recorded):
                 others[name] += count
         text = describe_recording(self._launches, _device_name(), refused, others)
-        (self.folder / FILE).write_text(text, encoding="utf-8")
+        try:
+            write_aside(self.folder / FILE, text.encode("utf-8"))
+        except OSError as error:
+            remedy = "record again into a folder on a disk with enough space"
+            raise RecordingError(FILE, str(error), "a file that can be written", remedy) from None
 
     def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
         """Return the parameters of a launch with the allocations that they point to."""
@@ -316,10 +330,14 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
 
     Raises
     ------
-    ArgumentError
-        If the folder is not empty, or the limit is not positive.
+    ArgumentError, ArgumentTypeError
+        If the folder is not empty or cannot be created, or an option is invalid.
     DriverError
         If there is no GPU.
+    LaunchError
+        If another recording runs, in any thread.
+    RecordingError
+        At the end of the block, if the list of launches cannot be written.
 
     Notes
     -----
@@ -333,20 +351,31 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     >>> cudatma.read_recording("softmax.rec")[0].run().passes(tolerance=1e-6)  # doctest: +SKIP
     True
     """
-    path = Path(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ArgumentError("folder", str(folder), "a folder that is empty or does not exist")
-    if isinstance(limit_mib, bool) or not isinstance(limit_mib, int) or limit_mib < 1:
-        raise ArgumentError("limit_mib", limit_mib, "an integer, at least 1")
-    _require_gpu()
-    path.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(path, limit_mib << 20, only)
+    if not isinstance(folder, str | Path):
+        raise ArgumentTypeError("folder", type(folder).__name__, "a str, a Path")
+    if not isinstance(only, str | None):
+        raise ArgumentTypeError("only", type(only).__name__, "a str, a part of the names of kernels")
+    recorder = Recorder(Path(folder), natural("limit_mib", limit_mib, 1) << 20, only)
+    with only_block("record"):
+        _require_gpu()
+        _create(recorder.folder)
+        try:
+            # A new Runtime has no plans that were made without the recorder.
+            with using_runtime(Runtime()), intercepting(RECORDERS, recorder):
+                yield recorder
+        finally:
+            recorder.finish()
+
+
+def _create(folder: Path) -> None:
+    """Create a folder. Raise ArgumentError if it is not empty or cannot be created."""
     try:
-        # A new Runtime has no plans that were made without the recorder.
-        with using_runtime(Runtime()), intercepting(RECORDERS, recorder):
-            yield recorder
-    finally:
-        recorder.finish()
+        folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(folder.iterdir())
+    except OSError as error:
+        raise ArgumentError("folder", str(folder), "a folder that can be created", str(error)) from None
+    if not is_empty:
+        raise ArgumentError("folder", str(folder), "a folder that is empty or does not exist")
 
 
 def _tensor_map_type(raw: bytes) -> str | None:

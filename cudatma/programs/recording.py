@@ -363,10 +363,19 @@ def write_file(folder: Path, kind: str, suffix: str, data: bytes) -> str:
     path = folder / kind / f"{digest}{suffix}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".part")
+        write_aside(path, data)
+    return digest
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Write a file under another name, and rename it. If this fails, remove the incomplete file."""
+    aside = path.with_suffix(".part")
+    try:
         aside.write_bytes(data)
         aside.replace(path)
-    return digest
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write_text(folder: Path, text: str) -> str:

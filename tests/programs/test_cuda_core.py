@@ -105,7 +105,7 @@ def launch_too_few() -> None:
     ("call", "error", "text"),
     [
         (launch_float_for_int, ArgumentError, "an integer of 4 bytes"),
-        (launch_too_few, LaunchError, "got 0 arguments; allowed: 1 for ranks"),
+        (launch_too_few, LaunchError, "launch of ranks at .*test_cuda_core.py:.*kernel_args: got 0 arguments; allowed: 1"),
         (lambda: core.ObjectCode.from_cubin(b"\x7fELF"), ArgumentTypeError, "got a cubin; allowed: PTX"),
         (lambda: kernel_of("sum"), ArgumentError, "name: got sum; allowed: "),
         (lambda: core.Device().allocate(10).fill(b"abc"), ArgumentError, "value: got 3 bytes; allowed: 1, 2 or 4"),

@@ -78,11 +78,11 @@ def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda x: EARLY((1,), (32,), (x, 2.0, 32)), ArgumentError, r"args\[1\] of scale: got 2.0.*numpy.float32"),
+        (lambda x: EARLY((1,), (32,), (x, 2.0, 32)), ArgumentError, r"launch of scale at .*test_cupy.py:.*: args\[1\]: got 2.0.*numpy.float32"),
         (lambda x: EARLY((1,), (32,), (x, np.float32(2), np.int32(32))), ArgumentError, "allowed: 8 bytes"),
         (lambda x: EARLY((1,), (32,), (x, 2, 32)), ArgumentError, r"got 2 \(int\); allowed: a 4-byte float"),
         (lambda x: EARLY((1,), (32,), (x, np.float64(2), 32)), ArgumentError, "allowed: a 4-byte float"),
-        (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "got 1 arguments; allowed: 3 for kernel scale"),
+        (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "args: got 1 value; allowed: a tuple with 3 values"),
         (lambda x: cupy.RawKernel("void", "f")((1,), (1,), ()), CompileError, "NVRTC refused raw_kernel.cu for sm_90a"),
         (lambda x: cupy.RawKernel(ADD, "add", OPTIONS)((1,), (1,), ()), ArgumentError, "name_expressions"),
         (lambda x: cupy.zeros(3), LaunchError, "cupy: got a CuPy array; allowed: RawKernel and RawModule with NumPy"),
@@ -95,7 +95,7 @@ def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> Non
 
 def test_an_error_of_cupy_says_what_works() -> None:
     with (
-        pytest.raises(Exception, match="Without a device, CuPy can only launch a RawKernel"),
+        pytest.raises(Exception, match="Without a GPU, CuPy can only launch kernels of"),
         cudatma.emulate_launches(),
     ):
         cupy.cuda.runtime.getDevice()
