@@ -559,7 +559,9 @@ def image_file(path: bytes | str | Path) -> bytes:
     try:
         return Path(os.fsdecode(path)).read_bytes()
     except (OSError, TypeError) as error:
-        raise ArgumentError("path", str(path), "a PTX file that can be read", str(error)) from None
+        raise ArgumentError(
+            "path", str(os.fsdecode(path)), "a PTX file that can be read", error.strerror or ""
+        ) from None
 
 
 def _buffer(value: Any, field: str) -> Array:

@@ -76,7 +76,8 @@ class LaunchEntry:
         else:
             result = f"{counted(len(report.hazards), 'hazard')}: {', '.join(sorted(report.kinds))}"
         grid = "x".join(map(str, launch.grid))
-        return f"{launch.place}: {plain_name(launch.entry)} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
+        kernel = f"{plain_name(launch.entry)} ({launch.library})"
+        return f"{launch.place}: {kernel}, grid {grid}: {result}, {duration(self.seconds)}"
 
 
 @contextmanager
