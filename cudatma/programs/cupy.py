@@ -1,7 +1,7 @@
 """Launches of CuPy's RawKernel and RawModule.
 
-CuPy needs a device for its arrays, its streams and its own kernels, so a program passes NumPy arrays or torch CPU
-tensors to ``kernel(grid, block, args)`` instead.
+CuPy's arrays, streams and built-in kernels need a GPU, so programs pass NumPy arrays or torch CPU tensors to
+``kernel(grid, block, args)``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudatma.programs.recorder import Recorder
 from cudatma.runtime.launch_config import dim3
 
 _LIBRARY = "cupy"
-#: Names in the module ``cupy`` that create arrays, directly or for CuPy's other functions.
+#: Attributes of the module ``cupy`` that create arrays. Other functions of CuPy use them.
 _CREATION = ("array", "asarray", "ascontiguousarray", "arange", "ndarray")
 _NEEDS_DEVICE = (
     "Without a GPU, CuPy can only launch kernels of RawKernel and RawModule objects that the program creates inside "
@@ -35,7 +35,7 @@ _NEEDS_DEVICE = (
 
 @dataclass(frozen=True, slots=True)
 class RawCode:
-    """The code of a RawKernel or RawModule: CUDA C++, or a file with PTX."""
+    """The CUDA C++ source or the PTX file of a RawKernel or RawModule."""
 
     code: str | None
     path: str | None
@@ -44,12 +44,12 @@ class RawCode:
 
     @classmethod
     def of(cls, raw: Any) -> RawCode:
-        """Return the code of CuPy's object."""
+        """Return the code of a RawKernel or RawModule."""
         names = getattr(raw, "name_expressions", None) or ()
         return cls(raw.code, raw.file_path, tuple(raw.options), tuple(names))
 
     def compile(self, target: str) -> tuple[str, dict[str, str], tuple[tuple[str, str], ...]]:
-        """Return the PTX, the names in the PTX of the name expressions, and the sources for reports."""
+        """Return the PTX, a dict of name expressions to PTX names, and the sources that reports quote."""
         if self.code is None:
             return ptx_of(image_file(str(self.path))), {}, ()
         options = (*self.options, "--device-as-default-execution-space")
@@ -83,7 +83,7 @@ class RawCode:
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Replace cupy.RawKernel and cupy.RawModule, and kernels in variables of modules. Send launches to the log."""
+    """Replace cupy.RawKernel, cupy.RawModule and their existing objects, and send launches to the log."""
     import cupy
 
     original_kernel, original_module = cupy.RawKernel, cupy.RawModule
@@ -116,13 +116,13 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
 
 
 def _explain(kind: Any, error: Any, traceback: Any) -> None:
-    """Complete an error that CuPy raises without a device."""
+    """Add the supported uses of CuPy to an error that CuPy raises on a machine without a GPU."""
     if getattr(kind, "__name__", "") == "CUDARuntimeError" and _NEEDS_DEVICE not in str(error):
         error.args = (f"{error}. {_NEEDS_DEVICE}",)
 
 
 class EmulatedRawModule:
-    """CuPy's RawModule, which compiles to PTX only."""
+    """Replacement for CuPy's RawModule that compiles to PTX."""
 
     enable_cooperative_groups = False
     backend = "nvrtc"
@@ -131,9 +131,9 @@ class EmulatedRawModule:
         self._log, self._raw = log, raw
         self.code, self.file_path, self.options = raw.code, raw.path, raw.options
         self.name_expressions = raw.name_expressions
-        #: The loaded module, which exists after the first launch.
+        #: The loaded module, or None before the first launch.
         self._loaded: EmulatedModule | None = None
-        #: Maximum dynamic shared memory of the kernels for which the program has set it.
+        #: Maximum dynamic shared memory in bytes that the program has set, by kernel.
         self._opt_ins: dict[str, int] = {}
 
     def compile(self, log_stream: Any = None) -> None:
@@ -145,12 +145,12 @@ class EmulatedRawModule:
         return EmulatedRawKernel(self._log, self._raw, name, self)
 
     def get_global(self, name: str) -> Any:
-        """Raise LaunchError: CuPy's memory pointers need a device."""
-        raise LaunchError("RawModule.get_global", name, "kernels", "CuPy's memory pointers need a device")
+        """Raise LaunchError, because CuPy's memory pointers need a GPU."""
+        raise LaunchError("RawModule.get_global", name, "get_function", "CuPy's memory pointers need a GPU")
 
 
 class EmulatedRawKernel(EmulatedRawModule):
-    """CuPy's RawKernel. A call runs the kernel on the emulator."""
+    """Replacement for CuPy's RawKernel that runs the kernel on the emulator."""
 
     def __init__(self, log: LaunchLog, raw: RawCode, name: str, module: EmulatedRawModule | None = None) -> None:
         super().__init__(log, raw)
@@ -178,19 +178,19 @@ class EmulatedRawKernel(EmulatedRawModule):
 
 
 class _NoDeviceArray:
-    """CuPy's array, which cannot exist without a device."""
+    """Replacement for CuPy's arrays that raises LaunchError, because they need a GPU."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         raise LaunchError(
             "cupy",
             "a CuPy array",
             "RawKernel and RawModule with NumPy arrays or torch CPU tensors",
-            "CuPy's arrays, streams and own kernels need a GPU",
+            "CuPy's arrays, streams and built-in kernels need a GPU",
         )
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of RawKernel and RawModule, whose sources are compiled to PTX again."""
+    """Record the launches of RawKernel and RawModule. Compile their sources to PTX for the recording."""
     import cupy
 
     original_kernel, original_module = cupy.RawKernel, cupy.RawModule
@@ -214,7 +214,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
 
 class _RecordedKernel:
-    """CuPy's kernel with recorded calls. All other attributes are the kernel's."""
+    """A RawKernel whose calls are recorded. All other attributes are those of the kernel."""
 
     def __init__(self, recorder: Recorder, kernel: Any, raw: RawCode) -> None:
         self._recorder, self._kernel, self._raw = recorder, kernel, raw
@@ -235,7 +235,7 @@ class _RecordedKernel:
 
 
 class _RecordedModule:
-    """CuPy's module, whose kernels are recorded."""
+    """A RawModule whose kernels record their calls."""
 
     def __init__(self, recorder: Recorder, module: Any) -> None:
         self._recorder, self._module = recorder, module

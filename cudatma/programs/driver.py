@@ -1,4 +1,4 @@
-"""cuda-python's driver functions on the emulator: memory is host memory, and a launch runs before its call returns."""
+"""Replacements for the functions of cuda.bindings.driver. Memory is host memory, and all calls are synchronous."""
 
 # ruff: noqa: N802, N815  # the names are CUDA's
 
@@ -38,7 +38,7 @@ from cudatma.programs.recorder import NO_PTX, Recorder
 from cudatma.runtime.launch_config import dim3
 from cudatma.target import forget_detected
 
-#: Functions that have nothing to do, because every call ends before it returns.
+#: Functions without effect, because all calls are synchronous.
 _NO_OPS = frozenset(
     (
         "cuCtxDestroy",
@@ -78,7 +78,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
     """Replace the functions of cuda.bindings.driver, and send its launches to the log."""
     from cuda.bindings import driver
 
-    # The process keeps both results, so that cudatma's own functions do not take the emulated device for a GPU.
+    # These results are cached for the process, so cudatma's own functions do not use the emulated device as a GPU.
     selected_backend("auto")
     has_driver()
     patches.enter_context(using_other_devices())
@@ -91,20 +91,20 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
 
 
 class _UnknownHandleError(Exception):
-    """A call got a handle that the emulated device did not return."""
+    """A handle does not belong to the emulated device."""
 
 
 class EmulatedDriver:
-    """The driver API of one emulated GPU. Methods return what the functions of cuda.bindings.driver return."""
+    """The driver API of one emulated GPU. Methods return the same tuples as the functions of cuda.bindings.driver."""
 
     def __init__(self, driver: Any, log: LaunchLog) -> None:
         self._driver, self._log = driver, log
         self._handles = itertools.count(0x1000)
         self._modules: dict[int, EmulatedModule] = {}
         self._entries: dict[int, _Entry] = {}
-        #: Maximum dynamic shared memory of the kernels for which the program has set it.
+        #: Maximum dynamic shared memory in bytes that the program has set, by kernel.
         self._opt_ins: dict[_Entry, int] = {}
-        #: Events by handle: the time of their record, or None.
+        #: Time of the last record of each event by handle, or None before the first record.
         self._events: dict[int, float | None] = {}
         self._context = 0
         self.memory = HostMemory()
@@ -127,7 +127,9 @@ class EmulatedDriver:
             return call
 
         def missing(*_: object) -> Any:
-            raise DriverError(name, None, "the emulator has no such function", "run this part of the program on a GPU")
+            raise DriverError(
+                name, None, "the emulator does not support this function", "run this part of the program on a GPU"
+            )
 
         return missing
 
@@ -154,7 +156,9 @@ class EmulatedDriver:
         name = attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")
         value = device_attributes(self._log.target).get(name)
         if value is None:
-            raise DriverError("cuDeviceGetAttribute", None, f"the emulated device has no attribute {name}")
+            raise DriverError(
+                "cuDeviceGetAttribute", None, f"the emulated device does not support the attribute {name}"
+            )
         return self._ok, value
 
     def cuDevicePrimaryCtxRetain(self, device: Any) -> tuple[Any, ...]:
@@ -245,10 +249,10 @@ class EmulatedDriver:
             "SHARED_SIZE_BYTES": resources.static_shared_bytes,
             "LOCAL_SIZE_BYTES": resources.local_bytes,
             "CONST_SIZE_BYTES": 0,
-            "NUM_REGS": 0,  # unknown: only the cubin has it
+            "NUM_REGS": 0,  # unknown, because PTX does not contain it
         }
         if name not in values:
-            raise DriverError("cuFuncGetAttribute", None, f"the emulator has no attribute {name}")
+            raise DriverError("cuFuncGetAttribute", None, f"the emulator does not support the attribute {name}")
         return self._ok, values[name]
 
     cuKernelGetAttribute = cuFuncGetAttribute
@@ -263,7 +267,7 @@ class EmulatedDriver:
 
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, ...]:
         variables = self._module(module).globals
-        if name.decode() not in list(variables):  # `in variables` would find a part of a name
+        if name.decode() not in list(variables):  # `in variables` also accepts parts of names
             return self._driver.CUresult.CUDA_ERROR_NOT_FOUND, None, None
         variable = variables[name.decode()]
         self.memory.add(variable)
@@ -395,7 +399,7 @@ class EmulatedDriver:
     def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[Any, ...]:
         first, last = self._seconds(start), self._seconds(end)
         if first is None or last is None:
-            raise _UnknownHandleError  # as the driver does for an event that was not recorded
+            raise _UnknownHandleError  # the driver returns the same error for an event that was not recorded
         return self._ok, 1e3 * (last - first)
 
     def _seconds(self, event: Any) -> float | None:
@@ -483,7 +487,9 @@ class EmulatedDriver:
     ) -> tuple[Any, ...]:
         __tracebackhide__ = True
         if extra:
-            raise DriverError(call, None, "the emulator does not read arguments from extra", "use kernelParams")
+            raise DriverError(
+                call, None, "the emulator does not support the argument extra", "pass the arguments in kernelParams"
+            )
         entry = self._entry(function)
         module = self._module(entry.module)
         with naming("cuda-python", entry.name, calling_place()):
@@ -509,7 +515,7 @@ def describe_launch(
     cluster: Dim | None,
     programmatic: bool,
 ) -> ProgramLaunch:
-    """Return a launch of a kernel. ``shape`` is the grid and the block."""
+    """Return a launch of a kernel. ``shape`` contains the extents of the grid, followed by those of the block."""
     sizes = [parameter.size_bytes for parameter in module.parameters(entry)]
     return ProgramLaunch(
         ptx=module.sources.ptx,
@@ -539,7 +545,7 @@ def _results(name: str) -> int:
 
 
 def config_shape(driver: Any, config: Any) -> tuple[tuple[int, ...], Dim | None, bool]:
-    """Return grid and block, cluster, and whether the launch is programmatic, of a CUlaunchConfig."""
+    """Return the extents of grid and block, the cluster, and the programmatic flag of a CUlaunchConfig."""
     names, cluster, programmatic = driver.CUlaunchAttributeID, None, False
     for attribute in config.attrs[: config.numAttrs]:
         if attribute.id == names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
@@ -573,7 +579,7 @@ def _buffer(value: Any, field: str) -> Array:
 
 
 def ptx_of(image: Any) -> str:
-    """Return the PTX of a module image: bytes, text, a buffer, or an address. Raise ArgumentTypeError for a cubin."""
+    """Return the PTX of a module image (bytes, str, buffer or address). Raise ArgumentTypeError for a cubin."""
     if isinstance(image, str):
         raw = image.encode()
     elif isinstance(image, int | np.integer) and image:
@@ -583,15 +589,16 @@ def ptx_of(image: Any) -> str:
     if raw[:4] == b"\x7fELF" or b".version" not in raw:
         kind = "a cubin" if raw[:4] == b"\x7fELF" else "an image without PTX text"
         raise ArgumentTypeError(
-            "image", kind, "PTX", "compile to PTX (nvrtcGetPTX, nvcc -ptx): the emulator runs PTX only"
+            "image", kind, "PTX", "compile to PTX (nvrtcGetPTX, nvcc -ptx), because the emulator runs only PTX"
         )
     return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
-    """Return the bytes of each parameter from the kernelParams of cuda-python.
+    """Return the bytes of each parameter from an argument kernelParams.
 
-    They are a pair of values and ctypes types, the address of an array of pointers, or a buffer with these pointers.
+    ``kernel_params`` is a pair of values and ctypes types, the address of an array of pointers, or a buffer with these
+    pointers.
     """
     if (
         isinstance(kernel_params, tuple | list)
@@ -628,7 +635,7 @@ def _value_bytes(value: Any, kind: Any, size: int, field: str) -> bytes:
         got = f"{type(value).__name__} with the type {getattr(kind, '__name__', kind)}"
         raise ArgumentTypeError(field, got, "a value and a ctypes type that fits it", str(error)) from None
     if len(raw) != size:
-        raise ArgumentError(field, f"{len(raw)} bytes", f"{size} bytes, as the kernel declares")
+        raise ArgumentError(field, f"{len(raw)} bytes", f"{size} bytes, the size of the parameter")
     return raw
 
 
@@ -668,10 +675,10 @@ def _map_fields(
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of functions whose modules are loaded from PTX during the recording."""
+    """Record the launches of kernels whose modules the program loads from PTX during the recording."""
     from cuda.bindings import driver
 
-    #: Handles of modules and libraries -> PTX, and of functions and kernels -> (PTX, entry).
+    # The PTX by handle of a module or library, and the PTX and the name by handle of a function or kernel.
     modules: dict[int, str] = {}
     entries: dict[int, tuple[str, str]] = {}
 

@@ -1,4 +1,4 @@
-"""Host memory as the memory of an emulated device: allocations, and the arrays of the program."""
+"""Host memory that an emulated device uses as its memory: allocations, and the arrays of the program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cudatma.programs.device import TOTAL_BYTES
 
 #: Alignment of cuMemAlloc, on which kernels rely.
 ALIGNMENT = 512
-#: Allocations begin with NaNs, so that a kernel that reads memory before it is written has a conspicuous result.
+#: Initial bytes of an allocation, which are NaNs. The result of a kernel that reads them is easy to notice.
 _FILL = 0xFF
 POINTER_BYTES = 8
 #: Smaller numbers cannot be addresses.
@@ -62,7 +62,7 @@ def array_info(value: object) -> ArrayInfo | None:
         return None
     try:
         return describe(value)
-    except Exception:  # of a library whose objects are not ordinary arrays, such as torch's fake tensors
+    except Exception:  # objects of other libraries can raise anything; one example is a fake tensor of torch
         return None
 
 
@@ -98,7 +98,7 @@ def _arrays_in(name: str, value: object) -> Iterator[tuple[str, ArrayInfo]]:
 def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
     """Yield the names and descriptions of the program's arrays that contain the addresses.
 
-    They are in variables of the calling functions, or are torch tensors on the CPU, wherever the program keeps them.
+    Search the variables of the calling functions, and all torch tensors on the CPU.
     """
     remaining = np.unique(np.fromiter(addresses, np.uint64))
 
@@ -122,7 +122,7 @@ def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
 
 
 class HostMemory:
-    """The allocations of an emulated device, which are NumPy arrays at their own addresses."""
+    """The allocations of an emulated device. Each allocation is a NumPy array, and its address is that of the array."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, Array] = {}
@@ -130,11 +130,11 @@ class HostMemory:
 
     @property
     def blocks(self) -> tuple[Array, ...]:
-        """The live allocations, and variables of modules."""
+        """The live allocations, followed by variables of modules."""
         return *self._blocks.values(), *self._variables.values()
 
     def allocate(self, size: int, field: str) -> int | None:
-        """Return the address of new memory, or None for 0 bytes and for more than the device has."""
+        """Return the address of new memory, or None for 0 bytes and for more bytes than the device has."""
         natural(field, size)
         try:
             block = aligned_bytes(int(size), fill=_FILL) if 0 < size <= TOTAL_BYTES else None
@@ -146,11 +146,11 @@ class HostMemory:
         return address_of(block)
 
     def add(self, variable: Array) -> None:
-        """Make a variable of a module accessible by its address."""
+        """Make a variable of a module accessible to copies."""
         self._variables[address_of(variable)] = variable
 
     def remove(self, variable: Array) -> None:
-        """Remove a variable of a module that is unloaded."""
+        """Undo `add` for a variable."""
         self._variables.pop(address_of(variable), None)
 
     def free(self, address: int, field: str) -> None:
@@ -159,18 +159,18 @@ class HostMemory:
             raise ArgumentError(field, hex(address), "the address of a live allocation, as cuMemAlloc returned it")
 
     def discard(self, address: int) -> None:
-        """Free an allocation, unless it was freed before."""
+        """Free an allocation that may already be free."""
         self._blocks.pop(address, None)
 
     def find(self, address: int) -> tuple[int, int] | None:
-        """Return base and size of the allocation that contains an address."""
+        """Return the address and the size of the allocation that contains an address, or None."""
         for base, block in (*self._blocks.items(), *self._variables.items()):
             if base <= address < base + max(1, block.size):
                 return base, block.size
         return None
 
     def range(self, address: int, size: int, field: str) -> Array:
-        """Return bytes of an allocation, or of an array in a variable of a caller. Raise ArgumentError otherwise."""
+        """Return bytes of an allocation or of an array of the program. Raise ArgumentError for other addresses."""
         if not natural(f"{field.partition(':')[0]}: ByteCount", size):
             return np.empty(0, np.uint8)
         known = self.find(address)
@@ -187,9 +187,9 @@ class HostMemory:
         return bytes_at(address, size)
 
     def reached(self, words: Iterable[int]) -> list[tuple[str, Array]]:
-        """Return the program's arrays outside the allocations that contain one of some addresses, with their names.
+        """Return the names and arrays of the program that contain one of these addresses.
 
-        Raises ArgumentError for an address of this process that belongs to none of them.
+        Omit addresses in allocations. Raise ArgumentError for any other address of this process.
         """
         addresses = [word for word in words if LOWEST_ADDRESS <= word < 1 << 64 and not self.find(word)]
         arrays = [(name, host_array(info.owner), info) for name, info in arrays_at(addresses)]
@@ -206,14 +206,14 @@ class HostMemory:
 
 
 def words_of(parameters: Iterable[bytes]) -> Iterator[int]:
-    """Yield the aligned 64-bit words of kernel parameters, which may be addresses."""
+    """Yield the aligned 64-bit words of kernel parameters. Each word may be an address."""
     for raw in parameters:
         for at in range(0, len(raw) - POINTER_BYTES + 1, POINTER_BYTES):
             yield int.from_bytes(raw[at : at + POINTER_BYTES], "little")
 
 
 def mapped(addresses: Array) -> Array:
-    """Return the addresses that are addresses of this process. Return none where the system cannot tell."""
+    """Return the addresses that are mapped in this process. Return no address if the system has no /proc."""
     try:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
             spans = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in maps]

@@ -21,7 +21,7 @@ from cudatma.programs.patches import LIBRARIES
 
 Dim = tuple[int, int, int]
 
-#: A file that PTX names: `.file 1 "path"`.
+#: A directive such as `.file 1 "path"`.
 _FILE = re.compile(r'^\s*\.file\s+\d+\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
 #: Number of parsed modules that stay in memory.
 _MAX_MODULES = 64
@@ -29,7 +29,7 @@ _MAX_MODULES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchFields:
-    """The part of a launch that does not depend on memory."""
+    """The fields of a launch that do not depend on memory."""
 
     library: str
     entry: str
@@ -43,7 +43,7 @@ class LaunchFields:
     from_compiler: tuple[tuple[str, str], ...] = ()
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of this class by name."""
+        """Return the fields of `LaunchFields` by name."""
         return {name: getattr(self, name) for name in LAUNCH_FIELDS}
 
 
@@ -99,7 +99,7 @@ class ProgramLaunch(LaunchFields):
 
     @property
     def module(self) -> EmulatedModule:
-        """The module of the kernel: `loaded`, or a module with new variables."""
+        """`loaded`, or a module with new variables."""
         return self.loaded or load_module(self.ptx, self.sources)
 
     def run(self, **options: Any) -> Report:
@@ -142,9 +142,9 @@ class ProgramLaunch(LaunchFields):
         return report
 
     def trial(self) -> Trial:
-        """Return the mutants of the launch, each with one synchronization removed or changed.
+        """Return mutants of the launch. In each mutant, one synchronization is removed or changed.
 
-        Every run starts with the contents that the arrays have now.
+        Every run starts with the current contents of the arrays.
 
         Returns
         -------
@@ -171,7 +171,7 @@ class ProgramLaunch(LaunchFields):
 
 
 def load_module(ptx: str, sources: tuple[tuple[str, str], ...] | None = None) -> EmulatedModule:
-    """Return a module with its own variables. PTX that was loaded before is not parsed again."""
+    """Return a module with its own variables. The same PTX is parsed only once."""
     return _parsed(ptx, sources).twin()
 
 
@@ -186,19 +186,19 @@ def _parsed(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedMo
 
 
 def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the source files that PTX names and that exist, except those in a folder."""
+    """Return the paths and texts of the existing files that PTX names, except those in the folder ``without``."""
     return read_sources(name for name in dict.fromkeys(_FILE.findall(ptx)) if not name.startswith(without))
 
 
 def read_sources(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the files that exist. Reports name files without their folders."""
+    """Return the paths and texts of the files that exist."""
     return tuple(
         (path, Path(path).read_text(encoding="utf-8", errors="replace")) for path in paths if os.path.isfile(path)
     )
 
 
 def calling_place() -> str:
-    """Return "file:line" of the innermost caller outside the libraries."""
+    """Return the line of the program that calls a library, as "file:line"."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

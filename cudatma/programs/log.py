@@ -31,9 +31,9 @@ from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.patches import Patches
 from cudatma.target import Target, get_target
 
-#: Module of a library -> the function that sends the library's launches to a log, as "module:function". It is called
-#: with Patches and the log when the program imports the library's module, so that a program pays only for libraries
-#: that it uses.
+#: Function that sends the launches of a library to a log, as "module:function", by the module of the library. The
+#: function is called with Patches and the log when the program imports this module, so that unused libraries cost
+#: nothing.
 INTERCEPTORS: dict[str, str] = {
     "torch": "cudatma.programs.torch:intercept",
     "triton": "cudatma.programs.triton:intercept",
@@ -48,18 +48,18 @@ INTERCEPTORS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class LaunchEntry:
-    """A launch and what the emulator found.
+    """A launch and its report.
 
     Parameters
     ----------
     launch : ProgramLaunch
-        The launch, without its arguments, so that the log does not keep the program's arrays alive.
+        The launch without its arguments, so that the log does not keep the program's arrays alive.
     report : Report
         Hazards and warnings.
     seconds : float
-        Time that the emulator took.
+        Duration of the emulation.
     is_checked : bool, default True
-        False for a launch that `only` excludes.
+        Whether the launch was checked. `only` can exclude a launch from the checks.
     """
 
     launch: ProgramLaunch
@@ -82,7 +82,7 @@ class LaunchEntry:
 
 @contextmanager
 def naming(library: str, entry: str, place: str) -> Iterator[None]:
-    """Put the library, the kernel and the place of a launch in front of an error's message."""
+    """Add the library, the kernel and the line of a launch to the beginning of an error's message."""
     try:
         yield
     except CudaTmaError as error:
@@ -91,16 +91,16 @@ def naming(library: str, entry: str, place: str) -> Iterator[None]:
 
 
 class LaunchLog(Sequence[LaunchEntry]):
-    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it.
+    """The launches of a program on the emulator, in order. `emulate_launches` creates this log.
 
     Parameters
     ----------
     target : Target
-        Architecture that kernels are compiled for.
+        Architecture of the kernels.
     options : dict
         Options of `EmulatedModule.launch` for checked launches.
     hazards, only, on_launch, trace : see emulate_launches
-        What is checked, what happens after a launch, and whether reports hold traces.
+        Options of `emulate_launches`.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class LaunchLog(Sequence[LaunchEntry]):
         self._entries: list[LaunchEntry] = []
         #: Held during a launch, because the emulator restores the arrays before each schedule.
         self._lock = threading.RLock()
-        #: Whether the block has not ended.
+        #: Whether the block of emulate_launches has not ended.
         self.is_open = True
-        #: Number of processes that the program has started. Their launches are not in the log.
+        #: Number of Python processes that the program has started.
         self.child_processes = 0
 
     @overload
@@ -140,7 +140,7 @@ class LaunchLog(Sequence[LaunchEntry]):
 
     @property
     def is_clean(self) -> bool:
-        """True if no launch has hazards, including the case that there are no launches."""
+        """Whether no launch has hazards. The value is also True if the log contains no launch."""
         return not self.hazards
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ class LaunchLog(Sequence[LaunchEntry]):
             return self._run(launch)
 
     def _selects(self, entry: str) -> bool:
-        """Return whether `only` selects a kernel, by its mangled name or by its name in C++."""
+        """Return whether `only` is part of the mangled name or the C++ name of a kernel."""
         return self._only is None or self._only in entry or self._only in plain_name(entry)
 
     def _run(self, launch: ProgramLaunch) -> Report:
@@ -199,14 +199,14 @@ class LaunchLog(Sequence[LaunchEntry]):
         return report
 
 
-#: Line of the program that opened each block that has not ended, by the name of its function.
+#: Line of the program that opened a block, for each function with an open block.
 _open: dict[str, str] = {}
 _open_lock = threading.Lock()
 
 
 @contextmanager
 def only_block(function: str) -> Iterator[None]:
-    """Make this block the only one of a function in the process, or raise LaunchError if another one is open."""
+    """Raise LaunchError if another block of this function is open in any thread of the process."""
     with _open_lock:
         if function in _open:
             command = f"cudatma {function.partition('_')[0]}"
@@ -239,8 +239,8 @@ def emulate_launches(
     Parameters
     ----------
     target : str or Target, optional
-        Architecture that kernels are compiled for. Default: $CUDATMA_TARGET if it is set, otherwise the target of the
-        GPU, or sm_90a without a GPU.
+        Architecture for which kernels are compiled. Default: $CUDATMA_TARGET if it is set, otherwise the target of
+        the GPU, or sm_90a without a GPU.
     schedules : int, default 2
         Number of schedules for each launch.
     seed : int, default 0
@@ -248,14 +248,14 @@ def emulate_launches(
     replay : int, optional
         Run only the schedule with this number.
     hazards : {"raise", "collect", "off"}, default "raise"
-        Whether a launch with hazards raises HazardError, its hazards are only collected in the log, or the checks are
-        skipped. In all cases the launch writes its results.
+        Whether a launch with hazards raises HazardError, adds its hazards to the log, or skips the checks. In all cases,
+        the launch writes its results.
     only : str, optional
         Check only kernels whose name contains this text. Other launches run in one schedule without checks.
     on_launch : callable, optional
         Function that is called with the LaunchEntry of each launch.
     trace : bool, default False
-        Whether the report of a launch with hazards holds a trace, which its page shows. Launches then take longer.
+        Whether the report of a launch with hazards contains a trace, which its page shows. Traces make launches slower.
     step_limit : int, default 5000000
         Maximum number of segments in each schedule. A launch that exceeds it raises StepLimitError.
 
@@ -268,7 +268,6 @@ def emulate_launches(
     ------
     HazardError
         From a launch in the ``with`` block, if it has hazards and `hazards` is "raise".
-
     ArgumentError, ArgumentTypeError, TargetError
         If an option is invalid.
     LaunchError
@@ -293,7 +292,7 @@ def emulate_launches(
         options["replay"] = natural("replay", replay)
     architecture = default_target() if target is None else get_target(target)
     log = LaunchLog(target=architecture, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
-    # A new Runtime has no plans that call the real driver, and its plans that call the emulated one end with the block.
+    # A new Runtime has no plans with the real driver. Its own plans, with the emulated driver, end with the block.
     with only_block("emulate_launches"), using_runtime(Runtime()), intercepting(INTERCEPTORS, log):
         try:
             yield log
@@ -303,7 +302,7 @@ def emulate_launches(
 
 @contextmanager
 def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
-    """Install the patches for each library that the program has imported, and for others when it imports them."""
+    """Install the patches of each library when the program imports the library, or now if it is already imported."""
     with Patches() as patches:
 
         def install(name: str) -> None:
@@ -322,7 +321,7 @@ def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):
-    """Calls a function after the first import of each of some modules."""
+    """Calls a function after the import of a pending module."""
 
     def __init__(self, pending: set[str], then: Callable[[str], None]) -> None:
         self._pending, self._then = pending, then

@@ -1,4 +1,4 @@
-"""Record the launches of cudatma's own kernels."""
+"""Record the launches of cudatma's kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudatma.runtime.launch import LaunchPlan
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of plans, which all launches use."""
+    """Record the launches of plans. Every launch uses a plan."""
     original = LaunchPlan.launch
 
     def launch(plan: LaunchPlan, stream: int) -> None:
@@ -43,5 +43,5 @@ def _describe(plan: LaunchPlan) -> ProgramLaunch:
 
 
 def _text_of(lines: Mapping[int, str]) -> str:
-    """Return a text with these lines at their numbers."""
+    """Return a text in which each line has its line number."""
     return "\n".join(lines.get(number, "") for number in range(1, max(lines, default=0) + 1))

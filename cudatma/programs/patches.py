@@ -9,29 +9,29 @@ from contextlib import ExitStack, contextmanager
 from types import CellType, ModuleType
 from typing import Any
 
-#: Packages that are not the program: their modules keep their own names, and their calls are not the program's.
+#: Packages that are not part of the program. Their variables are not replaced, and calling_place() skips their frames.
 LIBRARIES = frozenset(
     ("contextlib", "cuda", "cudatma", "cupy", "cupy_backends", "cutlass", "numpy", "sys", "torch", "triton")
 )
 
 
 class Patches(ExitStack):
-    """Attributes that are replaced until the block ends, and other changes that its end undoes."""
+    """Replaces attributes, and restores them at the end of the block."""
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Replace an attribute of a module, class or object, and return its previous value."""
         previous = getattr(owner, name)
         if isinstance(owner, type) and name not in vars(owner):  # an inherited attribute
             self.callback(delattr, owner, name)
-        else:  # getattr returns the function of a static method
+        else:  # getattr() returns the function of a static method
             self.callback(setattr, owner, name, vars(owner)[name] if isinstance(owner, type) else previous)
         setattr(owner, name, value)
         return previous
 
     def set_everywhere(self, module: ModuleType, values: Mapping[str, Any]) -> None:
-        """Replace attributes of a library's module, also where the program's modules have imported them by name.
+        """Replace attributes of a library's module, and the variables of the program's modules that refer to them.
 
-        At the end, the originals also return to modules that imported a replacement in the block.
+        The end of the block also restores variables that were imported inside the block.
         """
         names = [name for name in values if hasattr(module, name)]
         # Each pair is an original and its replacement.
@@ -43,10 +43,10 @@ class Patches(ExitStack):
         self.callback(lambda: _replace([*modules, *_modules_of_program()], by_replacement))
 
     def set_objects(self, convert: Mapping[type, Callable[[Any], Any]]) -> None:
-        """Replace the existing objects of some types by those that a function for their type returns.
+        """Replace all existing objects of some types. ``convert`` maps each type to a function that converts an object.
 
-        Replace them in variables of modules, attributes, dicts, lists and closures. Local variables and tuples keep the
-        originals.
+        The objects are replaced in variables of modules, attributes, dicts, lists and closures, but not in local
+        variables and tuples.
         """
         kinds = {id(kind): function for kind, function in convert.items()}
         with _unfrozen():
@@ -70,7 +70,7 @@ def _replace(modules: Iterable[ModuleType], replacements: Mapping[int, Any]) -> 
 
 @contextmanager
 def _unfrozen() -> Iterator[None]:
-    """Include the objects of gc.freeze() in the results of gc's functions."""
+    """Include frozen objects in the results of the functions of gc."""
     is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     try:

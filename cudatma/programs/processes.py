@@ -1,4 +1,4 @@
-"""Count the Python processes that a program starts. Their launches do not reach the log of the program."""
+"""Count the Python processes that a program starts. The launches of these processes are not in the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count_multiprocessing(patches: Patches, log: LaunchLog) -> None:
 
 
 def count_subprocesses(patches: Patches, log: LaunchLog) -> None:
-    """Count the processes of subprocess that run Python. Compilers run other programs."""
+    """Count the processes of subprocess that run Python. Libraries also start compilers, which are not counted."""
     import subprocess
 
     def init(process: Any, args: Any, *rest: Any, **options: Any) -> None:

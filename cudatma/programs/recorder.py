@@ -1,8 +1,15 @@
 """Record the launches of a program on a machine with a GPU.
 
-Launches are seen where Python code makes them: in Triton's compiled kernels, CuPy's RawKernel, cuda.core's launch,
-cuda-python's cuLaunchKernel and cudatma's launch plans. Before and after each launch the recorder waits for the GPU and
-copies the allocations that the kernel's parameters point to.
+The recorder replaces the Python functions that launch kernels:
+
+- the compiled kernels of Triton
+- RawKernel of CuPy
+- launch of cuda.core
+- cuLaunchKernel and cuLaunchKernelEx of cuda-python
+- the launch plans of cudatma
+
+Before and after each launch, the recorder waits for the GPU and copies the allocations to which the parameters of the
+kernel point.
 """
 
 from __future__ import annotations
@@ -47,7 +54,7 @@ from cudatma.target import Target, target_for
 
 _Result = TypeVar("_Result")
 
-#: Module of a library -> the function that records its launches, as "module:function".
+#: Function that records the launches of a library, as "module:function", by the module of the library.
 RECORDERS: dict[str, str] = {
     "torch": "cudatma.programs.torch:record",
     "torch._inductor.config": "cudatma.programs.torch:record_inductor",
@@ -77,7 +84,7 @@ class _Allocation:
 
 @dataclass(slots=True)
 class _Reached:
-    """What a launch reaches, before it runs."""
+    """A launch with its parameters and the allocations to which they point."""
 
     launch: ProgramLaunch
     parameters: tuple[RecordedParameter, ...]
@@ -143,7 +150,7 @@ class Recorder:
         return getattr(self._thread, "is_paused", False)
 
     def pause_during(self, patches: Patches, owner: Any, name: str) -> None:
-        """Record nothing during calls of a method."""
+        """Record no launches during calls of a method."""
 
         def without_recording(*args: Any, **options: Any) -> Any:
             with self.paused():
@@ -160,10 +167,10 @@ class Recorder:
         library: str,
         stream: int = 0,
     ) -> _Result:
-        """Execute a launch, and record what it reads and writes.
+        """Execute a launch, and record its memory before and after it.
 
-        ``describe`` returns the launch with the program's own arguments. Nothing that goes wrong here disturbs the
-        program: the launch is listed with the reason instead.
+        ``describe`` returns the launch with the program's own arguments. If the launch cannot be recorded, it is listed
+        with the reason, and the program continues.
         """
         if self._is_paused or (self._only is not None and self._only not in entry):
             return execute()
@@ -172,7 +179,7 @@ class Recorder:
             try:
                 reached = self._find(describe(), stream)
                 before = self._read(reached.allocations)
-            except Exception as error:  # of any library
+            except Exception as error:  # the libraries can raise anything
                 self.refuse(what, error)
                 return execute()
             result = execute()
@@ -206,10 +213,10 @@ class Recorder:
             raise RecordingError(FILE, str(error), "a file that can be written", remedy) from None
 
     def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
-        """Return the parameters of a launch with the allocations that they point to."""
+        """Return the parameters of a launch, and the allocations to which they point."""
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
-            raise ArgumentError("stream", "a stream that captures a CUDA graph", "a launch outside of captures")
+            raise ArgumentError("stream", "a stream that captures a CUDA graph", "a launch outside a capture")
         module = launch.module
         declared = module.parameters(launch.entry)
         infos = [array_info(value) for value in (*launch.args, *launch.arrays)]
@@ -251,7 +258,7 @@ class Recorder:
             yield Pointer(at, reached.allocations.index(allocation), address - allocation.base)
 
     def _read(self, allocations: Sequence[_Allocation]) -> list[Array]:
-        """Wait for the GPU, and return the contents of allocations."""
+        """Wait for the GPU, and return the contents of the allocations."""
         driver = _driver()
         check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
         contents = []
@@ -296,12 +303,11 @@ class Recorder:
 
 
 class Scratch(bytes):
-    """A null pointer in the place of memory that a library allocates for a launch, with the size of this memory."""
+    """A null pointer that stands for scratch memory. The library allocates this memory for the launch."""
 
     size: int
 
     def __new__(cls, size: int) -> Scratch:
-        """Return a null pointer for memory of ``size`` bytes."""
         pointer = super().__new__(cls, POINTER_BYTES)
         pointer.size = size
         return pointer
@@ -309,24 +315,25 @@ class Scratch(bytes):
 
 @contextmanager
 def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str | None = None) -> Iterator[Recorder]:
-    """Record the kernel launches in a block, with the memory that they read and write, in a folder.
+    """Record the kernel launches in a block and their memory in a folder.
 
-    Launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and cudatma are recorded. Kernels
-    that other libraries launch, such as cuBLAS's, are listed by name if the program uses torch.
+    The recording contains the launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and
+    cudatma. If the program uses torch, the recording also lists the names of all other kernels, such as those of
+    cuBLAS.
 
     Parameters
     ----------
     folder : str or Path
         Folder to write to. It must be empty or not exist.
     limit_mib : int, default 256
-        Maximum memory in MiB that a launch may reach. A launch above it is listed, and not recorded.
+        Maximum size of the memory that a launch can reach, in MiB. Larger launches are only listed.
     only : str, optional
         Record only kernels whose name contains this text.
 
     Yields
     ------
     Recorder
-        The recording. ``str()`` of it lists the launches after the block.
+        The recording. After the block, ``str(recorder)`` lists the launches.
 
     Raises
     ------
@@ -341,8 +348,8 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
 
     Notes
     -----
-    torch.compile must compile the function inside the block. Launches that measure candidates for autotuning are not
-    recorded. Memory that a kernel reaches only through pointers in memory is not recorded, and CUDA graphs are not.
+    torch.compile must compile the function inside the block. The recording does not contain launches for autotuning,
+    launches of CUDA graphs, and memory that a kernel reaches only through pointers in memory.
 
     Examples
     --------
@@ -409,7 +416,7 @@ def _allocation_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) 
 
 
 def _storage(info: ArrayInfo) -> tuple[int, int]:
-    """Return address and size of the memory that an array is a view of."""
+    """Return the address and the size of the memory to which an array belongs."""
     owner: Any = info.owner
     if is_torch(owner):
         storage = owner.untyped_storage()
@@ -425,7 +432,7 @@ def _storage(info: ArrayInfo) -> tuple[int, int]:
 
 
 def _torch_block(address: int) -> tuple[int, int] | None:
-    """Return address and requested size of the block of torch's allocator that contains an address."""
+    """Return the address and the requested size of the block in torch's allocator that contains an address."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return None
@@ -474,7 +481,7 @@ def _device_name() -> str:
 
 
 def _plain_name(kernel: str) -> str:
-    """Return a profiler's name of a kernel without template arguments, parameters and result type."""
+    """Return the name of a kernel in a profile without template arguments, parameters and result type."""
     name = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0].removeprefix("void ")
     return name[:_MAX_NAME]
 

@@ -1,7 +1,7 @@
-"""Folders with the launches of a program: what a launch reads and writes, and how to run it again on the emulator.
+"""Read and write folders with recorded launches, and run these launches on the emulator.
 
-A folder contains `launches.json`, and the PTX, sources and memory that it refers to, in files that are named by the
-digest of their content:
+A folder contains `launches.json` and the files to which it refers. The name of each of these files is the digest of
+its content:
 
     launches.json
     text/DIGEST.txt      PTX of modules, and sources that reports quote
@@ -52,7 +52,7 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An address in a parameter: bytes ``at`` .. ``at + 8`` are the address of byte ``offset`` of a memory."""
+    """An address in a parameter. The 8 bytes from byte ``at`` are the address of byte ``offset`` of a memory."""
 
     at: int
     memory: int
@@ -61,7 +61,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class RecordedParameter:
-    """A kernel parameter: its name, its bytes, and which of them are addresses."""
+    """The name and the bytes of a kernel parameter, and the addresses in these bytes."""
 
     name: str
     data: bytes
@@ -72,8 +72,8 @@ class RecordedParameter:
 class RecordedMemory:
     """An allocation that a launch reaches.
 
-    name: name of the first parameter that points to it. before, after: digests of its contents; None for scratch
-    memory, which begins with zeros and has no result. dtype: element type, if the program names one.
+    name: name of the first parameter that points to the allocation. before, after: digests of the contents, or None for
+    scratch memory, which is initially zero and contains no result. dtype: element type, or None if it is unknown.
     """
 
     name: str
@@ -85,20 +85,20 @@ class RecordedMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryComparison:
-    """The result of the emulator in one memory, compared with the recorded one.
+    """A comparison of the emulator's result in one memory with the recorded result.
 
     Parameters
     ----------
     name : str
         Name of the memory, which is the name of the first parameter that points to it.
     dtype : str or None
-        Element type. None: unknown, so that bytes were compared.
+        Element type, or None if it is unknown. In this case, bytes were compared.
     elements, different : int
         Number of elements, and number of different elements.
     max_difference : float or None
-        Maximum absolute difference. None: not finite, or of unknown type.
+        Maximum absolute difference, or None if it is not finite or the type is unknown.
     relative : float or None
-        ``||difference|| / ||expected||``. None as for `max_difference`.
+        ``||difference|| / ||expected||``, or None if `max_difference` is None or all expected values are zero.
     """
 
     name: str
@@ -110,11 +110,11 @@ class MemoryComparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether only equal results are right: integers, and bytes of unknown type."""
+        """Whether results must be equal. This is the case for integers and bytes of unknown type."""
         return self.dtype is None or numpy_type(self.dtype).kind in "biu"
 
     def passes(self, tolerance: float) -> bool:
-        """Return whether the result is right for a maximum of `relative`.
+        """Return whether `relative` is at most a tolerance.
 
         Parameters
         ----------
@@ -124,7 +124,7 @@ class MemoryComparison:
         Returns
         -------
         bool
-            Whether the result is right.
+            Whether the result is correct.
         """
         if not self.different:
             return True
@@ -151,7 +151,7 @@ class Replay:
     report : Report
         Hazards and warnings.
     comparisons : tuple of MemoryComparison
-        The results of each memory that the recorded launch changed, or that the emulator changed.
+        One comparison for each memory that the recorded launch or the emulator changed.
     """
 
     launch: ProgramLaunch
@@ -159,7 +159,7 @@ class Replay:
     comparisons: tuple[MemoryComparison, ...]
 
     def passes(self, tolerance: float = 0.0) -> bool:
-        """Return whether there are no hazards and all results are right.
+        """Return whether there are no hazards and all results are correct.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class Replay:
         Returns
         -------
         bool
-            Whether the launch is as recorded.
+            Whether the launch reproduces the recording.
         """
         return self.report.is_clean and all(comparison.passes(tolerance) for comparison in self.comparisons)
 
@@ -245,7 +245,7 @@ class RecordedLaunch(LaunchFields):
         Parameters
         ----------
         **options
-            Options of `EmulatedModule.launch`, such as `schedules`. Default of `hazards`: "collect".
+            Options of `EmulatedModule.launch`, such as `schedules`. The default of `hazards` is "collect".
 
         Returns
         -------
@@ -272,7 +272,7 @@ class RecordedLaunch(LaunchFields):
         Returns
         -------
         tuple of MemoryComparison
-            One for each memory that the recorded launch or this one changed.
+            One comparison for each memory that the recorded launch or this launch changed.
         """
         comparisons = []
         for memory, array in zip(self.memory, arrays, strict=True):
@@ -303,7 +303,7 @@ class Recording(Sequence[RecordedLaunch]):
     device : str
         Name of the GPU.
     refused : sequence of (str, str)
-        Launches that are not in the recording: library, kernel and place, and the reason.
+        Launches that are not in the recording, each as a description of the launch and the reason.
     other_kernels : mapping of str to int
         Names of kernels that other libraries launched, such as cuBLAS's, with the number of launches.
     """
@@ -338,12 +338,12 @@ class Recording(Sequence[RecordedLaunch]):
         return "\n".join([*lines, *self.not_recorded()])
 
     def not_recorded(self) -> list[str]:
-        """Return lines about launches that the program made and that are not recorded: the first ten, and a count.
+        """Return the first ten launches that are not recorded, and the number of the others.
 
         Returns
         -------
         list of str
-            The lines.
+            One line for each launch.
         """
         lines = [f"not recorded: {what}: {reason}" for what, reason in self.refused]
         lines += [f"not recorded: {name}, {count} times" for name, count in self.other_kernels.items()]
@@ -358,7 +358,7 @@ def digest_of(data: bytes) -> str:
 
 
 def write_file(folder: Path, kind: str, suffix: str, data: bytes) -> str:
-    """Write a file named by its digest, unless it exists, and return the digest."""
+    """Write a file whose name is the digest of its content, unless the file exists. Return the digest."""
     digest = digest_of(data)
     path = folder / kind / f"{digest}{suffix}"
     if not path.exists():
@@ -368,7 +368,7 @@ def write_file(folder: Path, kind: str, suffix: str, data: bytes) -> str:
 
 
 def write_aside(path: Path, data: bytes) -> None:
-    """Write a file under another name, and rename it. If this fails, remove the incomplete file."""
+    """Write a file under a temporary name, and rename it. Remove the temporary file if this fails."""
     aside = path.with_suffix(".part")
     try:
         aside.write_bytes(data)
@@ -435,7 +435,7 @@ def read_recording(folder: str | Path) -> Recording:
     Returns
     -------
     Recording
-        The launches. Memory is read when a launch runs.
+        The launches. Each launch reads its memory when it runs.
 
     Raises
     ------
@@ -467,7 +467,7 @@ def read_recording(folder: str | Path) -> Recording:
 
 
 class _Reader:
-    """A JSON object and its place in the file, for errors."""
+    """A JSON object, and its place in the file for error messages."""
 
     def __init__(self, place: str, content: Any) -> None:
         self.place = place

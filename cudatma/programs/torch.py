@@ -1,4 +1,4 @@
-"""torch's CUDA device on the CPU, so that programs that create tensors on it run unchanged."""
+"""Make torch use the CPU as its CUDA device, so that programs that create tensors on this device run unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudatma.programs.recorder import Recorder
 
 
 class Stream:
-    """A stream, in which every call has ended. As a context, it has no effect."""
+    """A stream that never contains unfinished work. As a context manager, it has no effect."""
 
     cuda_stream = 0
 
@@ -26,33 +26,29 @@ class Stream:
     def __exit__(self, *_: object) -> None: ...
 
     def query(self) -> bool:
-        """Return True: every call has ended."""
         return True
 
-    def synchronize(self) -> None:
-        """Do nothing: every call has ended."""
+    def synchronize(self) -> None: ...
 
-    def wait_event(self, event: Event) -> None:
-        """Do nothing: every call has ended."""
+    def wait_event(self, event: Event) -> None: ...
 
-    def wait_stream(self, stream: Stream) -> None:
-        """Do nothing: every call has ended."""
+    def wait_stream(self, stream: Stream) -> None: ...
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Return an event with the time of this call."""
+        """Store the current time in an event, and return the event."""
         event = Event() if event is None else event
         event.record()
         return event
 
 
 class Event:
-    """An event of a stream."""
+    """An event that holds a time."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._seconds = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Keep the time of this call."""
+        """Store the current time."""
         self._seconds = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
@@ -60,18 +56,15 @@ class Event:
         return 1e3 * (end._seconds - self._seconds)
 
     def query(self) -> bool:
-        """Return True: every call has ended."""
         return True
 
-    def synchronize(self) -> None:
-        """Do nothing: every call has ended."""
+    def synchronize(self) -> None: ...
 
-    def wait(self, stream: Stream | None = None) -> None:
-        """Do nothing: every call has ended."""
+    def wait(self, stream: Stream | None = None) -> None: ...
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Create tensors of the CUDA device on the CPU, and answer queries of the device with the log's target."""
+    """Make torch use the CPU as its CUDA device, with the properties of the log's target."""
     import torch
 
     target = log.target
@@ -152,7 +145,7 @@ def _cpu_mode(torch: Any, log: LaunchLog) -> Any:
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """List the kernels of the GPU by name with torch's profiler, unless the program uses the profiler itself."""
+    """Count the kernels on the GPU by name with torch's profiler, unless the program uses the profiler."""
     import torch
 
     try:
@@ -161,7 +154,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
             profile = torch.profiler.profile(activities=[activity], acc_events=True)
             profile.start()
             patches.callback(_count_kernels, profile, recorder)
-    except (RuntimeError, AssertionError, TypeError) as error:  # TypeError: a version without acc_events
+    except (RuntimeError, AssertionError, TypeError) as error:  # TypeError if this version has no acc_events
         recorder.refuse("kernels of other libraries", f"torch's profiler failed: {error}")
 
 

@@ -1,7 +1,7 @@
 """Launches of Triton and Gluon kernels.
 
-Triton reaches a GPU only through the active driver. The driver here reports the target, keeps the cubin unloaded, and
-converts each launch to a ProgramLaunch. Works with Triton 3.6 and later.
+Triton uses a GPU only through its active driver. The driver in this module reports the target and sends each launch to
+the log. It supports Triton 3.6 and later.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from cudatma.review.cubin import read_cubin
 
 _LIBRARY = "triton"
 #: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence. Triton 3.6 has no
-#: proxy fence between cp.async and wgmma; in Gluon, this fence is part of the program.
+#: proxy fence between cp.async and wgmma. In Gluon, programs must contain this fence.
 _FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
 _FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
-#: Element types by the number that tensormap.replace and Triton's metadata use.
+#: Element types by their number in tensormap.replace and in Triton's metadata.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Make Triton compile for the log's target and send its launches to the log. Benchmarks run once."""
+    """Make Triton compile for the log's target, send its launches to the log, and run benchmarks once."""
     import triton.testing
     from triton._C.libtriton import nvidia
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
@@ -80,13 +80,13 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
     for name in ("do_bench", "do_bench_cudagraph"):
         patches.set(triton.testing, name, _call_once)
     patches.set(nvidia.cublas, "CublasLt", _CublasLt)
-    patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
+    patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # perf_report makes no plots
     for descriptor in (TensorDescriptor, GluonDescriptor):
         _accept_arrays(patches, descriptor)
 
 
 def _first_config(tuner: Any, configs: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-    """Return the first config that compiles and fits the target; the emulator cannot compare speeds."""
+    """Return the first config that compiles and fits the target, because the emulator cannot compare speeds."""
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -114,7 +114,7 @@ def _call_once(
 
 
 class _CublasLt:
-    """Triton's interface to cuBLAS, with which programs compare their results and speed."""
+    """Replacement for Triton's interface to cuBLAS, which programs use as a reference."""
 
     def __init__(self, workspace: Any) -> None: ...
 
@@ -202,12 +202,12 @@ def _wrapped(name: str, value: Any) -> Any:
         try:
             canonicalize_dtype(value.dtype)
         except KeyError:
-            raise ArgumentTypeError(f"{name}.dtype", str(value.dtype), "a type that Triton has") from None
+            raise ArgumentTypeError(f"{name}.dtype", str(value.dtype), "a type that Triton supports") from None
     return value
 
 
 class _Driver:
-    """The active driver of Triton. Its device is a name, so that Triton keeps its kernels apart from a GPU's."""
+    """Replacement for the active driver of Triton. Its device is a str, so Triton does not confuse it with a GPU."""
 
     def __init__(self, log: LaunchLog) -> None:
         self.log = log
@@ -263,7 +263,7 @@ class _Driver:
 
 
 def _load_binary(name: str, cubin: bytes, shared_bytes: int, device: Any) -> tuple[None, str, int, int, int]:
-    """Return what Triton's driver returns: module, function, registers, spills and the maximum number of threads."""
+    """Return the module, function, registers, spills and maximum number of threads, as Triton's driver does."""
     return None, name, read_cubin(cubin, name).kernels[name].registers, 0, MAX_THREADS
 
 
@@ -307,12 +307,12 @@ class _Launcher:
 
 
 def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the program's files with a kernel."""
+    """Return the paths and texts of the program's files that contain a kernel."""
     import triton
 
     files = files_of(ptx, without=os.path.dirname(triton.__file__))
     function = getattr(src, "fn", None)
-    # Triton's cache may have the PTX of the same kernel in another folder.
+    # The cached PTX can name a file in another folder that contains the same kernel.
     return files if function is None else (*files, *read_sources([function.fn.__code__.co_filename]))
 
 
@@ -330,7 +330,7 @@ def describe_launch(
     ``values`` converts the arguments. ``allocate`` returns scratch memory for a size and an alignment.
     """
     ctas = metadata.num_ctas
-    function = getattr(src, "fn", None)  # None for a kernel that was compiled from IR
+    function = getattr(src, "fn", None)  # None if the kernel was compiled from IR
     is_gluon = function is not None and function.is_gluon()
     for (name, kind), value in zip(src.signature.items(), args, strict=True):
         values.add(str(name), kind, value)
@@ -355,7 +355,7 @@ def describe_launch(
 
 
 class KernelParameters:
-    """The kernel parameters of a launch, flattened as in Triton's launcher.
+    """The kernel parameters of a launch, in the order of Triton's launcher.
 
     A tensor descriptor becomes a tensor map, followed by its shape and strides. Tuples become their elements. Constants
     are not parameters.
@@ -373,7 +373,7 @@ class KernelParameters:
         self.args.append(value)
 
     def add(self, name: str, kind: Any, value: Any) -> None:
-        """Add an argument of a type of Triton's signature."""
+        """Add an argument whose type is part of Triton's signature."""
         if isinstance(kind, tuple):
             labels = [f".{field}" for field in getattr(value, "_fields", ())] or [f"[{i}]" for i in range(len(kind))]
             for label, part, element in zip(labels, kind, value, strict=True):
@@ -425,14 +425,14 @@ class KernelParameters:
         return tensor.data_ptr(), self._storage(name, tensor)
 
     def _storage(self, name: str, tensor: Any) -> np.ndarray[Any, Any] | None:
-        """Return the memory of a torch tensor, which becomes one of the launch's arrays."""
+        """Return the memory of a torch tensor, and add it to the arrays of the launch."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         known = [array for (_, base), array in self.arrays.items() if base == address]
         if known or not size:
             return known[0] if known else None
         memory = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
-        if size % tensor.element_size() == 0:  # reports name elements
+        if size % tensor.element_size() == 0:  # so that reports name elements
             memory = memory.view(f"V{tensor.element_size()}")
         if tensor.is_contiguous() and tensor.numel() == memory.size:
             memory = memory.reshape(tuple(tensor.shape))
@@ -442,7 +442,7 @@ class KernelParameters:
         return memory
 
     def _add_pointees(self, name: str, table: np.ndarray[Any, Any]) -> None:
-        """Add the tensors whose addresses a table contains, as the pointers of a grouped GEMM."""
+        """Add the tensors whose addresses are in a table, such as the operands of a grouped GEMM."""
         addresses = np.unique(table[(table >> 32 != 0) & (table >> 48 == 0)])
         for _, info in arrays_at(map(int, addresses)):
             array = host_array(info.owner)
@@ -463,7 +463,7 @@ def _number(kind: str, value: Any) -> Any:
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of compiled kernels, including those of torch.compile. Measurements are not recorded."""
+    """Record the launches of compiled kernels, including those of torch.compile, except during autotuning."""
     from triton.compiler.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
 

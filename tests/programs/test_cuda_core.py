@@ -114,7 +114,7 @@ def launch_too_few() -> None:
         (lambda: kernel_of("sum"), ArgumentError, "name: got sum; allowed: "),
         (lambda: core.Device().allocate(10).fill(b"abc"), ArgumentError, "value: got 3 bytes; allowed: 1, 2 or 4"),
         (lambda: core.Device().allocate(-1), ArgumentError, "size: got -1; allowed: an integer, at least 0"),
-        (lambda: core.Device(1), ArgumentError, "0: the emulator has one device"),
+        (lambda: core.Device(1), ArgumentError, "0, because the emulator has one device"),
     ],
 )
 def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> None:

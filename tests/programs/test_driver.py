@@ -157,7 +157,7 @@ def copy_past_the_end() -> None:
         (lambda: driver.cuMemcpyHtoD(ok(driver.cuMemAlloc(8)), VALUES, -4), ArgumentError, "ByteCount: got -4"),
         (lambda: driver.cuLaunchKernel(scale_function(), 1), ArgumentTypeError, "got 2 arguments; allowed: 11"),
         (lambda: driver.cuModuleLoad(b"no.ptx"), ArgumentError, "path: got no.ptx; allowed: a PTX file"),
-        (lambda: driver.cuGraphCreate(0), DriverError, "cuGraphCreate failed: the emulator has no such function"),
+        (lambda: driver.cuGraphCreate(0), DriverError, "cuGraphCreate failed: the emulator does not support this"),
     ],
 )
 def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> None:
