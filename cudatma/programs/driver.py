@@ -564,7 +564,7 @@ def image_file(path: bytes | str | Path) -> bytes:
     """Return the content of a file with a module image."""
     try:
         return Path(os.fsdecode(path)).read_bytes()
-    except (OSError, TypeError) as error:
+    except OSError as error:
         raise ArgumentError(
             "path", str(os.fsdecode(path)), "a PTX file that can be read", error.strerror or ""
         ) from None

@@ -248,8 +248,8 @@ def emulate_launches(
     replay : int, optional
         Run only the schedule with this number.
     hazards : {"raise", "collect", "off"}, default "raise"
-        Whether a launch with hazards raises HazardError, adds its hazards to the log, or skips the checks. In all cases,
-        the launch writes its results.
+        Whether a launch with hazards raises HazardError, only adds its hazards to the log, or skips the checks. In all
+        cases, the launch writes its results.
     only : str, optional
         Check only kernels whose name contains this text. Other launches run in one schedule without checks.
     on_launch : callable, optional

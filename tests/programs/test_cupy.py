@@ -114,7 +114,11 @@ def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
         (lambda x: EARLY((1,), (32,), (x, 2, 32)), ArgumentError, r"got 2 \(int\); allowed: a 4-byte float"),
         (lambda x: EARLY((1,), (32,), (x, np.float64(2), 32)), ArgumentError, "allowed: a 4-byte float"),
         (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "args: got 1 value; allowed: a tuple with 3 values"),
-        (lambda x: cupy.RawKernel("void", "f")((1,), (1,), ()), CompileError, "NVRTC cannot compile raw_kernel.cu for sm_90a"),
+        (
+            lambda x: cupy.RawKernel("void", "f")((1,), (1,), ()),
+            CompileError,
+            "NVRTC cannot compile raw_kernel.cu for sm_90a",
+        ),
         (lambda x: cupy.RawKernel(ADD, "add", OPTIONS)((1,), (1,), ()), ArgumentError, "name_expressions"),
         (lambda x: EARLY(1.5, (32,), (x, np.float32(2), 32)), LaunchError, "launch of scale at .*: grid: got 1.5"),
         (lambda x: EARLY((1,), (32,), x), ArgumentError, "args: got ndarray; allowed: a tuple with 3 values"),
