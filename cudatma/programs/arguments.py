@@ -1,4 +1,4 @@
-"""Convert the kernel arguments of a library to those of the emulator, and find the memory that they refer to."""
+"""Convert kernel arguments of other libraries for the emulator, and find the memory at their addresses."""
 
 from __future__ import annotations
 

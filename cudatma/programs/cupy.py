@@ -214,7 +214,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
 
 class _RecordedKernel:
-    """A RawKernel whose calls are recorded. All other attributes are those of the kernel."""
+    """A RawKernel whose calls are recorded."""
 
     def __init__(self, recorder: Recorder, kernel: Any, raw: RawCode) -> None:
         self._recorder, self._kernel, self._raw = recorder, kernel, raw
@@ -235,7 +235,7 @@ class _RecordedKernel:
 
 
 class _RecordedModule:
-    """A RawModule whose kernels record their calls."""
+    """A RawModule whose kernels are recorded."""
 
     def __init__(self, recorder: Recorder, module: Any) -> None:
         self._recorder, self._module = recorder, module

@@ -1,7 +1,7 @@
 """Launches of the CuTe DSL.
 
 The DSL compiles a host function together with its kernels. The host function encodes the tensor maps, and calls
-``_cudaLaunchKernelEx`` of the DSL's runtime library. This module replaces the functions of that library by Python
+``_cudaLaunchKernelEx`` of the DSL's runtime library. This module replaces the functions of this library by Python
 functions. It supports version 4.8 of the DSL.
 """
 

@@ -515,7 +515,7 @@ def describe_launch(
     cluster: Dim | None,
     programmatic: bool,
 ) -> ProgramLaunch:
-    """Return a launch of a kernel. ``shape`` contains the extents of the grid, followed by those of the block."""
+    """Return a launch of a kernel. ``shape`` contains the extents of the grid and of the block."""
     sizes = [parameter.size_bytes for parameter in module.parameters(entry)]
     return ProgramLaunch(
         ptx=module.sources.ptx,

@@ -122,7 +122,7 @@ def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
 
 
 class HostMemory:
-    """The allocations of an emulated device. Each allocation is a NumPy array, and its address is that of the array."""
+    """The allocations of an emulated device. Each allocation is a NumPy array."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, Array] = {}

@@ -20,12 +20,15 @@ class Patches(ExitStack):
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Replace an attribute of a module, class or object, and return its previous value."""
-        previous = getattr(owner, name)
-        if isinstance(owner, type) and name not in vars(owner):  # an inherited attribute
-            self.callback(delattr, owner, name)
-        else:  # getattr() returns the function of a static method
-            self.callback(setattr, owner, name, vars(owner)[name] if isinstance(owner, type) else previous)
+        previous = original = getattr(owner, name)
+        is_inherited = isinstance(owner, type) and name not in vars(owner)
+        if isinstance(owner, type) and not is_inherited:
+            original = vars(owner)[name]  # getattr() returns the function of a static method
         setattr(owner, name, value)
+        if is_inherited:
+            self.callback(delattr, owner, name)
+        else:
+            self.callback(setattr, owner, name, original)
         return previous
 
     def set_everywhere(self, module: ModuleType, values: Mapping[str, Any]) -> None:

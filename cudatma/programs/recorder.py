@@ -303,7 +303,7 @@ class Recorder:
 
 
 class Scratch(bytes):
-    """A null pointer that stands for scratch memory. The library allocates this memory for the launch."""
+    """A null pointer that represents scratch memory, which the library allocates for the launch."""
 
     size: int
 
@@ -318,7 +318,7 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     """Record the kernel launches in a block and their memory in a folder.
 
     The recording contains the launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and
-    cudatma. If the program uses torch, the recording also lists the names of all other kernels, such as those of
+    cudatma. If the program uses torch, the recording also lists the names of all other kernels, such as the kernels of
     cuBLAS.
 
     Parameters
@@ -367,7 +367,7 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
         _require_gpu()
         _create(recorder.folder)
         try:
-            # A new Runtime has no plans that were made without the recorder.
+            # A new Runtime has no plans from before the recording.
             with using_runtime(Runtime()), intercepting(RECORDERS, recorder):
                 yield recorder
         finally:

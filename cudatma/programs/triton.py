@@ -463,7 +463,7 @@ def _number(kind: str, value: Any) -> Any:
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of compiled kernels, including those of torch.compile, except during autotuning."""
+    """Record the launches of Triton and torch.compile, except during autotuning."""
     from triton.compiler.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
 
