@@ -61,7 +61,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
         named = partial(naming, _LIBRARY, jit.__name__, calling_place())
         with named():
             args, kwargs = _checked_call(jit, args, kwargs)
-            grid = kwargs["grid"]
+            grid = kwargs.get("grid")
             if callable(grid):
                 kwargs["grid"] = lambda meta: _grid(grid(meta), named)
             elif not kwargs.get("warmup"):
