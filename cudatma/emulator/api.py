@@ -200,7 +200,7 @@ class EmulatedModule:
             for parameter in program.function.params
         )
 
-    def pack(self, name: str, args: Sequence[Any], names: Sequence[str] = ()) -> tuple[bytes, ...]:
+    def pack(self, name: str, args: Sequence[Any], *, names: Sequence[str] = ()) -> tuple[bytes, ...]:
         """Convert arguments to the bytes of a kernel's parameters.
 
         Parameters

@@ -227,7 +227,7 @@ class Recorder:
             for info, parameter, value in zip(infos, declared, launch.args, strict=False)
         ]
         names = launch.names[: len(args)] or [f"args[{index}]" for index in range(len(args))]
-        packed = module.pack(launch.entry, args if len(args) == len(launch.args) else launch.args, names)
+        packed = module.pack(launch.entry, args if len(args) == len(launch.args) else launch.args, names=names)
         reached = _Reached(launch, (), [], [])
         reached.parameters = tuple(
             RecordedParameter(name, raw, tuple(self._pointers(reached, name, raw, known)))

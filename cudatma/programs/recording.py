@@ -180,8 +180,10 @@ class RecordedLaunch(LaunchFields):
 
     Parameters
     ----------
-    library, entry, grid, block, cluster, shared_bytes, programmatic, place, registers, from_compiler
-        As in `ProgramLaunch`.
+    library, entry, place : see ProgramLaunch
+        Library, kernel and line of the launch.
+    grid, block, cluster, shared_bytes, programmatic, registers, from_compiler : see ProgramLaunch
+        Shape and other properties of the launch.
     folder : Path
         Folder of the recording.
     modules : dict
