@@ -180,10 +180,10 @@ class RecordedLaunch(LaunchFields):
 
     Parameters
     ----------
-    library, entry, place : see ProgramLaunch
-        Library, kernel and line of the launch.
-    grid, block, cluster, shared_bytes, programmatic, registers, from_compiler : see ProgramLaunch
-        Shape and other properties of the launch.
+    library, entry, grid, block, cluster : see ProgramLaunch
+        Library, kernel and shape of the launch.
+    shared_bytes, programmatic, place, registers, from_compiler : see ProgramLaunch
+        Other properties of the launch.
     folder : Path
         Folder of the recording.
     modules : dict
