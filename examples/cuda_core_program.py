@@ -50,15 +50,18 @@ def run(x: np.ndarray, broken: bool) -> np.ndarray:
     return y
 
 
-def main() -> None:
+def main() -> int:
+    """Run the kernel, print what the emulator found, and return 1 for a hazard or a wrong result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--broken", action="store_true", help="omit the fence")
     options = parser.parse_args()
     x = np.arange(4096, dtype=np.float32)
     with cudatma.emulate_launches(hazards="collect") as log:
         y = run(x, options.broken)
-    print(f"{log}\nwrong elements: {np.count_nonzero(y != 2 * x)}")
+    wrong = np.count_nonzero(y != 2 * x)
+    print(f"{log}\nwrong elements: {wrong}")
+    return int(not log.is_clean or wrong > 0)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -29,7 +29,8 @@ extern "C" __global__ void reverse(const float* x, float* y) {
 """
 
 
-def main() -> None:
+def main() -> int:
+    """Run the kernel, print what the emulator found, and return 1 for a hazard or a wrong result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--broken", action="store_true", help="omit __syncthreads()")
     options = parser.parse_args()
@@ -37,8 +38,10 @@ def main() -> None:
     with cudatma.emulate_launches(hazards="collect") as log:
         kernel = cupy.RawKernel(SOURCE, "reverse", options=("-DBROKEN",) if options.broken else ())
         kernel((4,), (256,), (x, y))
-    print(f"{log}\nwrong elements: {np.count_nonzero(y != x.reshape(4, 256)[:, ::-1].reshape(-1))}")
+    wrong = np.count_nonzero(y != x.reshape(4, 256)[:, ::-1].reshape(-1))
+    print(f"{log}\nwrong elements: {wrong}")
+    return int(not log.is_clean or wrong > 0)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -31,7 +31,8 @@ def row_sums(x_ptr, sums_ptr, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
         tl.store(sums_ptr + rows, tl.load(sums_ptr + rows) + sums)
 
 
-def main() -> None:
+def main() -> int:
+    """Run the kernel, print what the emulator found, and return 1 for a hazard or a wrong result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--broken", action="store_true", help="add with a load and a store")
     options = parser.parse_args()
@@ -39,8 +40,10 @@ def main() -> None:
     sums = np.zeros(32, np.float32)
     with cudatma.emulate_launches(hazards="collect") as log:
         row_sums[2, triton.cdiv(200, 64)](x, sums, 200, ROWS=16, COLUMNS=64, ATOMIC=not options.broken)
-    print(f"{log}\nlargest error: {np.abs(sums - x.sum(1)).max():.4f}")
+    error = np.abs(sums - x.sum(1)).max()
+    print(f"{log}\nlargest error: {error:.4f}")
+    return int(not log.is_clean or error > 1e-4)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -50,6 +50,8 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         which = f" whose name contains {options.only!r}" if options.only else ""
         print(f"cudatma: {program} launched no kernel{which} through a supported library", file=sys.stderr)
         status = 1
+    if log.child_processes:
+        print(f"cudatma: child processes whose launches are not counted: {log.child_processes}", file=sys.stderr)
     written = write_reports([entry.report for entry in log], options)
     if options.json:
         print(json.dumps({"passed": log.is_clean and not status, "launches": _data(log)}, indent=2))

@@ -4,7 +4,7 @@ A kernel runs under several adversarial schedules, which expose races and missin
 `EmulatedModule.launch` runs a kernel on NumPy arrays and returns a `Report`.
 """
 
-from cudatma.emulator.api import EmulatedModule, load
+from cudatma.emulator.api import EmulatedModule, KernelParameter, KernelResources, load
 from cudatma.emulator.errors import EmulatorError, PtxError, ResidencyError, StepLimitError, TrapError
 from cudatma.emulator.hazards.hazard import CAUSES, Access, Hazard
 from cudatma.emulator.instructions import Coverage, coverage
@@ -19,6 +19,8 @@ __all__ = [
     "EmulatedModule",
     "EmulatorError",
     "Hazard",
+    "KernelParameter",
+    "KernelResources",
     "PtxError",
     "Report",
     "ResidencyError",

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -98,6 +99,42 @@ def load(ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[st
     return EmulatedModule(ptx, lines=lines, smem_layout=smem_layout)
 
 
+@dataclass(frozen=True, slots=True)
+class KernelParameter:
+    """A parameter of a kernel.
+
+    Parameters
+    ----------
+    name : str
+        Name in the PTX.
+    kind : str
+        PTX type, such as "u64".
+    offset_bytes, size_bytes : int
+        Place in the parameter buffer.
+    """
+
+    name: str
+    kind: str
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """Memory that a kernel uses on a GPU.
+
+    Parameters
+    ----------
+    static_shared_bytes : int
+        Static shared memory of a CTA in bytes, up to the start of dynamic shared memory.
+    local_bytes : int
+        Local memory of a thread in bytes.
+    """
+
+    static_shared_bytes: int
+    local_bytes: int
+
+
 class EmulatedModule:
     """A PTX module whose kernels run on the CPU.
 
@@ -143,6 +180,68 @@ class EmulatedModule:
         twin = copy.copy(self)
         twin.image = self.image.twin()
         return twin
+
+    def parameters(self, name: str) -> tuple[KernelParameter, ...]:
+        """Return the parameters of a kernel.
+
+        Parameters
+        ----------
+        name : str
+            Kernel name, as for `launch`.
+
+        Returns
+        -------
+        tuple of KernelParameter
+            The parameters in the order of their declaration.
+        """
+        program = self.image.entry(name)
+        return tuple(
+            KernelParameter(parameter.name, parameter.kind, program.param_offsets[parameter.name], parameter.size_bytes)
+            for parameter in program.function.params
+        )
+
+    def pack(self, name: str, args: Sequence[Any], *, names: Sequence[str] = ()) -> tuple[bytes, ...]:
+        """Convert arguments to the bytes of a kernel's parameters.
+
+        Parameters
+        ----------
+        name : str
+            Kernel name, as for `launch`.
+        args : sequence
+            Kernel arguments, as for `launch`.
+        names : sequence of str, optional
+            Names of the arguments in messages.
+
+        Returns
+        -------
+        tuple of bytes
+            The bytes of each parameter.
+
+        Raises
+        ------
+        ArgumentError
+            If an argument does not fit its parameter.
+        """
+        names = names or [f"args[{index}]" for index in range(len(args))]
+        buffer = pack_arguments(self.image.entry(name), args, GlobalMemory(), names)
+        spans = ((p.offset_bytes, p.offset_bytes + p.size_bytes) for p in self.parameters(name))
+        return tuple(buffer[start:end] for start, end in spans)
+
+    def resources(self, name: str) -> KernelResources:
+        """Return the memory that a kernel uses.
+
+        Parameters
+        ----------
+        name : str
+            Kernel name, as for `launch`.
+
+        Returns
+        -------
+        KernelResources
+            Static shared memory and local memory.
+        """
+        program = self.image.entry(name)
+        return KernelResources(self.image.shared_layout(program.function.name)[1], program.local_bytes)
 
     def variable(self, name: str) -> Array:
         """Return the memory of a global or constant variable as an array.
@@ -272,8 +371,8 @@ class EmulatedModule:
         for kind in stop_at:
             if kind not in CAUSES:
                 raise ArgumentError("stop_at", kind, f"a sequence of {', '.join(CAUSES)}")
-        schedules, seed = _natural("schedules", schedules, 1), _natural("seed", seed)
-        replay = None if replay is None else _natural("replay", replay)
+        schedules, seed = natural("schedules", schedules, 1), natural("seed", seed)
+        replay = None if replay is None else natural("replay", replay)
         if trace is not None and not isinstance(trace, Trace):
             raise ArgumentTypeError("trace", type(trace).__name__, "a Trace, or None")
         memory = GlobalMemory()
@@ -295,12 +394,12 @@ class EmulatedModule:
             _shape("grid", grid),
             _shape("block", block),
             shape,
-            _natural("shared_bytes", shared_bytes),
+            natural("shared_bytes", shared_bytes),
             parameters,
             memory,
-            _natural("step_limit", step_limit, 1),
-            _natural("resident_clusters", resident_clusters, 1),
-            None if registers is None else _natural("registers", registers),
+            natural("step_limit", step_limit, 1),
+            natural("resident_clusters", resident_clusters, 1),
+            None if registers is None else natural("registers", registers),
         )
         setup.extra.update(_dependence(memory, programmatic, produced_by_previous), track_all=replay is not None)
         setup.extra["target"] = _target_of(target, self.module.target)
@@ -453,7 +552,8 @@ def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> N
         region.name = names.get(region.name, region.name)
 
 
-def _natural(field: str, value: object, minimum: int = 0) -> int:
+def natural(field: str, value: object, minimum: int = 0) -> int:
+    """Return an integer argument, or raise ArgumentError if it is not an integer or too small."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise ArgumentError(field, value, f"an integer of at least {minimum}")
     return int(value)

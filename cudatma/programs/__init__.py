@@ -1,4 +1,4 @@
-"""Run the kernel launches of other libraries' programs on the emulator: Triton, Gluon, CuPy, cuda.core, cuda-python."""
+"""Run the kernel launches of Triton, Gluon, CuTe DSL, CuPy, cuda.core and cuda-python programs on the emulator."""
 
 from cudatma.programs.launch import ProgramLaunch
 from cudatma.programs.log import LaunchEntry, LaunchLog, emulate_launches

@@ -1,4 +1,4 @@
-"""Arguments of kernels, as libraries pass them: by the Python type of the value, or as addresses."""
+"""Convert kernel arguments of other libraries for the emulator, and find the memory at their addresses."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.ptx.model import Variable
-from cudatma.errors import ArgumentError, counted
+from cudatma.emulator import KernelParameter
+from cudatma.errors import ArgumentError, LaunchError, counted
+from cudatma.programs.device import SHARED_BYTES
 from cudatma.programs.host_memory import HostMemory, host_array, words_of
 from cudatma.programs.launch import ProgramLaunch
 from cudatma.programs.log import LaunchLog, naming
 
 
-def argument_of(value: Any, parameter: Variable, field: str) -> Any:
-    """Return an argument for the emulator. Raise ArgumentError if the kernel would read other bytes than it declares.
+def argument_of(value: Any, parameter: KernelParameter, field: str) -> Any:
+    """Return an argument for the emulator. Raise ArgumentError if a number has the wrong type.
 
     CuPy and cuda.core do not convert a number to the type of its parameter. They pass a Python float as a double, a
     Python integer as an integer, and the bytes of a NumPy scalar as they are.
@@ -28,7 +29,7 @@ def argument_of(value: Any, parameter: Variable, field: str) -> Any:
         value_bytes = value.nbytes
     elif isinstance(value, bool):
         value_bytes = 1
-    else:  # the libraries pass an int in a size that contains the parameter
+    else:  # the libraries pass an int with at least the size of the parameter
         value_bytes = 8 if isinstance(value, float) else size
     is_float = isinstance(value, float | np.floating)
     is_number = is_float or isinstance(value, int | np.integer | np.bool_)
@@ -41,10 +42,19 @@ def argument_of(value: Any, parameter: Variable, field: str) -> Any:
     return value
 
 
-def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -> None:
-    """Run a launch with all memory that its arguments may reach: allocations, and arrays of the callers at addresses.
+def require_opt_in(launch: ProgramLaunch, opt_in: int | None, remedy: str) -> None:
+    """Raise LaunchError if the dynamic shared memory exceeds the maximum that the program has set, or the default."""
+    static = launch.module.resources(launch.entry).static_shared_bytes
+    limit = SHARED_BYTES - static if opt_in is None else opt_in
+    if launch.shared_bytes > limit:
+        allowed = f"at most {limit}" + (" without an opt-in" if opt_in is None else ", the maximum that is set")
+        raise LaunchError("dynamic shared memory", counted(launch.shared_bytes, "byte"), allowed, remedy)
 
-    Raises ArgumentError if an argument is an address of other memory.
+
+def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -> None:
+    """Run a launch with the allocations of the device, and with the program's arrays whose addresses are arguments.
+
+    Raise ArgumentError if an argument is an address of other memory.
     """
     __tracebackhide__ = True
     with naming(launch.library, launch.entry, launch.place):

@@ -1,4 +1,4 @@
-"""Compile the CUDA C++ of other libraries' kernels to PTX, with the options of the program."""
+"""Compile the CUDA C++ source of a program to PTX with the options of the program."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ANONYMOUS = "kernel.cu"
 def compile_to_ptx(
     source: str, target: str, options: tuple[str, ...] = (), names: tuple[str, ...] = (), file_name: str = _ANONYMOUS
 ) -> tuple[str, dict[str, str]]:
-    """Compile CUDA C++ and return its PTX, and the name in the PTX of each C++ name expression.
+    """Compile CUDA C++ and return the PTX, and a dict of C++ name expressions to names in the PTX.
 
-    Options for the architecture and the kind of output are replaced. The PTX has line information, with ``file_name``
-    as the name of the source. Raises CompileError with the compiler's messages.
+    Replace options for the architecture and the kind of output. The PTX contains line information in which the source
+    is called ``file_name``. Raise CompileError with the compiler's messages.
     """
     from cuda.bindings import nvrtc
 
@@ -44,7 +44,7 @@ def compile_to_ptx(
                 f"/{file_name}", file_name
             )
             first = next((line for line in log.splitlines() if "error" in line), code.name)
-            raise CompileError(f"NVRTC refused {file_name} for {target}: {first}", log, source)
+            raise CompileError(f"NVRTC cannot compile {file_name} for {target}: {first}", log, source)
         ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         lowered = {
             name: check(nvrtc.nvrtcGetLoweredName(program, name.encode()), "nvrtcGetLoweredName").decode()
@@ -56,11 +56,11 @@ def compile_to_ptx(
 
 
 def entry_of(ptx_entries: tuple[str, ...], name: str, lowered: dict[str, str]) -> str:
-    """Return the name in the PTX of a kernel that a program names in C++, or raise ArgumentError."""
+    """Return the PTX name of a kernel from its name in the program, or raise ArgumentError."""
     entry = lowered.get(name, name)
     if entry not in ptx_entries:
         remedy = 'declare the kernel extern "C", or list its name in name_expressions'
-        raise ArgumentError("name", name, ", ".join(ptx_entries) or "none: the module has no kernel", remedy)
+        raise ArgumentError("name", name, ", ".join(ptx_entries) or "none, because the module has no kernel", remedy)
     return entry
 
 

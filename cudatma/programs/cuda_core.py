@@ -1,7 +1,7 @@
 """Programs that use cuda.core on the emulator.
 
-cuda.core calls libcuda below Python, so these classes take the places of its own. Device memory is host memory, and
-every call ends before it returns.
+cuda.core calls libcuda from compiled code, so these classes replace its classes. Device memory is host memory, and
+every call finishes its work before it returns.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudatma.emulator import EmulatedModule
-from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, counted
+from cudatma.emulator import EmulatedModule, KernelParameter
+from cudatma.emulator.api import natural
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, counted
 from cudatma.programs.arguments import argument_of, run_with_memory
 from cudatma.programs.compiling import compile_to_ptx, entry_of
-from cudatma.programs.driver import device_attributes, ptx_of
+from cudatma.programs.device import device_attributes, device_name
+from cudatma.programs.driver import ptx_of
 from cudatma.programs.host_memory import HostMemory, bytes_at
 from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
-from cudatma.programs.log import LaunchLog
+from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import NO_PTX, Recorder
 from cudatma.runtime.launch_config import dim3
+
+_LIBRARY = "cuda.core"
 
 
 class EmulatedDevice:
@@ -36,7 +40,7 @@ class EmulatedDevice:
 
     def __init__(self, log: LaunchLog) -> None:
         self.log, self.memory = log, HostMemory()
-        #: The classes of the program's block by their names in cuda.core, each with this device.
+        #: Subclasses for the program, which refer to this device, by their names in cuda.core.
         self.classes: dict[str, Any] = {
             kind.__name__: type(kind.__name__, (kind,), {"emulated": self})
             for kind in (Device, Program, MemoryResource)
@@ -81,12 +85,12 @@ class Device:
 
     def __init__(self, device_id: Any = None) -> None:
         if device_id not in (None, 0) and not isinstance(device_id, Device):
-            raise ArgumentError("device_id", device_id, "0: the emulator has one device")
+            raise ArgumentError("device_id", device_id, "0, because the emulator has one device")
         self.device_id = 0
         self.default_stream = Stream()
         self.memory_resource = self.emulated.classes["MemoryResource"]()
         target = self.emulated.log.target
-        self.name = f"cudatma emulator ({target.name})"
+        self.name = device_name(target)
         self.compute_capability = ComputeCapability(*target.compute_capability)
         self.arch = "".join(map(str, target.compute_capability))
         attributes = device_attributes(target)
@@ -94,14 +98,12 @@ class Device:
 
     @classmethod
     def get_all_devices(cls) -> tuple[Device, ...]:
-        """Return the only device."""
+        """Return the emulated device."""
         return (cls(),)
 
-    def set_current(self, context: Any = None) -> None:
-        """Do nothing: there is one device."""
+    def set_current(self, context: Any = None) -> None: ...
 
-    def sync(self) -> None:
-        """Do nothing: every call has ended."""
+    def sync(self) -> None: ...
 
     def create_stream(self, obj: Any = None, options: Any = None) -> Stream:
         """Return a stream."""
@@ -118,7 +120,7 @@ class Device:
 
 
 class Stream:
-    """A stream, in which every call has ended."""
+    """A stream that never contains unfinished work."""
 
     handle = 0
     is_nonblocking = True
@@ -129,24 +131,21 @@ class Stream:
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, 0
 
-    def sync(self) -> None:
-        """Do nothing: every call has ended."""
+    def sync(self) -> None: ...
 
-    def wait(self, event_or_stream: Any) -> None:
-        """Do nothing: every call has ended."""
+    def wait(self, event_or_stream: Any) -> None: ...
 
     def record(self, event: Event | None = None, options: Any = None) -> Event:
-        """Return an event with the time of this call."""
+        """Store the current time in an event, and return the event."""
         event = Event() if event is None else event
         event.seconds = time.perf_counter()
         return event
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
 
 class Event:
-    """An event of a stream."""
+    """An event that holds a time."""
 
     is_done = True
 
@@ -156,11 +155,9 @@ class Event:
     def __sub__(self, other: Event) -> float:
         return 1e3 * (self.seconds - other.seconds)
 
-    def sync(self) -> None:
-        """Do nothing: every call has ended."""
+    def sync(self) -> None: ...
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
 
 class Buffer:
@@ -188,22 +185,24 @@ class Buffer:
         return 1, 0
 
     def copy_to(self, dst: Buffer | None = None, *, stream: Any = None) -> Buffer:
-        """Copy to another buffer, or to a new one, and return it."""
+        """Copy the memory to another buffer, or to a new buffer, and return that buffer."""
         if dst is None:
             if self.memory_resource is None:
-                raise ArgumentError("dst", None, "a Buffer", "this buffer has no memory resource for a new one")
+                raise ArgumentError(
+                    "dst", None, "a Buffer", "this buffer has no memory resource that can allocate a new one"
+                )
             dst = self.memory_resource.allocate(self.size)
         dst.copy_from(self)
         return dst
 
     def copy_from(self, src: Buffer, *, stream: Any = None) -> None:
-        """Copy from another buffer of the same size."""
+        """Copy the memory of another buffer with the same size."""
         if src.size != self.size:
             raise ArgumentError("src", counted(src.size, "byte"), f"{self.size} bytes, the size of this buffer")
         bytes_at(self.handle, self.size)[:] = bytes_at(src.handle, src.size).copy()
 
     def fill(self, value: int | Any, *, stream: Any = None) -> None:
-        """Fill with a byte, or with the bytes of a scalar or buffer."""
+        """Fill the memory with a byte, or with the bytes of a scalar or buffer."""
         if isinstance(value, int) and not 0 <= value < 256:
             raise ArgumentError("value", value, "0 to 255")
         pattern = np.frombuffer(bytes([value]) if isinstance(value, int) else bytes(value), np.uint8)
@@ -220,7 +219,7 @@ class Buffer:
 
 
 class MemoryResource:
-    """Allocates host memory in the place of device, pinned or managed memory."""
+    """Allocates host memory instead of device, pinned or managed memory."""
 
     emulated: EmulatedDevice
     is_device_accessible = is_host_accessible = True
@@ -230,13 +229,16 @@ class MemoryResource:
 
     def allocate(self, size: int, stream: Any = None, **_: Any) -> Buffer:
         """Return new memory."""
-        buffer = Buffer(self.emulated.memory.allocate(size), size, self)
+        address = self.emulated.memory.allocate(size, "size")
+        if address is None and size:
+            raise DriverError("MemoryResource.allocate", None, "CUDA_ERROR_OUT_OF_MEMORY")
+        buffer = Buffer(address or 0, size, self)
         buffer._free = weakref.finalize(buffer, self.emulated.memory.discard, buffer.handle)
         return buffer
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None, **_: Any) -> None:
         """Free memory."""
-        self.emulated.memory.free(int(ptr), "MemoryResource.deallocate")
+        self.emulated.memory.free(int(ptr), "ptr")
 
 
 class Program:
@@ -247,12 +249,12 @@ class Program:
 
     def __init__(self, code: Any, code_type: str, options: Any = None) -> None:
         if str(code_type).lower() not in ("c++", "ptx"):
-            raise ArgumentError("code_type", code_type, "c++, ptx", "the emulator runs PTX")
+            raise ArgumentError("code_type", code_type, "c++, ptx", "the emulator runs only PTX")
         self._code, self._type, self._options = code, str(code_type).lower(), options
         self.is_closed = False
 
     def compile(self, target_type: str, name_expressions: Sequence[str] = (), logs: Any = None, **_: Any) -> ObjectCode:
-        """Compile to PTX, whatever the requested type is: the emulator needs no other code."""
+        """Compile to PTX. The requested type has no effect."""
         if self._type == "ptx":
             return ObjectCode(ptx_of(self._code))
         options = self._options
@@ -291,14 +293,16 @@ class ObjectCode:
 
     @classmethod
     def from_ptx(cls, module: Any, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> ObjectCode:
-        """Return the code of PTX text, or of a PTX file."""
+        """Return the object code for PTX text or a PTX file."""
         is_path = isinstance(module, str | Path) and ".version" not in str(module)
         return cls(ptx_of(Path(module).read_bytes() if is_path else module), symbol_mapping)
 
     @classmethod
     def from_cubin(cls, module: Any, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> ObjectCode:
-        """Raise ArgumentTypeError: the emulator runs PTX."""
-        raise ArgumentTypeError("module", "a cubin", "PTX", "load it with ObjectCode.from_ptx: the emulator runs PTX")
+        """Raise ArgumentTypeError, because the emulator runs only PTX."""
+        raise ArgumentTypeError(
+            "module", "a cubin", "PTX", "use ObjectCode.from_ptx, because the emulator runs only PTX"
+        )
 
     from_fatbin = from_ltoir = from_object = from_library = from_cubin
 
@@ -319,9 +323,9 @@ class Kernel:
         self.attributes = SimpleNamespace(max_threads_per_block=1024, max_dynamic_shared_size_bytes=0)
 
     @property
-    def parameters(self) -> Sequence[Any]:
+    def parameters(self) -> tuple[KernelParameter, ...]:
         """Parameters of the kernel."""
-        return self.module.image.entry(self.entry).function.params
+        return self.module.parameters(self.entry)
 
     @property
     def num_arguments(self) -> int:
@@ -330,7 +334,7 @@ class Kernel:
 
 
 class LaunchConfig:
-    """Shape of a launch. With a cluster, ``grid`` counts clusters."""
+    """Shape of a launch. ``grid`` is the number of clusters if there is a cluster, and otherwise the number of CTAs."""
 
     def __init__(
         self,
@@ -351,23 +355,26 @@ class LaunchConfig:
 def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[Any]) -> None:
     __tracebackhide__ = True
     if not isinstance(kernel, Kernel):
-        remedy = "compile and load it inside emulate_launches()"
+        remedy = "compile and load the kernel inside emulate_launches()"
         raise LaunchError(
-            "kernel", f"a {type(kernel).__name__} that cuda.core loaded before", "a kernel of the emulator", remedy
+            "kernel", f"a {type(kernel).__name__} from outside the block", "a kernel of the emulator", remedy
         )
     parameters = kernel.parameters
-    if len(args) != len(parameters):
-        raise LaunchError("kernel_args", counted(len(args), "argument"), f"{len(parameters)} for {kernel.entry}")
-    launch = describe_launch(kernel.ptx, kernel.entry, config, args, kernel.sources)
-    fields = [f"kernel_args[{index}] of {kernel.entry}" for index in range(len(args))]
-    values = map(argument_of, launch.args, parameters, fields)
-    run_with_memory(emulated.log, replace(launch, args=tuple(values), loaded=kernel.module), emulated.memory)
+    with naming(_LIBRARY, kernel.entry, calling_place()):
+        if len(args) != len(parameters):
+            raise LaunchError("kernel_args", counted(len(args), "argument"), str(len(parameters)))
+        if not isinstance(config, LaunchConfig):
+            raise ArgumentTypeError("config", type(config).__name__, "a LaunchConfig that is created in the block")
+        launch = describe_launch(kernel.ptx, kernel.entry, config, args, kernel.sources)
+        fields = [f"kernel_args[{index}]" for index in range(len(args))]
+        values = tuple(map(argument_of, launch.args, parameters, fields))
+    run_with_memory(emulated.log, replace(launch, args=values, loaded=kernel.module), emulated.memory)
 
 
 def describe_launch(
     ptx: str, entry: str, config: Any, args: Sequence[Any], sources: tuple[tuple[str, str], ...] | None = None
 ) -> ProgramLaunch:
-    """Return a launch of a kernel with the arguments of the program. Buffers become addresses."""
+    """Return a launch of a kernel. Replace each Buffer in the arguments by its address."""
     cluster = None if config.cluster is None else dim3(config.cluster, "cluster")
     grid = tuple(
         extent * factor for extent, factor in zip(dim3(config.grid, "grid"), cluster or (1, 1, 1), strict=True)
@@ -378,17 +385,17 @@ def describe_launch(
         grid=dim3(grid, "grid"),
         block=dim3(config.block, "block"),
         cluster=cluster,
-        shared_bytes=config.shmem_size,
+        shared_bytes=natural("shmem_size", config.shmem_size),
         programmatic=bool(getattr(config, "programmatic_stream_serialization", False)),
         args=tuple(int(arg.handle) if hasattr(arg, "memory_resource") else arg for arg in args),
-        library="cuda.core",
+        library=_LIBRARY,
         place=calling_place(),
         sources=sources,
     )
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of kernels whose programs are compiled during the recording."""
+    """Record the launches of kernels that are compiled during the recording."""
     import cuda.core as core
 
     original_launch, original_program = core.launch, core.Program
@@ -418,7 +425,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
             describe,
             lambda: original_launch(stream, config, kernel, *args),
             entry=_entry_of(kernel),
-            library="cuda.core",
+            library=_LIBRARY,
             stream=int(getattr(stream, "handle", 0) or 0),
         )
 
@@ -434,7 +441,7 @@ def _entry_of(kernel: Any) -> str:
 
 
 def _code_of(kernel: Any, modules: list[tuple[Any, str]]) -> tuple[str, tuple[tuple[str, str], ...] | None]:
-    """Return PTX and sources of a kernel. The PTX is empty if it is not known."""
+    """Return the PTX and the sources of a kernel. The PTX is empty if it is unknown."""
     if isinstance(kernel, Kernel):
         return kernel.ptx, kernel.sources
     from cuda.bindings import driver

@@ -1,39 +1,41 @@
 """Launches of CuPy's RawKernel and RawModule.
 
-CuPy needs a device for its arrays, its streams and its own kernels, so a program passes NumPy arrays or torch CPU
-tensors to ``kernel(grid, block, args)`` instead.
+CuPy's arrays, streams and built-in kernels need a GPU, so programs pass NumPy arrays or torch CPU tensors to
+``kernel(grid, block, args)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from cudatma.emulator import EmulatedModule
-from cudatma.errors import LaunchError
-from cudatma.programs.arguments import argument_of, run_with_memory
+from cudatma.emulator.api import natural
+from cudatma.errors import ArgumentError, LaunchError, counted
+from cudatma.programs.arguments import argument_of, require_opt_in, run_with_memory
 from cudatma.programs.compiling import compile_to_ptx, entry_of
-from cudatma.programs.driver import ptx_of
+from cudatma.programs.device import SHARED_BYTES
+from cudatma.programs.driver import image_file, ptx_of
 from cudatma.programs.host_memory import HostMemory
 from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
-from cudatma.programs.log import LaunchLog
+from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import Recorder
 from cudatma.runtime.launch_config import dim3
 
-#: Names in the module ``cupy`` that create arrays, directly or for CuPy's other functions.
+_LIBRARY = "cupy"
+#: Attributes of the module ``cupy`` that create arrays. Other functions of CuPy use them.
 _CREATION = ("array", "asarray", "ascontiguousarray", "arange", "ndarray")
 _NEEDS_DEVICE = (
-    "Without a device, CuPy can only launch a RawKernel or RawModule that the program creates inside "
-    "emulate_launches(), or that is a variable of a module, on NumPy arrays or torch CPU tensors"
+    "Without a GPU, CuPy can only launch kernels of RawKernel and RawModule objects that the program creates inside "
+    "emulate_launches(), or that are not in local variables or tuples, on NumPy arrays or torch CPU tensors"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RawCode:
-    """The code of a RawKernel or RawModule: CUDA C++, or a file with PTX."""
+    """The CUDA C++ source or the PTX file of a RawKernel or RawModule."""
 
     code: str | None
     path: str | None
@@ -42,14 +44,14 @@ class RawCode:
 
     @classmethod
     def of(cls, raw: Any) -> RawCode:
-        """Return the code of CuPy's object."""
+        """Return the code of a RawKernel or RawModule."""
         names = getattr(raw, "name_expressions", None) or ()
         return cls(raw.code, raw.file_path, tuple(raw.options), tuple(names))
 
     def compile(self, target: str) -> tuple[str, dict[str, str], tuple[tuple[str, str], ...]]:
-        """Return the PTX, the names in the PTX of the name expressions, and the sources for reports."""
+        """Return the PTX, a dict of name expressions to PTX names, and the sources that reports quote."""
         if self.code is None:
-            return ptx_of(Path(str(self.path)).read_bytes()), {}, ()
+            return ptx_of(image_file(str(self.path))), {}, ()
         options = (*self.options, "--device-as-default-execution-space")
         name = "raw_kernel.cu"
         return *compile_to_ptx(self.code, target, options, self.name_expressions, name), ((name, self.code),)
@@ -61,17 +63,19 @@ class RawCode:
         ptx, lowered, sources = self.compile(target)
         module = load_module(ptx, sources)
         entry = entry_of(module.entries, name, lowered)
-        parameters = module.image.entry(entry).function.params
-        fields = (f"args[{index}] of {entry}" for index in range(len(args)))
-        values = map(argument_of, args, parameters, fields) if len(args) == len(parameters) else args
+        parameters = module.parameters(entry)
+        if not isinstance(args, Sequence) or len(args) != len(parameters):
+            got = counted(len(args), "value") if isinstance(args, Sequence) else type(args).__name__
+            raise ArgumentError("args", got, f"a tuple with {counted(len(parameters), 'value')}")
+        fields = (f"args[{index}]" for index in range(len(args)))
         return ProgramLaunch(
             ptx=ptx,
             entry=entry,
-            grid=dim3(tuple(grid), "grid"),
-            block=dim3(tuple(block), "block"),
-            args=tuple(values),
-            shared_bytes=int(shared_bytes),
-            library="cupy",
+            grid=dim3(grid, "grid"),
+            block=dim3(block, "block"),
+            args=tuple(map(argument_of, args, parameters, fields)),
+            shared_bytes=natural("shared_mem", shared_bytes),
+            library=_LIBRARY,
             place=calling_place(),
             sources=sources,
             loaded=module,
@@ -79,7 +83,7 @@ class RawCode:
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Replace cupy.RawKernel and cupy.RawModule, and kernels in variables of modules. Send launches to the log."""
+    """Replace cupy.RawKernel, cupy.RawModule and their existing objects, and send launches to the log."""
     import cupy
 
     original_kernel, original_module = cupy.RawKernel, cupy.RawModule
@@ -100,24 +104,25 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
         ) -> None:
             super().__init__(log, RawCode(code, path, tuple(options), tuple(name_expressions or ())))
 
-    def convert(value: Any) -> object | None:
-        if isinstance(value, original_kernel):
-            return EmulatedRawKernel(log, RawCode.of(value), value.name)
-        return EmulatedRawModule(log, RawCode.of(value)) if isinstance(value, original_module) else None
-
     creation = {name: type(name, (_NoDeviceArray,), {}) for name in _CREATION}
-    patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule} | creation, convert)
+    patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule} | creation)
+    patches.set_objects(
+        {
+            original_kernel: lambda kernel: EmulatedRawKernel(log, RawCode.of(kernel), kernel.name),
+            original_module: lambda module: EmulatedRawModule(log, RawCode.of(module)),
+        }
+    )
     patches.push(_explain)
 
 
 def _explain(kind: Any, error: Any, traceback: Any) -> None:
-    """Complete an error that CuPy raises without a device."""
+    """Add the supported uses of CuPy to an error that CuPy raises on a machine without a GPU."""
     if getattr(kind, "__name__", "") == "CUDARuntimeError" and _NEEDS_DEVICE not in str(error):
         error.args = (f"{error}. {_NEEDS_DEVICE}",)
 
 
 class EmulatedRawModule:
-    """CuPy's RawModule, which compiles to PTX only."""
+    """Replacement for CuPy's RawModule that compiles to PTX."""
 
     enable_cooperative_groups = False
     backend = "nvrtc"
@@ -126,8 +131,10 @@ class EmulatedRawModule:
         self._log, self._raw = log, raw
         self.code, self.file_path, self.options = raw.code, raw.path, raw.options
         self.name_expressions = raw.name_expressions
-        #: The loaded module, which exists after the first launch.
+        #: The loaded module, or None before the first launch.
         self._loaded: EmulatedModule | None = None
+        #: Maximum dynamic shared memory in bytes that the program has set, by kernel.
+        self._opt_ins: dict[str, int] = {}
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile the module."""
@@ -138,41 +145,52 @@ class EmulatedRawModule:
         return EmulatedRawKernel(self._log, self._raw, name, self)
 
     def get_global(self, name: str) -> Any:
-        """Raise LaunchError: CuPy's memory pointers need a device."""
-        raise LaunchError("RawModule.get_global", name, "kernels", "CuPy's memory pointers need a device")
+        """Raise LaunchError, because CuPy's memory pointers need a GPU."""
+        raise LaunchError("RawModule.get_global", name, "get_function", "CuPy's memory pointers need a GPU")
 
 
 class EmulatedRawKernel(EmulatedRawModule):
-    """CuPy's RawKernel. A call runs the kernel on the emulator."""
+    """Replacement for CuPy's RawKernel that runs the kernel on the emulator."""
 
     def __init__(self, log: LaunchLog, raw: RawCode, name: str, module: EmulatedRawModule | None = None) -> None:
         super().__init__(log, raw)
         self.name, self.kernel, self._module = name, self, module or self
-        self.max_dynamic_shared_size_bytes = 0
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """Maximum dynamic shared memory in bytes of a launch."""
+        return self._module._opt_ins.get(self.name, SHARED_BYTES)
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, value: int) -> None:
+        self._module._opt_ins[self.name] = natural("max_dynamic_shared_size_bytes", value)
 
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0, stream: Any = None
     ) -> None:
         __tracebackhide__ = True
-        launch = self._raw.describe(self.name, self._log.target.name, grid, block, args, shared_mem)
+        with naming(_LIBRARY, self.name, calling_place()):
+            launch = self._raw.describe(self.name, self._log.target.name, grid, block, args, shared_mem)
+            opt_in = self._module._opt_ins.get(self.name)
+            require_opt_in(launch, opt_in, "set max_dynamic_shared_size_bytes of the kernel")
         self._module._loaded = self._module._loaded or launch.loaded
         run_with_memory(self._log, replace(launch, loaded=self._module._loaded), HostMemory())
 
 
 class _NoDeviceArray:
-    """CuPy's array, which cannot exist without a device."""
+    """Replacement for CuPy's arrays that raises LaunchError, because they need a GPU."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         raise LaunchError(
             "cupy",
             "a CuPy array",
             "RawKernel and RawModule with NumPy arrays or torch CPU tensors",
-            "CuPy's arrays, streams and own kernels need a GPU",
+            "CuPy's arrays, streams and built-in kernels need a GPU",
         )
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of RawKernel and RawModule, whose sources are compiled to PTX again."""
+    """Record the launches of RawKernel and RawModule. Compile their sources to PTX for the recording."""
     import cupy
 
     original_kernel, original_module = cupy.RawKernel, cupy.RawModule
@@ -186,16 +204,17 @@ def record(patches: Patches, recorder: Recorder) -> None:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(recorder, original_module(*args, **options))
 
-    def convert(value: Any) -> object | None:
-        if isinstance(value, original_kernel):
-            return _RecordedKernel(recorder, value, RawCode.of(value))
-        return _RecordedModule(recorder, value) if isinstance(value, original_module) else None
-
-    patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule}, convert)
+    patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule})
+    patches.set_objects(
+        {
+            original_kernel: lambda kernel: _RecordedKernel(recorder, kernel, RawCode.of(kernel)),
+            original_module: lambda module: _RecordedModule(recorder, module),
+        }
+    )
 
 
 class _RecordedKernel:
-    """CuPy's kernel with recorded calls. All other attributes are the kernel's."""
+    """A RawKernel whose calls are recorded."""
 
     def __init__(self, recorder: Recorder, kernel: Any, raw: RawCode) -> None:
         self._recorder, self._kernel, self._raw = recorder, kernel, raw
@@ -210,13 +229,13 @@ class _RecordedKernel:
             lambda: self._raw.describe(name, target, grid, block, args, options.get("shared_mem", 0)),
             lambda: self._kernel(grid, block, args, **options),
             entry=name,
-            library="cupy",
+            library=_LIBRARY,
             stream=_cupy_stream(options.get("stream")),
         )
 
 
 class _RecordedModule:
-    """CuPy's module, whose kernels are recorded."""
+    """A RawModule whose kernels are recorded."""
 
     def __init__(self, recorder: Recorder, module: Any) -> None:
         self._recorder, self._module = recorder, module

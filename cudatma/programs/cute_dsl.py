@@ -1,8 +1,8 @@
 """Launches of the CuTe DSL.
 
 The DSL compiles a host function together with its kernels. The host function encodes the tensor maps, and calls
-``_cudaLaunchKernelEx`` of the DSL's runtime library. Here, the symbols of that library are Python functions. Works with
-version 4.8.
+``_cudaLaunchKernelEx`` of the DSL's runtime library. This module replaces the functions of this library by Python
+functions. It supports version 4.8 of the DSL.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator import EmulatedModule
+from cudatma.programs.device import SM_COUNT
 from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
-from cudatma.programs.log import SM_COUNT, LaunchLog, naming
+from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 
 _LIBRARY = "cute"
-#: cudaLaunchAttributeID: the shape of a cluster, and programmatic dependent launch.
+#: Values of cudaLaunchAttributeID for the shape of a cluster and for programmatic dependent launch.
 _CLUSTER, _PROGRAMMATIC = 4, 6
-#: Symbols of the runtime library that succeed and do nothing.
+#: Functions of the runtime library that have no effect and return success.
 _IGNORED = (
     "_cudaGetDevice",
     "_cudaDeviceGetAttribute",
@@ -50,7 +51,7 @@ class _Attribute(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    """cudaLaunchConfig_t."""
+    """The struct cudaLaunchConfig_t."""
 
     _fields_ = (
         ("grid", _Dim3),
@@ -71,16 +72,16 @@ _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_
 def intercept(patches: Patches, log: LaunchLog) -> None:
     """Send the launches of host functions that the CuTe DSL compiles to the log.
 
-    Functions that were compiled before are not redirected.
+    Host functions that the DSL compiled before this call still call CUDA.
     """
     _Interceptor().install(patches, log)
 
 
 class _Interceptor:
-    """The runtime library of the DSL."""
+    """Replacement for the runtime library of the DSL."""
 
     def __init__(self) -> None:
-        #: Kernels by handle: name and module.
+        #: Name and module of each kernel, by handle.
         self._kernels: dict[int, tuple[str, EmulatedModule]] = {}
         self._module: EmulatedModule | None = None
         #: Launches of the running host function, and the error of the last one.
@@ -94,7 +95,7 @@ class _Interceptor:
         self._symbols["_cudaLaunchKernelEx"] = _LAUNCH(self._launch)
 
     def install(self, patches: Patches, log: LaunchLog) -> None:
-        """Make the DSL keep its PTX, and replace the symbols of its runtime library."""
+        """Make the DSL keep its PTX, and replace the functions of its runtime library."""
         from cutlass._mlir.execution_engine import ExecutionEngine
         from cutlass.base_dsl.jit_executor import JitExecutor
         from cutlass.cute import runtime
@@ -187,7 +188,7 @@ class _Interceptor:
             loaded=module,
         )
         with naming(_LIBRARY, name, launch.place):
-            parameters = module.image.entry(name).function.params
+            parameters = module.parameters(name)
         values = [ctypes.string_at(args[i], parameter.size_bytes) for i, parameter in enumerate(parameters)]
         return replace(launch, args=tuple(values))
 

@@ -1,4 +1,4 @@
-"""cuda-python's driver functions on the emulator: memory is host memory, and a launch runs before its call returns."""
+"""Replacements for the functions of cuda.bindings.driver. Memory is host memory, and all calls are synchronous."""
 
 # ruff: noqa: N802, N815  # the names are CUDA's
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,19 +23,22 @@ from cudatma.descriptor.rules import L2Promotion, OobFill
 from cudatma.descriptor.spec import Im2colSpec, TiledSpec
 from cudatma.dtypes import TMA_TYPES
 from cudatma.emulator import EmulatedModule
+from cudatma.emulator.api import natural
+from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, counted
 from cudatma.layout import Interleave, Swizzle
-from cudatma.programs.arguments import run_with_memory
-from cudatma.programs.host_memory import HostMemory, bytes_at
+from cudatma.programs.arguments import require_opt_in, run_with_memory
+from cudatma.programs.device import MAX_THREADS, SHARED_BYTES, TOTAL_BYTES, device_attributes, device_name
+from cudatma.programs.host_memory import LOWEST_ADDRESS, HostMemory, bytes_at
 from cudatma.programs.launch import Dim, ProgramLaunch, calling_place, load_module
-from cudatma.programs.log import SM_COUNT, LaunchLog
+from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import NO_PTX, Recorder
 from cudatma.runtime.launch_config import dim3
 from cudatma.target import forget_detected
 
-#: Functions that have nothing to do, because every call ends before it returns.
+#: Functions without effect, because all calls are synchronous.
 _NO_OPS = frozenset(
     (
         "cuCtxDestroy",
@@ -48,10 +52,8 @@ _NO_OPS = frozenset(
         "cuDevicePrimaryCtxSetFlags",
         "cuEventQuery",
         "cuEventSynchronize",
-        "cuFuncSetAttribute",
         "cuFuncSetCacheConfig",
         "cuInit",
-        "cuKernelSetAttribute",
         "cuMemPrefetchAsync",
         "cuProfilerStart",
         "cuProfilerStop",
@@ -62,7 +64,6 @@ _NO_OPS = frozenset(
     )
 )
 _DRIVER_VERSION = 13000
-_TOTAL_BYTES = 80 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
     """Replace the functions of cuda.bindings.driver, and send its launches to the log."""
     from cuda.bindings import driver
 
-    # The process keeps both results, so that cudatma's own functions do not take the emulated device for a GPU.
+    # These results are cached for the process, so cudatma's own functions do not use the emulated device as a GPU.
     selected_backend("auto")
     has_driver()
     patches.enter_context(using_other_devices())
@@ -90,18 +91,20 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
 
 
 class _UnknownHandleError(Exception):
-    """A call got a handle that the emulated device did not return."""
+    """A handle does not belong to the emulated device."""
 
 
 class EmulatedDriver:
-    """The driver API of one emulated GPU. Methods return what the functions of cuda.bindings.driver return."""
+    """The driver API of one emulated GPU. Methods return the same tuples as the functions of cuda.bindings.driver."""
 
     def __init__(self, driver: Any, log: LaunchLog) -> None:
         self._driver, self._log = driver, log
         self._handles = itertools.count(0x1000)
         self._modules: dict[int, EmulatedModule] = {}
         self._entries: dict[int, _Entry] = {}
-        #: Events by handle: the time of their record, or None.
+        #: Maximum dynamic shared memory in bytes that the program has set, by kernel.
+        self._opt_ins: dict[_Entry, int] = {}
+        #: Time of the last record of each event by handle, or None before the first record.
         self._events: dict[int, float | None] = {}
         self._context = 0
         self.memory = HostMemory()
@@ -124,7 +127,9 @@ class EmulatedDriver:
             return call
 
         def missing(*_: object) -> Any:
-            raise DriverError(name, None, "the emulator has no such function", "run this part of the program on a GPU")
+            raise DriverError(
+                name, None, "the emulator does not support this function", "run this part of the program on a GPU"
+            )
 
         return missing
 
@@ -142,16 +147,18 @@ class EmulatedDriver:
         return self._ok, self._driver.CUdevice(0)
 
     def cuDeviceGetName(self, length: int, device: Any) -> tuple[Any, ...]:
-        return self._ok, f"cudatma emulator ({self._log.target.name})".encode()[:length]
+        return self._ok, device_name(self._log.target).encode()[:length]
 
     def cuDeviceTotalMem(self, device: Any) -> tuple[Any, ...]:
-        return self._ok, _TOTAL_BYTES
+        return self._ok, TOTAL_BYTES
 
     def cuDeviceGetAttribute(self, attribute: Any, device: Any) -> tuple[Any, ...]:
         name = attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")
         value = device_attributes(self._log.target).get(name)
         if value is None:
-            raise DriverError("cuDeviceGetAttribute", None, f"the emulated device has no attribute {name}")
+            raise DriverError(
+                "cuDeviceGetAttribute", None, f"the emulated device does not support the attribute {name}"
+            )
         return self._ok, value
 
     def cuDevicePrimaryCtxRetain(self, device: Any) -> tuple[Any, ...]:
@@ -179,7 +186,7 @@ class EmulatedDriver:
     # Modules
 
     def cuModuleLoad(self, name: bytes | str) -> tuple[Any, ...]:
-        return self.cuModuleLoadData(Path(name.decode() if isinstance(name, bytes) else name).read_bytes())
+        return self.cuModuleLoadData(image_file(name))
 
     def cuModuleLoadData(self, image: Any, *_: Any) -> tuple[Any, ...]:
         return self._ok, self._driver.CUmodule(self._load(image))
@@ -191,7 +198,7 @@ class EmulatedDriver:
         return self._ok, self._driver.CUlibrary(self._load(image))
 
     def cuLibraryLoadFromFile(self, name: bytes | str, *_: Any) -> tuple[Any, ...]:
-        return self.cuLibraryLoadData(Path(name.decode() if isinstance(name, bytes) else name).read_bytes())
+        return self.cuLibraryLoadData(image_file(name))
 
     def cuLibraryGetModule(self, library: Any) -> tuple[Any, ...]:
         return self._ok, self._driver.CUmodule(int(library))
@@ -206,7 +213,7 @@ class EmulatedDriver:
         return self._ok, self._driver.CUfunction(int(kernel))
 
     def cuModuleUnload(self, module: Any) -> tuple[Any, ...]:
-        for variable in self._module(module).image.variables.values():
+        for variable in self._module(module).globals.values():
             self.memory.remove(variable)
         del self._modules[int(module)]
         return (self._ok,)
@@ -226,35 +233,43 @@ class EmulatedDriver:
 
     def cuFuncGetParamInfo(self, function: Any, index: int) -> tuple[Any, ...]:
         entry = self._entry(function)
-        program = self._module(entry.module).image.entry(entry.name)
-        if index >= len(program.function.params):
+        parameters = self._module(entry.module).parameters(entry.name)
+        if index >= len(parameters):
             return self._driver.CUresult.CUDA_ERROR_INVALID_VALUE, None, None
-        parameter = program.function.params[index]
-        return self._ok, program.param_offsets[parameter.name], parameter.size_bytes
+        return self._ok, parameters[index].offset_bytes, parameters[index].size_bytes
 
     cuKernelGetParamInfo = cuFuncGetParamInfo
 
     def cuFuncGetAttribute(self, attribute: Any, function: Any, *_: Any) -> tuple[Any, ...]:
         name, entry = attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_"), self._entry(function)
-        image = self._module(entry.module).image
+        resources = self._module(entry.module).resources(entry.name)
         values = {
-            "MAX_THREADS_PER_BLOCK": 1024,
-            "MAX_DYNAMIC_SHARED_SIZE_BYTES": self._log.target.smem_per_block_bytes,
-            "SHARED_SIZE_BYTES": image.shared_layout(entry.name)[1],
-            "LOCAL_SIZE_BYTES": image.entry(entry.name).local_bytes,
+            "MAX_THREADS_PER_BLOCK": MAX_THREADS,
+            "MAX_DYNAMIC_SHARED_SIZE_BYTES": self._opt_ins.get(entry, SHARED_BYTES - resources.static_shared_bytes),
+            "SHARED_SIZE_BYTES": resources.static_shared_bytes,
+            "LOCAL_SIZE_BYTES": resources.local_bytes,
             "CONST_SIZE_BYTES": 0,
-            "NUM_REGS": 0,  # unknown: only the cubin has it
+            "NUM_REGS": 0,  # unknown, because PTX does not contain it
         }
         if name not in values:
-            raise DriverError("cuFuncGetAttribute", None, f"the emulator has no attribute {name}")
+            raise DriverError("cuFuncGetAttribute", None, f"the emulator does not support the attribute {name}")
         return self._ok, values[name]
 
     cuKernelGetAttribute = cuFuncGetAttribute
 
+    def cuFuncSetAttribute(self, function: Any, attribute: Any, value: int) -> tuple[Any, ...]:
+        if attribute.name.endswith("MAX_DYNAMIC_SHARED_SIZE_BYTES"):
+            self._opt_ins[self._entry(function)] = value
+        return (self._ok,)
+
+    def cuKernelSetAttribute(self, attribute: Any, value: int, kernel: Any, device: Any) -> tuple[Any, ...]:
+        return self.cuFuncSetAttribute(kernel, attribute, value)
+
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, ...]:
-        variable = self._module(module).image.variables.get(name.decode())
-        if variable is None:
+        variables = self._module(module).globals
+        if name.decode() not in list(variables):  # `in variables` also accepts parts of names
             return self._driver.CUresult.CUDA_ERROR_NOT_FOUND, None, None
+        variable = variables[name.decode()]
         self.memory.add(variable)
         return self._ok, self._driver.CUdeviceptr(variable.ctypes.data), variable.nbytes
 
@@ -288,12 +303,16 @@ class EmulatedDriver:
     # Memory
 
     def cuMemAlloc(self, size: int, *_: Any) -> tuple[Any, ...]:
-        return self._ok, self._driver.CUdeviceptr(self.memory.allocate(size))
+        address, codes = self.memory.allocate(size, "cuMemAlloc: bytesize"), self._driver.CUresult
+        if address is None:
+            return codes.CUDA_ERROR_OUT_OF_MEMORY if size else codes.CUDA_ERROR_INVALID_VALUE, None
+        return self._ok, self._driver.CUdeviceptr(address)
 
     cuMemAllocManaged = cuMemAlloc
 
     def cuMemAllocHost(self, size: int, *_: Any) -> tuple[Any, ...]:
-        return self._ok, self.memory.allocate(size)
+        code, address = self.cuMemAlloc(size)
+        return code, None if address is None else int(address)
 
     cuMemHostAlloc = cuMemAllocHost
 
@@ -301,15 +320,15 @@ class EmulatedDriver:
         return self._ok, self._driver.CUdeviceptr(int(pointer))
 
     def cuMemFree(self, pointer: Any, *_: Any) -> tuple[Any, ...]:
-        self.memory.free(int(pointer), "cuMemFree")
+        self.memory.free(int(pointer), "cuMemFree: dptr")
         return (self._ok,)
 
     def cuMemFreeHost(self, pointer: Any) -> tuple[Any, ...]:
-        self.memory.free(int(pointer), "cuMemFreeHost")
+        self.memory.free(int(pointer), "cuMemFreeHost: p")
         return (self._ok,)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
-        return self._ok, _TOTAL_BYTES, _TOTAL_BYTES
+        return self._ok, TOTAL_BYTES, TOTAL_BYTES
 
     def cuMemGetAddressRange(self, pointer: Any) -> tuple[Any, ...]:
         known = self.memory.find(int(pointer))
@@ -335,16 +354,18 @@ class EmulatedDriver:
         return (self._ok,)
 
     def cuMemsetD8(self, target: Any, value: int, count: int, *_: Any) -> tuple[Any, ...]:
-        return self._fill(target, np.uint8(value), count)
+        return self._fill(target, value, count, 1)
 
     def cuMemsetD16(self, target: Any, value: int, count: int, *_: Any) -> tuple[Any, ...]:
-        return self._fill(target, np.uint16(value), count)
+        return self._fill(target, value, count, 2)
 
     def cuMemsetD32(self, target: Any, value: int, count: int, *_: Any) -> tuple[Any, ...]:
-        return self._fill(target, np.uint32(value), count)
+        return self._fill(target, value, count, 4)
 
-    def _fill(self, target: Any, value: Any, count: int) -> tuple[Any, ...]:
-        self.memory.range(int(target), count * value.nbytes, "cuMemset: dstDevice").view(value.dtype)[:] = value
+    def _fill(self, target: Any, value: int, count: int, size: int) -> tuple[Any, ...]:
+        pattern = (int(value) % (1 << 8 * size)).to_bytes(size, "little")
+        room = self.memory.range(int(target), count * size, "cuMemset: dstDevice").reshape(-1, size)
+        room[:] = np.frombuffer(pattern, np.uint8)
         return (self._ok,)
 
     # Streams and events
@@ -378,7 +399,7 @@ class EmulatedDriver:
     def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[Any, ...]:
         first, last = self._seconds(start), self._seconds(end)
         if first is None or last is None:
-            raise _UnknownHandleError  # as the driver does for an event that was not recorded
+            raise _UnknownHandleError  # the driver returns the same error for an event that was not recorded
         return self._ok, 1e3 * (last - first)
 
     def _seconds(self, event: Any) -> float | None:
@@ -439,13 +460,13 @@ class EmulatedDriver:
 
     # Launches
 
-    def cuLaunchKernel(self, function: Any, *shape_stream_arguments: Any) -> tuple[Any, ...]:
-        shape, (shared_bytes, _, kernel_params, extra) = shape_stream_arguments[:6], shape_stream_arguments[6:]
-        return self._launch("cuLaunchKernel", function, shape, int(shared_bytes), kernel_params, extra)
+    def cuLaunchKernel(self, function: Any, *rest: Any) -> tuple[Any, ...]:
+        _require_arguments("cuLaunchKernel", rest, 10)
+        return self._launch("cuLaunchKernel", function, rest[:6], rest[6], rest[8], rest[9])
 
-    def cuLaunchCooperativeKernel(self, function: Any, *shape_stream_params: Any) -> tuple[Any, ...]:
-        shape, (shared_bytes, _, kernel_params) = shape_stream_params[:6], shape_stream_params[6:]
-        return self._launch("cuLaunchCooperativeKernel", function, shape, int(shared_bytes), kernel_params, 0)
+    def cuLaunchCooperativeKernel(self, function: Any, *rest: Any) -> tuple[Any, ...]:
+        _require_arguments("cuLaunchCooperativeKernel", rest, 9)
+        return self._launch("cuLaunchCooperativeKernel", function, rest[:6], rest[6], rest[8], 0)
 
     def cuLaunchKernelEx(self, config: Any, function: Any, kernel_params: Any, extra: Any) -> tuple[Any, ...]:
         shape, cluster, programmatic = config_shape(self._driver, config)
@@ -466,10 +487,14 @@ class EmulatedDriver:
     ) -> tuple[Any, ...]:
         __tracebackhide__ = True
         if extra:
-            raise DriverError(call, None, "the emulator does not read arguments from extra", "use kernelParams")
+            raise DriverError(
+                call, None, "the emulator does not support the argument extra", "pass the arguments in kernelParams"
+            )
         entry = self._entry(function)
         module = self._module(entry.module)
-        launch = describe_launch(module, entry.name, shape, shared_bytes, kernel_params, cluster, programmatic)
+        with naming("cuda-python", entry.name, calling_place()):
+            launch = describe_launch(module, entry.name, shape, shared_bytes, kernel_params, cluster, programmatic)
+            require_opt_in(launch, self._opt_ins.get(entry), "set CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES")
         run_with_memory(self._log, launch, self.memory)
         return (self._ok,)
 
@@ -490,21 +515,26 @@ def describe_launch(
     cluster: Dim | None,
     programmatic: bool,
 ) -> ProgramLaunch:
-    """Return a launch of a kernel. ``shape`` is the grid and the block."""
-    sizes = [parameter.size_bytes for parameter in module.image.entry(entry).function.params]
+    """Return a launch of a kernel. ``shape`` contains the extents of the grid and of the block."""
+    sizes = [parameter.size_bytes for parameter in module.parameters(entry)]
     return ProgramLaunch(
         ptx=module.sources.ptx,
         entry=entry,
-        grid=dim3(tuple(map(int, shape[:3])), "grid"),
-        block=dim3(tuple(map(int, shape[3:])), "block"),
+        grid=dim3(tuple(shape[:3]), "grid"),
+        block=dim3(tuple(shape[3:]), "block"),
         cluster=cluster,
-        shared_bytes=shared_bytes,
+        shared_bytes=natural("sharedMemBytes", shared_bytes),
         programmatic=programmatic,
         args=tuple(parameter_bytes(kernel_params, sizes)),
         library="cuda-python",
         place=calling_place(),
         loaded=module,
     )
+
+
+def _require_arguments(call: str, rest: Sequence[Any], count: int) -> None:
+    if len(rest) != count:
+        raise ArgumentTypeError(call, counted(1 + len(rest), "argument"), str(1 + count))
 
 
 def _results(name: str) -> int:
@@ -515,7 +545,7 @@ def _results(name: str) -> int:
 
 
 def config_shape(driver: Any, config: Any) -> tuple[tuple[int, ...], Dim | None, bool]:
-    """Return grid and block, cluster, and whether the launch is programmatic, of a CUlaunchConfig."""
+    """Return the extents of grid and block, the cluster, and the programmatic flag of a CUlaunchConfig."""
     names, cluster, programmatic = driver.CUlaunchAttributeID, None, False
     for attribute in config.attrs[: config.numAttrs]:
         if attribute.id == names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
@@ -530,54 +560,45 @@ def config_shape(driver: Any, config: Any) -> tuple[tuple[int, ...], Dim | None,
     return shape, cluster, programmatic
 
 
-def device_attributes(target: Any) -> dict[str, int]:
-    """Return attributes of the emulated device by the end of their names in CUdevice_attribute."""
-    major, minor = target.compute_capability
-    return {
-        "COMPUTE_CAPABILITY_MAJOR": major,
-        "COMPUTE_CAPABILITY_MINOR": minor,
-        "MULTIPROCESSOR_COUNT": SM_COUNT,
-        "WARP_SIZE": 32,
-        "MAX_THREADS_PER_BLOCK": 1024,
-        "MAX_THREADS_PER_MULTIPROCESSOR": target.max_threads_per_sm,
-        **dict(zip(("MAX_BLOCK_DIM_X", "MAX_BLOCK_DIM_Y", "MAX_BLOCK_DIM_Z"), (1024, 1024, 64), strict=True)),
-        **dict(zip(("MAX_GRID_DIM_X", "MAX_GRID_DIM_Y", "MAX_GRID_DIM_Z"), (2**31 - 1, 65535, 65535), strict=True)),
-        "MAX_REGISTERS_PER_BLOCK": 65536,
-        "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
-        "MAX_SHARED_MEMORY_PER_BLOCK": 48 << 10,
-        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": target.smem_per_block_bytes,
-        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": target.smem_per_sm_bytes,
-        "UNIFIED_ADDRESSING": 1,
-        "MANAGED_MEMORY": 1,
-        "CONCURRENT_MANAGED_ACCESS": 1,
-        "MEMORY_POOLS_SUPPORTED": 0,
-        "COOPERATIVE_LAUNCH": 1,
-        "CLUSTER_LAUNCH": int(target.has("cluster")),
-        "TENSOR_MAP_ACCESS_SUPPORTED": int(target.has("tma")),
-        "INTEGRATED": 0,
-    }
+def image_file(path: bytes | str | Path) -> bytes:
+    """Return the content of a file with a module image."""
+    try:
+        return Path(os.fsdecode(path)).read_bytes()
+    except OSError as error:
+        raise ArgumentError(
+            "path", str(os.fsdecode(path)), "a PTX file that can be read", error.strerror or ""
+        ) from None
+
+
+def _buffer(value: Any, field: str) -> Array:
+    """Return the bytes of an object with the buffer protocol."""
+    try:
+        return np.frombuffer(memoryview(value), np.uint8)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(field, type(value).__name__, "an address, or a contiguous buffer") from None
 
 
 def ptx_of(image: Any) -> str:
-    """Return the PTX of a module image: bytes, text, a buffer, or an address. Raise ArgumentTypeError for a cubin."""
+    """Return the PTX of a module image (bytes, str, buffer or address). Raise ArgumentTypeError for a cubin."""
     if isinstance(image, str):
         raw = image.encode()
-    elif isinstance(image, int | np.integer):
+    elif isinstance(image, int | np.integer) and image:
         raw = ctypes.string_at(int(image))
     else:
-        raw = bytes(memoryview(image))
+        raw = _buffer(image, "image").tobytes()
     if raw[:4] == b"\x7fELF" or b".version" not in raw:
         kind = "a cubin" if raw[:4] == b"\x7fELF" else "an image without PTX text"
         raise ArgumentTypeError(
-            "image", kind, "PTX", "compile to PTX (nvrtcGetPTX, nvcc -ptx): the emulator runs PTX only"
+            "image", kind, "PTX", "compile to PTX (nvrtcGetPTX, nvcc -ptx), because the emulator runs only PTX"
         )
     return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
-    """Return the bytes of each parameter from the kernelParams of cuda-python.
+    """Return the bytes of each parameter from an argument kernelParams.
 
-    They are a pair of values and ctypes types, the address of an array of pointers, or a buffer with these pointers.
+    ``kernel_params`` is a pair of values and ctypes types, the address of an array of pointers, or a buffer with these
+    pointers.
     """
     if (
         isinstance(kernel_params, tuple | list)
@@ -594,36 +615,41 @@ def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
     elif isinstance(kernel_params, int | np.integer):
         pointers = [int(pointer) for pointer in bytes_at(int(kernel_params), 8 * len(sizes)).view(np.uint64)]
     else:
-        pointers = [int(pointer) for pointer in np.frombuffer(memoryview(kernel_params), np.uint8).view(np.uint64)]
+        pointers = [int(pointer) for pointer in _buffer(kernel_params, "kernelParams").view(np.uint64)]
     if len(pointers) < len(sizes):
         raise ArgumentError("kernelParams", counted(len(pointers), "pointer"), f"{len(sizes)}, one for each parameter")
     return [ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=False)]
 
 
 def _value_bytes(value: Any, kind: Any, size: int, field: str) -> bytes:
-    if kind is None:
-        if hasattr(value, "getPtr"):
-            return ctypes.string_at(int(value.getPtr()), size)
-        raw = bytes(value)
-    elif isinstance(value, kind):
-        raw = bytes(value)
-    else:
-        raw = bytes(kind(float(value) if kind in (ctypes.c_float, ctypes.c_double) else int(value)))
+    try:
+        if kind is None:
+            if hasattr(value, "getPtr"):
+                return ctypes.string_at(int(value.getPtr()), size)
+            raw = bytes(value)
+        elif isinstance(value, kind):
+            raw = bytes(value)
+        else:
+            raw = bytes(kind(float(value) if kind in (ctypes.c_float, ctypes.c_double) else int(value)))
+    except (TypeError, ValueError) as error:
+        got = f"{type(value).__name__} with the type {getattr(kind, '__name__', kind)}"
+        raise ArgumentTypeError(field, got, "a value and a ctypes type that fits it", str(error)) from None
     if len(raw) != size:
-        raise ArgumentError(field, f"{len(raw)} bytes", f"{size} bytes, as the kernel declares")
+        raise ArgumentError(field, f"{len(raw)} bytes", f"{size} bytes, the size of the parameter")
     return raw
 
 
 def _host_bytes(value: Any, size: int, field: str) -> Array:
     """Return the bytes of a host operand of a copy: an address or a buffer."""
-    try:
-        address = int(value)
-    except (TypeError, ValueError):
-        data = np.frombuffer(memoryview(value), np.uint8) if not isinstance(value, np.ndarray) else value
+    natural("ByteCount", size)
+    if not hasattr(value, "__int__") or isinstance(value, np.ndarray):
+        data = value if isinstance(value, np.ndarray) else _buffer(value, field)
         if data.nbytes < size:
-            raise ArgumentError(field, f"{data.nbytes} bytes", f"at least {size} bytes") from None
-        address = data.ctypes.data
-    return bytes_at(address, size)
+            raise ArgumentError(field, f"{data.nbytes} bytes", f"at least {size} bytes")
+        return bytes_at(address_of(data), size)
+    if size and int(value) < LOWEST_ADDRESS:
+        raise ArgumentError(field, hex(int(value)), "the address of host memory, or a buffer")
+    return bytes_at(int(value), size)
 
 
 def _ints(values: Sequence[Any], count: int) -> tuple[int, ...]:
@@ -649,10 +675,10 @@ def _map_fields(
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of functions whose modules are loaded from PTX during the recording."""
+    """Record the launches of kernels whose modules the program loads from PTX during the recording."""
     from cuda.bindings import driver
 
-    #: Handles of modules and libraries -> PTX, and of functions and kernels -> (PTX, entry).
+    # The PTX by handle of a module or library, and the PTX and the name by handle of a function or kernel.
     modules: dict[int, str] = {}
     entries: dict[int, tuple[str, str]] = {}
 

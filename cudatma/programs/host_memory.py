@@ -1,4 +1,4 @@
-"""Host memory as the memory of an emulated device: allocations, and the arrays of the program."""
+"""Host memory that an emulated device uses as its memory: allocations, and the arrays of the program."""
 
 from __future__ import annotations
 
@@ -12,21 +12,32 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
+from cudatma.emulator.api import natural
+from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError
+from cudatma.programs.device import TOTAL_BYTES
 
-#: Alignment of cuMemAlloc.
-_ALIGNMENT = 512
-#: Allocations begin with NaNs, so that a kernel that reads memory before it is written has a conspicuous result.
+#: Alignment of cuMemAlloc, on which kernels rely.
+ALIGNMENT = 512
+#: Initial bytes of an allocation, which are NaNs. The result of a kernel that reads them is easy to notice.
 _FILL = 0xFF
-_POINTER_BYTES = 8
+POINTER_BYTES = 8
 #: Smaller numbers cannot be addresses.
-_LOWEST_ADDRESS = 1 << 16
+LOWEST_ADDRESS = 1 << 16
 
 
 def bytes_at(address: int, size: int) -> Array:
     """Return the bytes at a host address without a copy. The caller keeps the memory alive."""
     return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
+
+
+def aligned_bytes(size: int, alignment: int = ALIGNMENT, fill: int = 0) -> Array:
+    """Return new memory at an aligned address."""
+    room = np.full(size + alignment, fill, np.uint8)
+    start = -address_of(room) % alignment
+    memory: Array = room[start : start + size]
+    return memory
 
 
 def host_array(value: object) -> Array | None:
@@ -51,7 +62,7 @@ def array_info(value: object) -> ArrayInfo | None:
         return None
     try:
         return describe(value)
-    except Exception:  # of a library whose objects are not ordinary arrays, such as torch's fake tensors
+    except Exception:  # objects of other libraries can raise anything; one example is a fake tensor of torch
         return None
 
 
@@ -87,7 +98,7 @@ def _arrays_in(name: str, value: object) -> Iterator[tuple[str, ArrayInfo]]:
 def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
     """Yield the names and descriptions of the program's arrays that contain the addresses.
 
-    They are in variables of the calling functions, or are torch tensors on the CPU, wherever the program keeps them.
+    Search the variables of the calling functions, and all torch tensors on the CPU.
     """
     remaining = np.unique(np.fromiter(addresses, np.uint64))
 
@@ -111,7 +122,7 @@ def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
 
 
 class HostMemory:
-    """The allocations of an emulated device, which are NumPy arrays at their own addresses."""
+    """The allocations of an emulated device. Each allocation is a NumPy array."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, Array] = {}
@@ -119,45 +130,49 @@ class HostMemory:
 
     @property
     def blocks(self) -> tuple[Array, ...]:
-        """The live allocations, and variables of modules."""
+        """The live allocations, followed by variables of modules."""
         return *self._blocks.values(), *self._variables.values()
 
-    def allocate(self, size: int) -> int:
-        """Return the address of new memory."""
-        room = np.full(size + _ALIGNMENT, _FILL, np.uint8)
-        start = -room.ctypes.data % _ALIGNMENT
-        block = room[start : start + size]
-        self._blocks[block.ctypes.data] = block
-        return int(block.ctypes.data)
+    def allocate(self, size: int, field: str) -> int | None:
+        """Return the address of new memory, or None for 0 bytes and for more bytes than the device has."""
+        natural(field, size)
+        try:
+            block = aligned_bytes(int(size), fill=_FILL) if 0 < size <= TOTAL_BYTES else None
+        except MemoryError:
+            block = None
+        if block is None:
+            return None
+        self._blocks[address_of(block)] = block
+        return address_of(block)
 
     def add(self, variable: Array) -> None:
-        """Make a variable of a module accessible by its address."""
-        self._variables[variable.ctypes.data] = variable
+        """Make a variable of a module accessible to copies."""
+        self._variables[address_of(variable)] = variable
 
     def remove(self, variable: Array) -> None:
-        """Remove a variable of a module that is unloaded."""
-        self._variables.pop(variable.ctypes.data, None)
+        """Undo `add` for a variable."""
+        self._variables.pop(address_of(variable), None)
 
-    def free(self, address: int, call: str) -> None:
-        """Free an allocation."""
+    def free(self, address: int, field: str) -> None:
+        """Free an allocation. A null pointer has no effect."""
         if address and self._blocks.pop(address, None) is None:
-            raise ArgumentError(
-                f"{call}: pointer", hex(address), "the address of a live allocation, as cuMemAlloc returned it"
-            )
+            raise ArgumentError(field, hex(address), "the address of a live allocation, as cuMemAlloc returned it")
 
     def discard(self, address: int) -> None:
-        """Free an allocation, unless it was freed before."""
+        """Free an allocation that may already be free."""
         self._blocks.pop(address, None)
 
     def find(self, address: int) -> tuple[int, int] | None:
-        """Return base and size of the allocation that contains an address."""
+        """Return the address and the size of the allocation that contains an address, or None."""
         for base, block in (*self._blocks.items(), *self._variables.items()):
             if base <= address < base + max(1, block.size):
                 return base, block.size
         return None
 
     def range(self, address: int, size: int, field: str) -> Array:
-        """Return bytes of an allocation, or of an array in a variable of a caller. Raise ArgumentError otherwise."""
+        """Return bytes of an allocation or of an array of the program. Raise ArgumentError for other addresses."""
+        if not natural(f"{field.partition(':')[0]}: ByteCount", size):
+            return np.empty(0, np.uint8)
         known = self.find(address)
         if known is None:
             known = next(((info.extent[0], info.extent[1] - info.extent[0]) for _, info in arrays_at([address])), None)
@@ -172,11 +187,11 @@ class HostMemory:
         return bytes_at(address, size)
 
     def reached(self, words: Iterable[int]) -> list[tuple[str, Array]]:
-        """Return the program's arrays outside the allocations that contain one of some addresses, with their names.
+        """Return the names and arrays of the program that contain one of these addresses.
 
-        Raises ArgumentError for an address of this process that belongs to none of them.
+        Omit addresses in allocations. Raise ArgumentError for any other address of this process.
         """
-        addresses = [word for word in words if _LOWEST_ADDRESS <= word < 1 << 64 and not self.find(word)]
+        addresses = [word for word in words if LOWEST_ADDRESS <= word < 1 << 64 and not self.find(word)]
         arrays = [(name, host_array(info.owner), info) for name, info in arrays_at(addresses)]
         spans = [info.extent for _, array, info in arrays if array is not None]
         unknown = [word for word in addresses if not any(low <= word < high for low, high in spans)]
@@ -191,14 +206,14 @@ class HostMemory:
 
 
 def words_of(parameters: Iterable[bytes]) -> Iterator[int]:
-    """Yield the aligned 64-bit words of kernel parameters, which may be addresses."""
+    """Yield the aligned 64-bit words of kernel parameters. Each word may be an address."""
     for raw in parameters:
-        for at in range(0, len(raw) - _POINTER_BYTES + 1, _POINTER_BYTES):
-            yield int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
+        for at in range(0, len(raw) - POINTER_BYTES + 1, POINTER_BYTES):
+            yield int.from_bytes(raw[at : at + POINTER_BYTES], "little")
 
 
 def mapped(addresses: Array) -> Array:
-    """Return the addresses that are addresses of this process. Return none where the system cannot tell."""
+    """Return the addresses that are mapped in this process. Return no address if the system has no /proc."""
     try:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
             spans = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in maps]

@@ -1,4 +1,4 @@
-"""One kernel launch of a program, without the types of the library that made it."""
+"""A kernel launch of a program, without the types of the library that made it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,71 +21,85 @@ from cudatma.programs.patches import LIBRARIES
 
 Dim = tuple[int, int, int]
 
-#: A file that PTX names: `.file 1 "path"`.
+#: A directive such as `.file 1 "path"`.
 _FILE = re.compile(r'^\s*\.file\s+\d+\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
 #: Number of parsed modules that stay in memory.
 _MAX_MODULES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ProgramLaunch:
+class LaunchFields:
+    """The fields of a launch that do not depend on memory."""
+
+    library: str
+    entry: str
+    grid: Dim
+    block: Dim
+    cluster: Dim | None = None
+    shared_bytes: int = 0
+    programmatic: bool = False
+    place: str = ""
+    registers: int | None = None
+    from_compiler: tuple[tuple[str, str], ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `LaunchFields` by name."""
+        return {name: getattr(self, name) for name in LAUNCH_FIELDS}
+
+
+#: Names of the fields that program launches and recorded launches share.
+LAUNCH_FIELDS = tuple(each.name for each in dataclass_fields(LaunchFields))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProgramLaunch(LaunchFields):
     """A kernel launch, with everything that the emulator needs to run it.
 
     Parameters
     ----------
-    ptx : str
-        PTX of the module.
+    library : str
+        Library that launched the kernel, such as "triton".
     entry : str
         Name of the kernel in the PTX.
     grid, block : tuple of int
         Number of CTAs along each axis of the grid, and number of threads along each axis of a CTA.
-    args : tuple
-        One value for each kernel parameter, as for `EmulatedModule.launch`.
-    library : str
-        Library that launched the kernel, such as "triton".
     cluster : tuple of int, optional
         Number of CTAs along each axis of a cluster. Default: the cluster that the kernel declares, or one CTA.
     shared_bytes : int, default 0
         Number of bytes of dynamic shared memory per CTA.
     programmatic : bool, default False
         Whether the launch is a programmatic dependent launch.
+    place : str, default ""
+        Line of the program that launches the kernel, such as "file.py:12".
+    registers : int, optional
+        Registers per thread, as in the cubin.
+    from_compiler : tuple of (str, str)
+        Hazards that the library's compiler causes, each as a kind and an opcode. The program cannot avoid these
+        hazards, so they are warnings.
+    ptx : str
+        PTX of the module.
+    args : tuple
+        One value for each kernel parameter, as for `EmulatedModule.launch`.
     arrays : tuple of ndarray
         Arrays that the kernel reaches through addresses in memory.
     names : tuple of str
         Names of `args`, then of `arrays`, for reports.
-    place : str, default ""
-        Where the program launches the kernel, such as "file.py:12".
     sources : tuple of (str, str)
         Paths and texts of source files that reports quote. Default: the files that the PTX names, if they exist.
-    registers : int, optional
-        Registers per thread, as in the cubin.
-    from_compiler : tuple of (str, str)
-        Kinds of hazards, each with an opcode, that the library's compiler causes. The program cannot avoid them, so
-        they are warnings.
     loaded : EmulatedModule, optional
         The loaded module, whose variables keep their values between launches. Default: each launch has new variables.
     """
 
     ptx: str = field(repr=False)
-    entry: str
-    grid: Dim
-    block: Dim
     args: tuple[Any, ...] = field(default=(), repr=False)
-    library: str
-    cluster: Dim | None = None
-    shared_bytes: int = 0
-    programmatic: bool = False
     arrays: tuple[Any, ...] = field(default=(), repr=False)
     names: tuple[str, ...] = ()
-    place: str = ""
     sources: tuple[tuple[str, str], ...] | None = field(default=None, repr=False)
-    registers: int | None = None
-    from_compiler: tuple[tuple[str, str], ...] = ()
     loaded: EmulatedModule | None = field(default=None, repr=False)
 
     @property
     def module(self) -> EmulatedModule:
-        """The module of the kernel: `loaded`, or a module with new variables."""
+        """`loaded`, or a module with new variables."""
         return self.loaded or load_module(self.ptx, self.sources)
 
     def run(self, **options: Any) -> Report:
@@ -127,9 +142,9 @@ class ProgramLaunch:
         return report
 
     def trial(self) -> Trial:
-        """Return the mutants of the launch, each with one synchronization removed or changed.
+        """Return mutants of the launch. In each mutant, one synchronization is removed or changed.
 
-        Every run starts with the contents that the arrays have now.
+        Every run starts with the current contents of the arrays.
 
         Returns
         -------
@@ -156,7 +171,7 @@ class ProgramLaunch:
 
 
 def load_module(ptx: str, sources: tuple[tuple[str, str], ...] | None = None) -> EmulatedModule:
-    """Return a module with its own variables. PTX that was loaded before is not parsed again."""
+    """Return a module with its own variables. The same PTX is parsed only once."""
     return _parsed(ptx, sources).twin()
 
 
@@ -171,19 +186,19 @@ def _parsed(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedMo
 
 
 def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the source files that PTX names and that exist, except those in a folder."""
+    """Return the paths and texts of the existing files that PTX names, except those in the folder ``without``."""
     return read_sources(name for name in dict.fromkeys(_FILE.findall(ptx)) if not name.startswith(without))
 
 
 def read_sources(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the files that exist. Reports name files without their folders."""
+    """Return the paths and texts of the files that exist."""
     return tuple(
         (path, Path(path).read_text(encoding="utf-8", errors="replace")) for path in paths if os.path.isfile(path)
     )
 
 
 def calling_place() -> str:
-    """Return "file:line" of the innermost caller outside the libraries."""
+    """Return the line of the program that calls a library, as "file:line"."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

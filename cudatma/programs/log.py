@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,18 +16,24 @@ from typing import Any, overload
 from cudatma.build.kernel import default_target
 from cudatma.context import Runtime, using_runtime
 from cudatma.emulator import Hazard, Report, Trace
-from cudatma.emulator.api import STEP_LIMIT
-from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
-from cudatma.programs.launch import ProgramLaunch
+from cudatma.emulator.api import STEP_LIMIT, natural
+from cudatma.emulator.ptx.names import plain_name
+from cudatma.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CudaTmaError,
+    HazardError,
+    LaunchError,
+    counted,
+    duration,
+)
+from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.patches import Patches
 from cudatma.target import Target, get_target
 
-#: Number of SMs that programs see. With few SMs, the CTAs of persistent kernels process several tiles each.
-SM_COUNT = 4
-
-#: Module of a library -> the function that sends the library's launches to a log, as "module:function". It is called
-#: with Patches and the log when the program imports the library's module, so that a program pays only for libraries
-#: that it uses.
+#: Function that sends the launches of a library to a log, as "module:function", by the module of the library. The
+#: function is called with Patches and the log when the program imports this module, so that unused libraries cost
+#: nothing.
 INTERCEPTORS: dict[str, str] = {
     "torch": "cudatma.programs.torch:intercept",
     "triton": "cudatma.programs.triton:intercept",
@@ -34,23 +41,25 @@ INTERCEPTORS: dict[str, str] = {
     "cupy": "cudatma.programs.cupy:intercept",
     "cuda.core": "cudatma.programs.cuda_core:intercept",
     "cuda.bindings.driver": "cudatma.programs.driver:intercept",
+    "multiprocessing.process": "cudatma.programs.processes:count_multiprocessing",
+    "subprocess": "cudatma.programs.processes:count_subprocesses",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchEntry:
-    """A launch and what the emulator found.
+    """A launch and its report.
 
     Parameters
     ----------
     launch : ProgramLaunch
-        The launch, without its arguments, so that the log does not keep the program's arrays alive.
+        The launch without its arguments, so that the log does not keep the program's arrays alive.
     report : Report
         Hazards and warnings.
     seconds : float
-        Time that the emulator took.
+        Duration of the emulation.
     is_checked : bool, default True
-        False for a launch that `only` excludes.
+        Whether the launch was checked. `only` can exclude a launch from the checks.
     """
 
     launch: ProgramLaunch
@@ -67,30 +76,31 @@ class LaunchEntry:
         else:
             result = f"{counted(len(report.hazards), 'hazard')}: {', '.join(sorted(report.kinds))}"
         grid = "x".join(map(str, launch.grid))
-        return f"{launch.place}: {launch.entry} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
+        kernel = f"{plain_name(launch.entry)} ({launch.library})"
+        return f"{launch.place}: {kernel}, grid {grid}: {result}, {duration(self.seconds)}"
 
 
 @contextmanager
 def naming(library: str, entry: str, place: str) -> Iterator[None]:
-    """Put the library, the kernel and the place of a launch in front of an error's message."""
+    """Add the library, the kernel and the line of a launch to the beginning of an error's message."""
     try:
         yield
     except CudaTmaError as error:
-        error.args = (f"{library} launch of {entry} at {place}: {error}",)
+        error.args = (f"{library} launch of {plain_name(entry)} at {place}: {error}",)
         raise
 
 
 class LaunchLog(Sequence[LaunchEntry]):
-    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it.
+    """The launches of a program on the emulator, in order. `emulate_launches` creates this log.
 
     Parameters
     ----------
     target : Target
-        Architecture that kernels are compiled for.
+        Architecture of the kernels.
     options : dict
         Options of `EmulatedModule.launch` for checked launches.
     hazards, only, on_launch, trace : see emulate_launches
-        What is checked, what happens after a launch, and whether reports hold traces.
+        Options of `emulate_launches`.
     """
 
     def __init__(
@@ -106,6 +116,12 @@ class LaunchLog(Sequence[LaunchEntry]):
         self.target, self._trace = target, trace
         self._options, self._hazards, self._only, self._on_launch = options, hazards, only, on_launch
         self._entries: list[LaunchEntry] = []
+        #: Held during a launch, because the emulator restores the arrays before each schedule.
+        self._lock = threading.RLock()
+        #: Whether the block of emulate_launches has not ended.
+        self.is_open = True
+        #: Number of Python processes that the program has started.
+        self.child_processes = 0
 
     @overload
     def __getitem__(self, index: int) -> LaunchEntry: ...
@@ -124,19 +140,14 @@ class LaunchLog(Sequence[LaunchEntry]):
 
     @property
     def is_clean(self) -> bool:
-        """True if there are no hazards."""
+        """Whether no launch has hazards. The value is also True if the log contains no launch."""
         return not self.hazards
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self), *map(str, self.hazards)]) or "no launches"
 
-    def _add(self, entry: LaunchEntry) -> None:
-        self._entries.append(entry)
-        if self._on_launch is not None:
-            self._on_launch(entry)
-
     def run(self, launch: ProgramLaunch) -> Report:
-        """Run a launch, and add it to the log.
+        """Run a launch, and add it to the log. Launches of several threads run one after the other.
 
         Parameters
         ----------
@@ -152,29 +163,62 @@ class LaunchLog(Sequence[LaunchEntry]):
         ------
         HazardError
             If there are hazards and `hazards` is "raise". The arrays hold the results.
+        LaunchError
+            If the block of `emulate_launches` has ended.
         """
         __tracebackhide__ = True
-        is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
+        with self._lock:
+            return self._run(launch)
+
+    def _selects(self, entry: str) -> bool:
+        """Return whether `only` is part of the mangled name or the C++ name of a kernel."""
+        return self._only is None or self._only in entry or self._only in plain_name(entry)
+
+    def _run(self, launch: ProgramLaunch) -> Report:
+        __tracebackhide__ = True
+        if not self.is_open:
+            with naming(launch.library, launch.entry, launch.place):
+                allowed = "a launch inside the block of emulate_launches() that created the kernel"
+                raise LaunchError("launch", "a launch after the end of the block", allowed)
+        is_checked = self._hazards != "off" and self._selects(launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
-        logs = list(dict.fromkeys([*_active, self]))
-        options = options | {"trace": Trace()} if is_checked and any(log._trace for log in logs) else options
+        options = options | {"trace": Trace()} if is_checked and self._trace else options
         started = time.perf_counter()
         with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
         seconds = time.perf_counter() - started
-        report.title, report.place = f"{launch.entry} ({launch.library})", launch.place
+        report.title, report.place = f"{plain_name(launch.entry)} ({launch.library})", launch.place
         if report.is_clean:
             report.trace = None
         entry = LaunchEntry(replace(launch, args=(), arrays=(), loaded=None), report, seconds, is_checked)
-        for log in logs:
-            log._add(entry)
+        self._entries.append(entry)
+        if self._on_launch is not None:
+            self._on_launch(entry)
         if self._hazards == "raise" and report.hazards:
             raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards, report)
         return report
 
 
-#: Logs of the blocks that are being executed, outermost first. A launch is added to all of them.
-_active: list[LaunchLog] = []
+#: Line of the program that opened a block, for each function with an open block.
+_open: dict[str, str] = {}
+_open_lock = threading.Lock()
+
+
+@contextmanager
+def only_block(function: str) -> Iterator[None]:
+    """Raise LaunchError if another block of this function is open in any thread of the process."""
+    with _open_lock:
+        if function in _open:
+            command = f"cudatma {function.partition('_')[0]}"
+            remedy = (
+                f"end the block of {_open[function]} first; `{command} PROGRAM.py` opens a block for all of a program"
+            )
+            raise LaunchError(function, "a second block", "one block in a process at a time", remedy)
+        _open[function] = calling_place()
+    try:
+        yield
+    finally:
+        del _open[function]
 
 
 @contextmanager
@@ -195,8 +239,8 @@ def emulate_launches(
     Parameters
     ----------
     target : str or Target, optional
-        Architecture that kernels are compiled for. Default: $CUDATMA_TARGET if it is set, otherwise the target of the
-        GPU, or sm_90a without a GPU.
+        Architecture for which kernels are compiled. Default: $CUDATMA_TARGET if it is set, otherwise the target of
+        the GPU, or sm_90a without a GPU.
     schedules : int, default 2
         Number of schedules for each launch.
     seed : int, default 0
@@ -204,14 +248,14 @@ def emulate_launches(
     replay : int, optional
         Run only the schedule with this number.
     hazards : {"raise", "collect", "off"}, default "raise"
-        Whether a launch with hazards raises HazardError, its hazards are only collected in the log, or the checks are
-        skipped. In all cases the launch writes its results.
+        Whether a launch with hazards raises HazardError, only adds its hazards to the log, or skips the checks. In all
+        cases, the launch writes its results.
     only : str, optional
         Check only kernels whose name contains this text. Other launches run in one schedule without checks.
     on_launch : callable, optional
         Function that is called with the LaunchEntry of each launch.
     trace : bool, default False
-        Whether the report of a launch with hazards holds a trace, which its page shows. Launches then take longer.
+        Whether the report of a launch with hazards contains a trace, which its page shows. Traces make launches slower.
     step_limit : int, default 5000000
         Maximum number of segments in each schedule. A launch that exceeds it raises StepLimitError.
 
@@ -224,28 +268,41 @@ def emulate_launches(
     ------
     HazardError
         From a launch in the ``with`` block, if it has hazards and `hazards` is "raise".
+    ArgumentError, ArgumentTypeError, TargetError
+        If an option is invalid.
+    LaunchError
+        If another block is open, in any thread.
 
     Notes
     -----
-    Blocks can be nested. The options of the innermost block apply, and the logs of all blocks contain the launch.
+    Launches of all threads run on the emulator, one after the other. torch's CUDA device is the CPU in the thread that
+    opens the block and in threads that the program starts with `threading` in the block.
     """
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
+    if not isinstance(only, str | None):
+        raise ArgumentTypeError("only", type(only).__name__, "a str, a part of the names of kernels")
+    if not (on_launch is None or callable(on_launch)):
+        raise ArgumentTypeError("on_launch", type(on_launch).__name__, "a function that takes a LaunchEntry")
+    if not isinstance(trace, bool):
+        raise ArgumentTypeError("trace", type(trace).__name__, "True, False")
+    options = {"schedules": natural("schedules", schedules, 1), "seed": natural("seed", seed)}
+    options["step_limit"] = natural("step_limit", step_limit, 1)
+    if replay is not None:
+        options["replay"] = natural("replay", replay)
     architecture = default_target() if target is None else get_target(target)
-    options = {"schedules": schedules, "seed": seed, "replay": replay, "step_limit": step_limit}
     log = LaunchLog(target=architecture, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
-    # A new Runtime has no plans that call the real driver, and its plans that call the emulated one end with the block.
-    with using_runtime(Runtime()), intercepting(INTERCEPTORS, log):
-        _active.append(log)
+    # A new Runtime has no plans with the real driver. Its own plans, with the emulated driver, end with the block.
+    with only_block("emulate_launches"), using_runtime(Runtime()), intercepting(INTERCEPTORS, log):
         try:
             yield log
         finally:
-            _active.remove(log)
+            log.is_open = False
 
 
 @contextmanager
 def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
-    """Install the patches for each library that the program has imported, and for others when it imports them."""
+    """Install the patches of each library when the program imports the library, or now if it is already imported."""
     with Patches() as patches:
 
         def install(name: str) -> None:
@@ -264,7 +321,7 @@ def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):
-    """Calls a function after the first import of each of some modules."""
+    """Calls a function after the import of a pending module."""
 
     def __init__(self, pending: set[str], then: Callable[[str], None]) -> None:
         self._pending, self._then = pending, then

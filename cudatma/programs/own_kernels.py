@@ -1,8 +1,9 @@
-"""Record the launches of cudatma's own kernels."""
+"""Record the launches of cudatma's kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.patches import Patches
@@ -12,7 +13,7 @@ from cudatma.runtime.launch import LaunchPlan
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of plans, which all launches use."""
+    """Record the launches of plans. Every launch uses a plan."""
     original = LaunchPlan.launch
 
     def launch(plan: LaunchPlan, stream: int) -> None:
@@ -28,15 +29,11 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
 
 def _describe(plan: LaunchPlan) -> ProgramLaunch:
-    kernel, shape = plan.kernel, plan.shape()
+    kernel = plan.kernel
     return ProgramLaunch(
+        **asdict(plan.shape()),
         ptx=kernel.ptx,
         entry=kernel.entry,
-        grid=shape.grid,
-        block=shape.block,
-        cluster=shape.cluster,
-        shared_bytes=shape.shared_bytes,
-        programmatic=shape.programmatic,
         args=tuple(map(bytes, plan.arguments)),
         library="cudatma",
         place=calling_place(),
@@ -46,5 +43,5 @@ def _describe(plan: LaunchPlan) -> ProgramLaunch:
 
 
 def _text_of(lines: Mapping[int, str]) -> str:
-    """Return a text with these lines at their numbers."""
+    """Return a text in which each line has its line number."""
     return "\n".join(lines.get(number, "") for number in range(1, max(lines, default=0) + 1))

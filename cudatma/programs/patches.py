@@ -2,55 +2,61 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import CellType, ModuleType
 from typing import Any
 
-#: Packages that are not the program: their modules keep their own names, and their calls are not the program's.
-LIBRARIES = frozenset(("cuda", "cudatma", "cupy", "cupy_backends", "cutlass", "numpy", "sys", "torch", "triton"))
+#: Packages that are not part of the program. Their variables are not replaced, and calling_place() skips their frames.
+LIBRARIES = frozenset(
+    ("contextlib", "cuda", "cudatma", "cupy", "cupy_backends", "cutlass", "numpy", "sys", "torch", "triton")
+)
 
 
 class Patches(ExitStack):
-    """Attributes that are replaced until the block ends, and other changes that its end undoes."""
+    """Replaces attributes, and restores them at the end of the block."""
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Replace an attribute of a module, class or object, and return its previous value."""
-        previous = getattr(owner, name)
+        previous = original = getattr(owner, name)
+        is_inherited = isinstance(owner, type) and name not in vars(owner)
+        if isinstance(owner, type) and not is_inherited:
+            original = vars(owner)[name]  # getattr() returns the function of a static method
         setattr(owner, name, value)
-        self.callback(setattr, owner, name, previous)
+        if is_inherited:
+            self.callback(delattr, owner, name)
+        else:
+            self.callback(setattr, owner, name, original)
         return previous
 
-    def set_everywhere(
-        self, module: ModuleType, values: Mapping[str, Any], convert: Callable[[Any], Any] | None = None
-    ) -> None:
-        """Replace attributes of a library's module, also where the program's modules have imported them by name.
+    def set_everywhere(self, module: ModuleType, values: Mapping[str, Any]) -> None:
+        """Replace attributes of a library's module, and the variables of the program's modules that refer to them.
 
-        ``convert`` returns the replacement for any other object in a variable of the program's modules, or None. At the
-        end, the originals also return to modules that imported a replacement in the block.
+        The end of the block also restores variables that were imported inside the block.
         """
         names = [name for name in values if hasattr(module, name)]
         # Each pair is an original and its replacement.
         pairs = [(self.set(module, name, values[name]), values[name]) for name in names]
         by_original = {id(original): new for original, new in pairs}
-
-        def replacement(value: Any) -> Any:
-            new = by_original.get(id(value))
-            if new is None and convert is not None:
-                new = convert(value)
-                if new is not None:
-                    pairs.append((value, new))
-            return new
-
+        by_replacement = {id(new): original for original, new in pairs}
         modules = _modules_of_program()
-        _replace(modules, replacement)
+        _replace(modules, by_original)
+        self.callback(lambda: _replace([*modules, *_modules_of_program()], by_replacement))
 
-        def put_back() -> None:
-            by_replacement = {id(new): original for original, new in pairs}
-            _replace([*modules, *_modules_of_program()], lambda value: by_replacement.get(id(value)))
+    def set_objects(self, convert: Mapping[type, Callable[[Any], Any]]) -> None:
+        """Replace all existing objects of some types. ``convert`` maps each type to a function that converts an object.
 
-        self.callback(put_back)
+        The objects are replaced in variables of modules, attributes, dicts, lists and closures, but not in local
+        variables and tuples.
+        """
+        kinds = {id(kind): function for kind, function in convert.items()}
+        with _unfrozen():
+            originals = [value for value in gc.get_objects() if id(type(value)) in kinds]
+        replacements = [kinds[id(type(value))](value) for value in originals]
+        _swap(originals, replacements)
+        self.callback(_swap, replacements, originals)
 
 
 def _modules_of_program() -> list[ModuleType]:
@@ -58,9 +64,38 @@ def _modules_of_program() -> list[ModuleType]:
     return [module for module in modules if module.__name__.partition(".")[0] not in LIBRARIES]
 
 
-def _replace(modules: Iterable[ModuleType], replacement: Callable[[Any], Any]) -> None:
+def _replace(modules: Iterable[ModuleType], replacements: Mapping[int, Any]) -> None:
     for module in modules:
         for name, value in list(vars(module).items()):
-            new = replacement(value)
-            if new is not None:
-                setattr(module, name, new)
+            if id(value) in replacements:
+                setattr(module, name, replacements[id(value)])
+
+
+@contextmanager
+def _unfrozen() -> Iterator[None]:
+    """Include frozen objects in the results of the functions of gc."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        if is_frozen:
+            gc.freeze()
+
+
+def _swap(old: list[Any], new: list[Any]) -> None:
+    """Replace objects in the dicts, lists, cells and attributes that refer to them."""
+    by_old = {id(value): other for value, other in zip(old, new, strict=True)}
+    own = {id(old), id(new), *map(id, new), *(id(getattr(value, "__dict__", value)) for value in new)}
+    with _unfrozen():
+        holders = gc.get_referrers(*old) if old else []
+    for holder in holders:
+        if id(holder) in own:
+            continue
+        space = getattr(holder, "__dict__", holder)
+        if isinstance(space, dict):
+            space.update({key: by_old[id(value)] for key, value in list(space.items()) if id(value) in by_old})
+        elif isinstance(holder, list):
+            holder[:] = [by_old.get(id(value), value) for value in holder]
+        elif isinstance(holder, CellType) and id(holder.cell_contents) in by_old:
+            holder.cell_contents = by_old[id(holder.cell_contents)]

@@ -1,14 +1,22 @@
 """Record the launches of a program on a machine with a GPU.
 
-Launches are seen where Python code makes them: in Triton's compiled kernels, CuPy's RawKernel, cuda.core's launch,
-cuda-python's cuLaunchKernel and cudatma's launch plans. Before and after each launch the recorder waits for the GPU and
-copies the allocations that the kernel's parameters point to.
+The recorder replaces the Python functions that launch kernels:
+
+- the compiled kernels of Triton
+- RawKernel of CuPy
+- launch of cuda.core
+- cuLaunchKernel and cuLaunchKernelEx of cuda-python
+- the launch plans of cudatma
+
+Before and after each launch, the recorder waits for the GPU and copies the allocations to which the parameters of the
+kernel point.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +30,12 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, is_torch
 from cudatma.context import Runtime, using_runtime
 from cudatma.descriptor import codec
-from cudatma.emulator.machine.arguments import pack_arguments
-from cudatma.emulator.machine.memory import GlobalMemory
+from cudatma.emulator.api import natural
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import ArgumentError, CudaTmaError, DriverError, check
-from cudatma.programs.host_memory import array_info, bytes_at, callers_arrays
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, RecordingError, check
+from cudatma.programs.host_memory import LOWEST_ADDRESS, POINTER_BYTES, array_info, bytes_at, callers_arrays
 from cudatma.programs.launch import ProgramLaunch, calling_place
-from cudatma.programs.log import intercepting
+from cudatma.programs.log import intercepting, only_block
 from cudatma.programs.patches import Patches
 from cudatma.programs.recording import (
     FILE,
@@ -39,6 +46,7 @@ from cudatma.programs.recording import (
     RecordedParameter,
     describe_recording,
     read_recording,
+    write_aside,
     write_memory,
     write_text,
 )
@@ -46,7 +54,7 @@ from cudatma.target import Target, target_for
 
 _Result = TypeVar("_Result")
 
-#: Module of a library -> the function that records its launches, as "module:function".
+#: Function that records the launches of a library, as "module:function", by the module of the library.
 RECORDERS: dict[str, str] = {
     "torch": "cudatma.programs.torch:record",
     "torch._inductor.config": "cudatma.programs.torch:record_inductor",
@@ -59,10 +67,7 @@ RECORDERS: dict[str, str] = {
 }
 NO_PTX = "the module has no PTX"
 DEFAULT_LIMIT_MIB = 256
-#: Smaller numbers cannot be addresses.
-_LOWEST_ADDRESS = 1 << 16
 _TENSOR_MAP_BYTES = 128
-_POINTER_BYTES = 8
 #: Maximum length of the name of another library's kernel.
 _MAX_NAME = 100
 
@@ -79,7 +84,7 @@ class _Allocation:
 
 @dataclass(slots=True)
 class _Reached:
-    """What a launch reaches, before it runs."""
+    """A launch with its parameters and the allocations to which they point."""
 
     launch: ProgramLaunch
     parameters: tuple[RecordedParameter, ...]
@@ -105,7 +110,9 @@ class Recorder:
         self._limit, self._only = limit_bytes, only
         self._launches: list[RecordedLaunch] = []
         self._refused: Counter[tuple[str, str]] = Counter()
-        self._is_paused = False
+        #: Held during a launch, so that the recorded memory contains the results of one launch.
+        self._lock = threading.RLock()
+        self._thread = threading.local()
         self.other_kernels: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -130,15 +137,20 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record nothing in this block, for example while a library measures candidates."""
-        before, self._is_paused = self._is_paused, True
+        """Record no launches of this thread in the block, for example while a library measures candidates."""
+        before = self._is_paused
+        self._thread.is_paused = True
         try:
             yield
         finally:
-            self._is_paused = before
+            self._thread.is_paused = before
+
+    @property
+    def _is_paused(self) -> bool:
+        return getattr(self._thread, "is_paused", False)
 
     def pause_during(self, patches: Patches, owner: Any, name: str) -> None:
-        """Record nothing during calls of a method."""
+        """Record no launches during calls of a method."""
 
         def without_recording(*args: Any, **options: Any) -> Any:
             with self.paused():
@@ -155,19 +167,19 @@ class Recorder:
         library: str,
         stream: int = 0,
     ) -> _Result:
-        """Execute a launch, and record what it reads and writes.
+        """Execute a launch, and record its memory before and after it.
 
-        ``describe`` returns the launch with the program's own arguments. Nothing that goes wrong here disturbs the
-        program: the launch is listed with the reason instead.
+        ``describe`` returns the launch with the program's own arguments. If the launch cannot be recorded, it is listed
+        with the reason, and the program continues.
         """
         if self._is_paused or (self._only is not None and self._only not in entry):
             return execute()
         what = f"{entry} ({library}) at {calling_place()}"
-        with self.paused():
+        with self._lock, self.paused():
             try:
                 reached = self._find(describe(), stream)
                 before = self._read(reached.allocations)
-            except Exception as error:  # of any library
+            except Exception as error:  # the libraries can raise anything
                 self.refuse(what, error)
                 return execute()
             result = execute()
@@ -194,31 +206,33 @@ class Recorder:
             if not any(name == entry or (entry.startswith("_Z") and name in entry) for entry in recorded):
                 others[name] += count
         text = describe_recording(self._launches, _device_name(), refused, others)
-        (self.folder / FILE).write_text(text, encoding="utf-8")
+        try:
+            write_aside(self.folder / FILE, text.encode("utf-8"))
+        except OSError as error:
+            remedy = "record again into a folder on a disk with enough space"
+            raise RecordingError(FILE, str(error), "a file that can be written", remedy) from None
 
     def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
-        """Return the parameters of a launch with the allocations that they point to."""
+        """Return the parameters of a launch, and the allocations to which they point."""
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
-            raise ArgumentError("stream", "a stream that captures a CUDA graph", "a launch outside of captures")
-        program = launch.module.image.entry(launch.entry)
-        declared = program.function.params
+            raise ArgumentError("stream", "a stream that captures a CUDA graph", "a launch outside a capture")
+        module = launch.module
+        declared = module.parameters(launch.entry)
         infos = [array_info(value) for value in (*launch.args, *launch.arrays)]
         known = [info for info in infos if info is not None]
         known += [info for _, info in callers_arrays()]
         args = [
-            info.pointer if info is not None and parameter.size_bytes == _POINTER_BYTES else value
+            info.pointer if info is not None and parameter.size_bytes == POINTER_BYTES else value
             for info, parameter, value in zip(infos, declared, launch.args, strict=False)
         ]
         names = launch.names[: len(args)] or [f"args[{index}]" for index in range(len(args))]
-        buffer = pack_arguments(program, args if len(args) == len(launch.args) else launch.args, GlobalMemory(), names)
+        packed = module.pack(launch.entry, args if len(args) == len(launch.args) else launch.args, names=names)
         reached = _Reached(launch, (), [], [])
-        parameters = []
-        for name, parameter in zip(names, declared, strict=True):
-            at = program.param_offsets[parameter.name]
-            raw = buffer[at : at + parameter.size_bytes]
-            parameters.append(RecordedParameter(name, raw, tuple(self._pointers(reached, name, raw, known))))
-        reached.parameters = tuple(parameters)
+        reached.parameters = tuple(
+            RecordedParameter(name, raw, tuple(self._pointers(reached, name, raw, known)))
+            for name, raw in zip(names, packed, strict=True)
+        )
         size = sum(allocation.size for allocation in reached.allocations)
         if size > self._limit:
             remedy = f"raise --limit-mib (limit_mib) from {self._limit >> 20}"
@@ -226,13 +240,13 @@ class Recorder:
         return reached
 
     def _pointers(self, reached: _Reached, name: str, raw: bytes, known: Sequence[ArrayInfo]) -> Iterator[Pointer]:
-        offsets: Sequence[int] = range(0, len(raw) - _POINTER_BYTES + 1, _POINTER_BYTES)
+        offsets: Sequence[int] = range(0, len(raw) - POINTER_BYTES + 1, POINTER_BYTES)
         map_type = _tensor_map_type(raw)
         if map_type is not None:
             offsets = [0]
         for at in offsets:
-            address = int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
-            if address < _LOWEST_ADDRESS:
+            address = int.from_bytes(raw[at : at + POINTER_BYTES], "little")
+            if address < LOWEST_ADDRESS:
                 continue
             allocation = next((p for p in reached.allocations if p.base <= address < p.base + p.size), None)
             if allocation is None:
@@ -244,7 +258,7 @@ class Recorder:
             yield Pointer(at, reached.allocations.index(allocation), address - allocation.base)
 
     def _read(self, allocations: Sequence[_Allocation]) -> list[Array]:
-        """Wait for the GPU, and return the contents of allocations."""
+        """Wait for the GPU, and return the contents of the allocations."""
         driver = _driver()
         check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
         contents = []
@@ -273,74 +287,69 @@ class Recorder:
             if isinstance(value, Scratch):
                 memory.append(RecordedMemory(parameter.name, value.size, None, None, None))
                 pointer = Pointer(0, len(memory) - 1, 0)
-                parameters[index] = RecordedParameter(parameter.name, bytes(_POINTER_BYTES), (pointer,))
+                parameters[index] = RecordedParameter(parameter.name, bytes(POINTER_BYTES), (pointer,))
         sources = launch.sources if launch.sources is not None else ()
         self._launches.append(
             RecordedLaunch(
                 folder=self.folder,
                 modules={},
-                library=launch.library,
-                entry=launch.entry,
-                place=launch.place,
+                **launch.fields(),
                 module=write_text(self.folder, launch.ptx),
-                grid=launch.grid,
-                block=launch.block,
-                cluster=launch.cluster,
-                shared_bytes=launch.shared_bytes,
-                programmatic=launch.programmatic,
                 parameters=tuple(parameters),
                 memory=tuple(memory),
                 sources=tuple((name, write_text(self.folder, text)) for name, text in dict(sources).items()),
-                from_compiler=launch.from_compiler,
-                registers=launch.registers,
             )
         )
 
 
 class Scratch(bytes):
-    """A null pointer in the place of memory that a library allocates for a launch, with the size of this memory."""
+    """A null pointer that represents scratch memory, which the library allocates for the launch."""
 
     size: int
 
     def __new__(cls, size: int) -> Scratch:
-        """Return a null pointer for memory of ``size`` bytes."""
-        pointer = super().__new__(cls, _POINTER_BYTES)
+        pointer = super().__new__(cls, POINTER_BYTES)
         pointer.size = size
         return pointer
 
 
 @contextmanager
 def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str | None = None) -> Iterator[Recorder]:
-    """Record the kernel launches in a block, with the memory that they read and write, in a folder.
+    """Record the kernel launches in a block and their memory in a folder.
 
-    Launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and cudatma are recorded. Kernels
-    that other libraries launch, such as cuBLAS's, are listed by name if the program uses torch.
+    The recording contains the launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and
+    cudatma. If the program uses torch, the recording also lists the names of all other kernels, such as the kernels of
+    cuBLAS.
 
     Parameters
     ----------
     folder : str or Path
         Folder to write to. It must be empty or not exist.
     limit_mib : int, default 256
-        Maximum memory in MiB that a launch may reach. A launch above it is listed, and not recorded.
+        Maximum size of the memory that a launch can reach, in MiB. Larger launches are only listed.
     only : str, optional
         Record only kernels whose name contains this text.
 
     Yields
     ------
     Recorder
-        The recording. ``str()`` of it lists the launches after the block.
+        The recording. After the block, ``str(recorder)`` lists the launches.
 
     Raises
     ------
-    ArgumentError
-        If the folder is not empty, or the limit is not positive.
+    ArgumentError, ArgumentTypeError
+        If the folder is not empty or cannot be created, or an option is invalid.
     DriverError
         If there is no GPU.
+    LaunchError
+        If another recording runs, in any thread.
+    RecordingError
+        At the end of the block, if the list of launches cannot be written.
 
     Notes
     -----
-    torch.compile must compile the function inside the block. Launches that measure candidates for autotuning are not
-    recorded. Memory that a kernel reaches only through pointers in memory is not recorded, and CUDA graphs are not.
+    torch.compile must compile the function inside the block. The recording does not contain launches for autotuning,
+    launches of CUDA graphs, and memory that a kernel reaches only through pointers in memory.
 
     Examples
     --------
@@ -349,20 +358,31 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     >>> cudatma.read_recording("softmax.rec")[0].run().passes(tolerance=1e-6)  # doctest: +SKIP
     True
     """
-    path = Path(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ArgumentError("folder", str(folder), "a folder that is empty or does not exist")
-    if isinstance(limit_mib, bool) or not isinstance(limit_mib, int) or limit_mib < 1:
-        raise ArgumentError("limit_mib", limit_mib, "an integer, at least 1")
-    _require_gpu()
-    path.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(path, limit_mib << 20, only)
+    if not isinstance(folder, str | Path):
+        raise ArgumentTypeError("folder", type(folder).__name__, "a str, a Path")
+    if not isinstance(only, str | None):
+        raise ArgumentTypeError("only", type(only).__name__, "a str, a part of the names of kernels")
+    recorder = Recorder(Path(folder), natural("limit_mib", limit_mib, 1) << 20, only)
+    with only_block("record"):
+        _require_gpu()
+        _create(recorder.folder)
+        try:
+            # A new Runtime has no plans from before the recording.
+            with using_runtime(Runtime()), intercepting(RECORDERS, recorder):
+                yield recorder
+        finally:
+            recorder.finish()
+
+
+def _create(folder: Path) -> None:
+    """Create a folder. Raise ArgumentError if it is not empty or cannot be created."""
     try:
-        # A new Runtime has no plans that were made without the recorder.
-        with using_runtime(Runtime()), intercepting(RECORDERS, recorder):
-            yield recorder
-    finally:
-        recorder.finish()
+        folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(folder.iterdir())
+    except OSError as error:
+        raise ArgumentError("folder", str(folder), "a folder that can be created", str(error)) from None
+    if not is_empty:
+        raise ArgumentError("folder", str(folder), "a folder that is empty or does not exist")
 
 
 def _tensor_map_type(raw: bytes) -> str | None:
@@ -396,7 +416,7 @@ def _allocation_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) 
 
 
 def _storage(info: ArrayInfo) -> tuple[int, int]:
-    """Return address and size of the memory that an array is a view of."""
+    """Return the address and the size of the memory to which an array belongs."""
     owner: Any = info.owner
     if is_torch(owner):
         storage = owner.untyped_storage()
@@ -412,7 +432,7 @@ def _storage(info: ArrayInfo) -> tuple[int, int]:
 
 
 def _torch_block(address: int) -> tuple[int, int] | None:
-    """Return address and requested size of the block of torch's allocator that contains an address."""
+    """Return the address and the requested size of the block in torch's allocator that contains an address."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return None
@@ -461,7 +481,7 @@ def _device_name() -> str:
 
 
 def _plain_name(kernel: str) -> str:
-    """Return a profiler's name of a kernel without template arguments, parameters and result type."""
+    """Return the name of a kernel in a profile without template arguments, parameters and result type."""
     name = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0].removeprefix("void ")
     return name[:_MAX_NAME]
 

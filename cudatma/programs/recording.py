@@ -1,7 +1,7 @@
-"""Folders with the launches of a program: what a launch reads and writes, and how to run it again on the emulator.
+"""Read and write folders with recorded launches, and run these launches on the emulator.
 
-A folder contains `launches.json`, and the PTX, sources and memory that it refers to, in files that are named by the
-digest of their content:
+A folder contains `launches.json` and the files to which it refers. The name of each of these files is the digest of
+its content:
 
     launches.json
     text/DIGEST.txt      PTX of modules, and sources that reports quote
@@ -27,7 +27,8 @@ from cudatma.emulator import EmulatedModule, Report
 from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import RecordingError
-from cudatma.programs.launch import Dim, ProgramLaunch, load_module
+from cudatma.programs.host_memory import POINTER_BYTES, aligned_bytes
+from cudatma.programs.launch import Dim, LaunchFields, ProgramLaunch, load_module
 
 FILE = "launches.json"
 _FORMAT, _VERSION = "cudatma-recording", 1
@@ -35,11 +36,8 @@ _DIGEST = re.compile(r"[0-9a-f]{40}")
 _MAX_PARAMETER_BYTES = 1 << 16
 _MAX_SHARED_BYTES, _MAX_MEMORY_BYTES = 1 << 20, 1 << 40
 _MAX_LINES = 10
-_POINTER_BYTES = 8
 #: Name of the array in an archive, and maximum size of its header.
 _MEMBER, _HEADER_BYTES = "data.npy", 4096
-#: Alignment of memory in a replay. Kernels rely on the alignment of cuMemAlloc.
-_ALIGNMENT = 512
 _CUSTOM_TYPES = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 TYPES = _CUSTOM_TYPES | {
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -54,7 +52,7 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An address in a parameter: bytes ``at`` .. ``at + 8`` are the address of byte ``offset`` of a memory."""
+    """An address in a parameter. The 8 bytes from byte ``at`` are the address of byte ``offset`` of a memory."""
 
     at: int
     memory: int
@@ -63,7 +61,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class RecordedParameter:
-    """A kernel parameter: its name, its bytes, and which of them are addresses."""
+    """The name and the bytes of a kernel parameter, and the addresses in these bytes."""
 
     name: str
     data: bytes
@@ -74,8 +72,8 @@ class RecordedParameter:
 class RecordedMemory:
     """An allocation that a launch reaches.
 
-    name: name of the first parameter that points to it. before, after: digests of its contents; None for scratch
-    memory, which begins with zeros and has no result. dtype: element type, if the program names one.
+    name: name of the first parameter that points to the allocation. before, after: digests of the contents, or None for
+    scratch memory, which is initially zero and contains no result. dtype: element type, or None if it is unknown.
     """
 
     name: str
@@ -87,20 +85,20 @@ class RecordedMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryComparison:
-    """The result of the emulator in one memory, compared with the recorded one.
+    """A comparison of the emulator's result in one memory with the recorded result.
 
     Parameters
     ----------
     name : str
         Name of the memory, which is the name of the first parameter that points to it.
     dtype : str or None
-        Element type. None: unknown, so that bytes were compared.
+        Element type, or None if it is unknown. In this case, bytes were compared.
     elements, different : int
         Number of elements, and number of different elements.
     max_difference : float or None
-        Maximum absolute difference. None: not finite, or of unknown type.
+        Maximum absolute difference, or None if it is not finite or the type is unknown.
     relative : float or None
-        ``||difference|| / ||expected||``. None as for `max_difference`.
+        ``||difference|| / ||expected||``, or None if `max_difference` is None or all expected values are zero.
     """
 
     name: str
@@ -112,11 +110,11 @@ class MemoryComparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether only equal results are right: integers, and bytes of unknown type."""
+        """Whether results must be equal. This is the case for integers and bytes of unknown type."""
         return self.dtype is None or numpy_type(self.dtype).kind in "biu"
 
     def passes(self, tolerance: float) -> bool:
-        """Return whether the result is right for a maximum of `relative`.
+        """Return whether `relative` is at most a tolerance.
 
         Parameters
         ----------
@@ -126,7 +124,7 @@ class MemoryComparison:
         Returns
         -------
         bool
-            Whether the result is right.
+            Whether the result is correct.
         """
         if not self.different:
             return True
@@ -153,7 +151,7 @@ class Replay:
     report : Report
         Hazards and warnings.
     comparisons : tuple of MemoryComparison
-        The results of each memory that the recorded launch changed, or that the emulator changed.
+        One comparison for each memory that the recorded launch or the emulator changed.
     """
 
     launch: ProgramLaunch
@@ -161,7 +159,7 @@ class Replay:
     comparisons: tuple[MemoryComparison, ...]
 
     def passes(self, tolerance: float = 0.0) -> bool:
-        """Return whether there are no hazards and all results are right.
+        """Return whether there are no hazards and all results are correct.
 
         Parameters
         ----------
@@ -171,61 +169,41 @@ class Replay:
         Returns
         -------
         bool
-            Whether the launch is as recorded.
+            Whether the launch reproduces the recording.
         """
         return self.report.is_clean and all(comparison.passes(tolerance) for comparison in self.comparisons)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedLaunch:
-    """A launch in a recording. ``run`` runs it on the emulator.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedLaunch(LaunchFields):
+    """A launch in a recording. `run` runs it on the emulator.
 
     Parameters
     ----------
+    library, entry, grid, block, cluster : see ProgramLaunch
+        Library, kernel and shape of the launch.
+    shared_bytes, programmatic, place, registers, from_compiler : see ProgramLaunch
+        Other properties of the launch.
     folder : Path
-        The recording.
+        Folder of the recording.
     modules : dict
-        Loaded modules of the recording. Variables of a module keep their values between its launches.
-    library, entry, place : str
-        Library that launched the kernel, name of the kernel, and where the program launched it.
+        Loaded modules of the recording. The variables of a module keep their values between its launches.
     module : str
         Digest of the PTX.
-    grid, block : tuple of int
-        Number of CTAs, and number of threads per CTA.
-    cluster : tuple of int or None
-        Number of CTAs per cluster.
-    shared_bytes : int
-        Dynamic shared memory per CTA in bytes.
-    programmatic : bool
-        Whether the launch is a programmatic dependent launch.
     parameters : tuple of RecordedParameter
         Parameters of the kernel.
     memory : tuple of RecordedMemory
         Allocations that the parameters point to.
     sources : tuple of (str, str)
         Name and digest of each source that reports quote.
-    from_compiler : tuple of (str, str)
-        As in `ProgramLaunch`.
-    registers : int or None
-        Registers per thread, if they are known.
     """
 
     folder: Path
-    modules: dict[Any, EmulatedModule] = field(repr=False, compare=False)
-    library: str
-    entry: str
-    place: str
+    modules: dict[Any, EmulatedModule] = field(repr=False)
     module: str
-    grid: Dim
-    block: Dim
-    cluster: Dim | None
-    shared_bytes: int
-    programmatic: bool
     parameters: tuple[RecordedParameter, ...]
     memory: tuple[RecordedMemory, ...]
     sources: tuple[tuple[str, str], ...]
-    from_compiler: tuple[tuple[str, str], ...]
-    registers: int | None
 
     def launch(self) -> ProgramLaunch:
         """Return the launch with new copies of the recorded memory.
@@ -246,7 +224,7 @@ class RecordedLaunch:
             raw = bytearray(parameter.data)
             for pointer in parameter.pointers:
                 address = address_of(arrays[pointer.memory]) + pointer.offset
-                raw[pointer.at : pointer.at + _POINTER_BYTES] = address.to_bytes(_POINTER_BYTES, "little")
+                raw[pointer.at : pointer.at + POINTER_BYTES] = address.to_bytes(POINTER_BYTES, "little")
             args.append(bytes(raw))
         ptx = _read_text(self.folder, self.module)
         sources = tuple((name, _read_text(self.folder, digest)) for name, digest in self.sources)
@@ -254,21 +232,12 @@ class RecordedLaunch:
         if key not in self.modules:
             self.modules[key] = load_module(ptx, sources)
         return ProgramLaunch(
+            **self.fields(),
             ptx=ptx,
-            entry=self.entry,
-            grid=self.grid,
-            block=self.block,
-            cluster=self.cluster,
-            shared_bytes=self.shared_bytes,
-            programmatic=self.programmatic,
             args=tuple(args),
             arrays=arrays,
             names=(*(parameter.name for parameter in self.parameters), *(memory.name for memory in self.memory)),
-            library=self.library,
-            place=self.place,
             sources=sources,
-            from_compiler=self.from_compiler,
-            registers=self.registers,
             loaded=self.modules[key],
         )
 
@@ -278,7 +247,7 @@ class RecordedLaunch:
         Parameters
         ----------
         **options
-            Options of `EmulatedModule.launch`, such as `schedules`. Default of `hazards`: "collect".
+            Options of `EmulatedModule.launch`, such as `schedules`. The default of `hazards` is "collect".
 
         Returns
         -------
@@ -305,7 +274,7 @@ class RecordedLaunch:
         Returns
         -------
         tuple of MemoryComparison
-            One for each memory that the recorded launch or this one changed.
+            One comparison for each memory that the recorded launch or this launch changed.
         """
         comparisons = []
         for memory, array in zip(self.memory, arrays, strict=True):
@@ -318,9 +287,7 @@ class RecordedLaunch:
         return tuple(comparisons)
 
     def _initial(self, memory: RecordedMemory) -> Array:
-        room = np.zeros(memory.size_bytes + _ALIGNMENT, np.uint8)
-        start = -address_of(room) % _ALIGNMENT
-        array: Array = room[start : start + memory.size_bytes]
+        array = aligned_bytes(memory.size_bytes)
         if memory.before is not None:
             array[:] = _read_memory(self.folder, memory.before, memory.size_bytes)
         return array
@@ -338,7 +305,7 @@ class Recording(Sequence[RecordedLaunch]):
     device : str
         Name of the GPU.
     refused : sequence of (str, str)
-        Launches that are not in the recording: library, kernel and place, and the reason.
+        Launches that are not in the recording, each as a description of the launch and the reason.
     other_kernels : mapping of str to int
         Names of kernels that other libraries launched, such as cuBLAS's, with the number of launches.
     """
@@ -373,12 +340,12 @@ class Recording(Sequence[RecordedLaunch]):
         return "\n".join([*lines, *self.not_recorded()])
 
     def not_recorded(self) -> list[str]:
-        """Return lines about launches that the program made and that are not recorded: the first ten, and a count.
+        """Return the first ten launches that are not recorded, and the number of the others.
 
         Returns
         -------
         list of str
-            The lines.
+            One line for each launch.
         """
         lines = [f"not recorded: {what}: {reason}" for what, reason in self.refused]
         lines += [f"not recorded: {name}, {count} times" for name, count in self.other_kernels.items()]
@@ -393,15 +360,24 @@ def digest_of(data: bytes) -> str:
 
 
 def write_file(folder: Path, kind: str, suffix: str, data: bytes) -> str:
-    """Write a file named by its digest, unless it exists, and return the digest."""
+    """Write a file whose name is the digest of its content, unless the file exists. Return the digest."""
     digest = digest_of(data)
     path = folder / kind / f"{digest}{suffix}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".part")
+        write_aside(path, data)
+    return digest
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, and rename it. Remove the temporary file if this fails."""
+    aside = path.with_suffix(".part")
+    try:
         aside.write_bytes(data)
         aside.replace(path)
-    return digest
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write_text(folder: Path, text: str) -> str:
@@ -439,8 +415,9 @@ def describe_recording(
 
 
 def _describe_launch(launch: RecordedLaunch) -> dict[str, Any]:
-    nested = ("folder", "modules", "parameters", "memory")
-    return {name: getattr(launch, name) for name in RecordedLaunch.__slots__ if name not in nested} | {
+    return launch.fields() | {
+        "module": launch.module,
+        "sources": launch.sources,
         "parameters": [
             {"name": p.name, "data": p.data.hex(), "pointers": [[q.at, q.memory, q.offset] for q in p.pointers]}
             for p in launch.parameters
@@ -460,7 +437,7 @@ def read_recording(folder: str | Path) -> Recording:
     Returns
     -------
     Recording
-        The launches. Memory is read when a launch runs.
+        The launches. Each launch reads its memory when it runs.
 
     Raises
     ------
@@ -492,7 +469,7 @@ def read_recording(folder: str | Path) -> Recording:
 
 
 class _Reader:
-    """A JSON object and its place in the file, for errors."""
+    """A JSON object, and its place in the file for error messages."""
 
     def __init__(self, place: str, content: Any) -> None:
         self.place = place
@@ -591,7 +568,7 @@ def _read_parameter(reader: _Reader, memory: Sequence[RecordedMemory]) -> Record
     data, pointers = bytes.fromhex(text), []
     for number, values in enumerate(reader.get("pointers", list)):
         at, index, offset = reader.integers(f"pointers[{number}]", values, 3, 0)
-        if at + _POINTER_BYTES > len(data) or index >= len(memory) or offset > memory[index].size_bytes:
+        if at + POINTER_BYTES > len(data) or index >= len(memory) or offset > memory[index].size_bytes:
             allowed = f"a place in the {len(data)} bytes, the number of a memory, and an offset in it"
             raise reader.error(f"pointers[{number}]", values, allowed)
         pointers.append(Pointer(at, index, offset))

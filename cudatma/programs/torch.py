@@ -1,36 +1,20 @@
-"""torch's CUDA device on the CPU, so that programs that create tensors on it run unchanged."""
+"""Make torch use the CPU as its CUDA device, so that programs that create tensors on this device run unchanged."""
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from cudatma.programs.log import SM_COUNT, LaunchLog
+from cudatma.programs.device import REGISTERS, SHARED_BYTES, SM_COUNT, TOTAL_BYTES, WARP_SIZE, device_name
+from cudatma.programs.log import LaunchLog
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import Recorder
 
-_TOTAL_BYTES = 80 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class _Properties:
-    """Properties of the emulated device."""
-
-    name: str
-    major: int
-    minor: int
-    shared_memory_per_block_optin: int
-    shared_memory_per_multiprocessor: int
-    max_threads_per_multi_processor: int
-    total_memory: int = _TOTAL_BYTES
-    multi_processor_count: int = SM_COUNT
-    regs_per_multiprocessor: int = 65536
-    warp_size: int = 32
-
 
 class Stream:
-    """A stream, in which every call has ended. As a context, it has no effect."""
+    """A stream that never contains unfinished work. As a context manager, it has no effect."""
 
     cuda_stream = 0
 
@@ -42,33 +26,29 @@ class Stream:
     def __exit__(self, *_: object) -> None: ...
 
     def query(self) -> bool:
-        """Return True: every call has ended."""
         return True
 
-    def synchronize(self) -> None:
-        """Do nothing: every call has ended."""
+    def synchronize(self) -> None: ...
 
-    def wait_event(self, event: Event) -> None:
-        """Do nothing: every call has ended."""
+    def wait_event(self, event: Event) -> None: ...
 
-    def wait_stream(self, stream: Stream) -> None:
-        """Do nothing: every call has ended."""
+    def wait_stream(self, stream: Stream) -> None: ...
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Return an event with the time of this call."""
+        """Store the current time in an event, and return the event."""
         event = Event() if event is None else event
         event.record()
         return event
 
 
 class Event:
-    """An event of a stream."""
+    """An event that holds a time."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._seconds = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Keep the time of this call."""
+        """Store the current time."""
         self._seconds = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
@@ -76,28 +56,31 @@ class Event:
         return 1e3 * (end._seconds - self._seconds)
 
     def query(self) -> bool:
-        """Return True: every call has ended."""
         return True
 
-    def synchronize(self) -> None:
-        """Do nothing: every call has ended."""
+    def synchronize(self) -> None: ...
 
-    def wait(self, stream: Stream | None = None) -> None:
-        """Do nothing: every call has ended."""
+    def wait(self, stream: Stream | None = None) -> None: ...
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Create tensors of the CUDA device on the CPU, and answer queries of the device with the log's target."""
+    """Make torch use the CPU as its CUDA device, with the properties of the log's target."""
     import torch
 
     target = log.target
-    properties = _Properties(
-        name=f"emulator {target.name}",
-        major=target.compute_capability[0],
-        minor=target.compute_capability[1],
+    major, minor = target.compute_capability
+    properties = SimpleNamespace(
+        name=device_name(target),
+        major=major,
+        minor=minor,
+        total_memory=TOTAL_BYTES,
+        multi_processor_count=SM_COUNT,
+        shared_memory_per_block=SHARED_BYTES,
         shared_memory_per_block_optin=target.smem_per_block_bytes,
         shared_memory_per_multiprocessor=target.smem_per_sm_bytes,
         max_threads_per_multi_processor=target.max_threads_per_sm,
+        regs_per_multiprocessor=REGISTERS,
+        warp_size=WARP_SIZE,
     )
     stream = Stream()
     answers = {
@@ -119,11 +102,28 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
         patches.set(torch.cuda, name, lambda *args, _answer=answer, **options: _answer)
     patches.set(torch.cuda, "Stream", Stream)
     patches.set(torch.cuda, "Event", Event)
-    patches.enter_context(_on_cpu(torch))
+    mode = _cpu_mode(torch, log)
+    patches.enter_context(mode())
+    start = threading.Thread.start
+
+    def start_in_mode(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_in_mode() -> None:
+            with mode():
+                run()
+
+        thread.run = run_in_mode  # type: ignore[method-assign]
+        start(thread)
+
+    patches.set(threading.Thread, "start", start_in_mode)
 
 
-def _on_cpu(torch: Any) -> Any:
-    """Return a context in which torch's functions use the CPU where the program names the CUDA device."""
+def _cpu_mode(torch: Any, log: LaunchLog) -> Any:
+    """Return a class of contexts, each for one thread, in which torch's functions use the CPU as the CUDA device.
+
+    The contexts have no effect after the end of the log's block, because a thread can outlive the block.
+    """
     from torch.overrides import TorchFunctionMode
 
     def cpu(value: Any) -> Any:
@@ -132,6 +132,8 @@ def _on_cpu(torch: Any) -> Any:
 
     class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch's class is not typed here
         def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+            if not log.is_open:
+                return function(*args, **(options or {}))
             if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
             if function == torch.Tensor.is_cuda.__get__:
@@ -139,11 +141,11 @@ def _on_cpu(torch: Any) -> Any:
             options = {name: cpu(value) for name, value in (options or {}).items() if name != "pin_memory"}
             return function(*map(cpu, args), **options)
 
-    return OnCpu()
+    return OnCpu
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """List the kernels of the GPU by name with torch's profiler, unless the program uses the profiler itself."""
+    """Count the kernels on the GPU by name with torch's profiler, unless the program uses the profiler."""
     import torch
 
     try:
@@ -152,7 +154,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
             profile = torch.profiler.profile(activities=[activity], acc_events=True)
             profile.start()
             patches.callback(_count_kernels, profile, recorder)
-    except (RuntimeError, AssertionError, TypeError) as error:  # TypeError: a version without acc_events
+    except (RuntimeError, AssertionError, TypeError) as error:  # TypeError if this version has no acc_events
         recorder.refuse("kernels of other libraries", f"torch's profiler failed: {error}")
 
 

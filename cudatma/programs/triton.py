@@ -1,15 +1,18 @@
 """Launches of Triton and Gluon kernels.
 
-Triton reaches a GPU only through the active driver. The driver here reports the target, keeps the cubin unloaded, and
-converts each launch to a ProgramLaunch. Works with Triton 3.6 and later.
+Triton uses a GPU only through its active driver. The driver in this module reports the target and sends each launch to
+the log. It supports Triton 3.6 and later.
 """
 
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,31 +22,33 @@ from cudatma.arrays import is_torch
 from cudatma.descriptor import Swizzle, TensorMap, TiledSpec
 from cudatma.dtypes import TMA_TYPES
 from cudatma.emulator.machine.memory import address_of
-from cudatma.errors import ArgumentTypeError
-from cudatma.programs.host_memory import arrays_at, host_array
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.programs.device import MAX_THREADS, REGISTERS, SM_COUNT, WARP_SIZE, device_name
+from cudatma.programs.host_memory import POINTER_BYTES, aligned_bytes, arrays_at, host_array
 from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources
-from cudatma.programs.log import SM_COUNT, LaunchLog, naming
+from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import Recorder, Scratch
 from cudatma.review.cubin import read_cubin
 
 _LIBRARY = "triton"
-_WARP = 32
 #: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence. Triton 3.6 has no
-#: proxy fence between cp.async and wgmma; in Gluon, this fence is part of the program.
+#: proxy fence between cp.async and wgmma. In Gluon, programs must contain this fence.
 _FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
 _FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
-#: Element types by the number that tensormap.replace and Triton's metadata use.
+#: Element types by their number in tensormap.replace and in Triton's metadata.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Make Triton compile for the log's target and send its launches to the log. Benchmarks run once."""
+    """Make Triton compile for the log's target, send its launches to the log, and run benchmarks once."""
     import triton.testing
     from triton._C.libtriton import nvidia
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
     from triton.runtime import driver
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     tuners: list[Any] = []
 
@@ -53,7 +58,15 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
 
     def run_wrapped(jit: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        return run(jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()})
+        named = partial(naming, _LIBRARY, jit.__name__, calling_place())
+        with named():
+            args, kwargs = _checked_call(jit, args, kwargs)
+            grid = kwargs.get("grid")
+            if callable(grid):
+                kwargs["grid"] = lambda meta: _grid(grid(meta), named)
+            elif not kwargs.get("warmup"):
+                kwargs["grid"] = _grid(grid)
+        return run(jit, *args, **kwargs)
 
     def first_config(tuner: Any, kwargs: dict[str, Any]) -> Sequence[Any]:
         tuners.append(tuner)
@@ -67,11 +80,13 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
     for name in ("do_bench", "do_bench_cudagraph"):
         patches.set(triton.testing, name, _call_once)
     patches.set(nvidia.cublas, "CublasLt", _CublasLt)
-    patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
+    patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # perf_report makes no plots
+    for descriptor in (TensorDescriptor, GluonDescriptor):
+        _accept_arrays(patches, descriptor)
 
 
 def _first_config(tuner: Any, configs: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-    """Return the first config that compiles and fits the target; the emulator cannot compare speeds."""
+    """Return the first config that compiles and fits the target, because the emulator cannot compare speeds."""
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -99,7 +114,7 @@ def _call_once(
 
 
 class _CublasLt:
-    """Triton's interface to cuBLAS, with which programs compare their results and speed."""
+    """Replacement for Triton's interface to cuBLAS, which programs use as a reference."""
 
     def __init__(self, workspace: Any) -> None: ...
 
@@ -109,34 +124,99 @@ class _CublasLt:
 
 
 class _Pointer:
-    """A NumPy array as a kernel argument: Triton reads `dtype` and `data_ptr()`."""
+    """A NumPy array with the attributes of a tensor that Triton reads."""
 
-    __slots__ = ("array", "dtype")
+    __slots__ = ("array", "dtype", "shape")
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array, self.dtype = array, array.dtype
+        self.array, self.dtype, self.shape = array, array.dtype, array.shape
 
     def data_ptr(self) -> int:
         return address_of(self.array)
 
+    def stride(self) -> tuple[int, ...]:
+        return tuple(stride // self.dtype.itemsize for stride in self.array.strides)
 
-def _wrapped(value: Any) -> Any:
+
+def _accept_arrays(patches: Patches, descriptor: Any) -> None:
+    """Make a class of tensor descriptors accept NumPy arrays."""
+    check, make = descriptor.__post_init__, descriptor.from_tensor
+
+    def check_wrapped(value: Any) -> None:
+        value.base = _wrapped("base", value.base)
+        check(value)
+
+    def make_wrapped(tensor: Any, *args: Any, **options: Any) -> Any:
+        return make(_wrapped("tensor", tensor), *args, **options)
+
+    patches.set(descriptor, "__post_init__", check_wrapped)
+    patches.set(descriptor, "from_tensor", staticmethod(make_wrapped))
+
+
+def _checked_call(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a launch as Triton accepts them. Raise an error that names the parameter otherwise."""
+    names = [parameter.name for parameter in jit.params]
+    if len(args) > len(names):
+        raise ArgumentError("args", f"{len(args)} values", f"at most {len(names)}: {', '.join(names)}")
+    missing = [p.name for p in jit.params[len(args) :] if not p.has_default and p.name not in kwargs]
+    if missing:
+        raise ArgumentError(missing[0], "no value", "a value for each parameter")
+    constants = {parameter.name for parameter in jit.params if parameter.is_constexpr}
+    wrapped = {
+        name: value if name in constants else _wrapped(name, value)
+        for name, value in (*zip(names, args, strict=False), *((n, v) for n, v in kwargs.items() if n in names))
+    }
+    options = {name: value for name, value in kwargs.items() if name not in names}
+    positional = tuple(wrapped.pop(name) for name in names[: len(args)])
+    return positional, wrapped | options
+
+
+def _grid(value: Any, named: Callable[[], Any] = nullcontext) -> tuple[int, ...]:
+    """Return a grid. A grid with a zero is valid, and launches nothing."""
+    try:
+        extents = tuple(map(operator.index, value))
+    except TypeError:
+        extents = ()
+    if not 1 <= len(extents) <= 3 or min(extents) < 0:
+        with named():
+            raise ArgumentError("grid", value, "a tuple of one to three integers, each at least 0")
+    return extents
+
+
+def _wrapped(name: str, value: Any) -> Any:
+    """Return an argument as Triton accepts it. Raise an error if no kernel parameter can have its type."""
+    from triton._utils import canonicalize_dtype
+
     if isinstance(value, np.ndarray):
-        return _Pointer(value)
-    return value.item() if isinstance(value, np.generic) else value
+        value = _Pointer(value)
+    elif isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= POINTER_BYTES:
+        value = value.item()
+    elif isinstance(value, tuple):
+        parts = [_wrapped(f"{name}[{index}]", part) for index, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, complex | str | bytes | list | dict | np.generic):
+        raise ArgumentTypeError(name, type(value).__name__, "an array, a number, or a tuple of these")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise ArgumentError(name, value, "an integer of 64 bits")
+    if isinstance(value, _Pointer) or is_torch(value):
+        try:
+            canonicalize_dtype(value.dtype)
+        except KeyError:
+            raise ArgumentTypeError(f"{name}.dtype", str(value.dtype), "a type that Triton supports") from None
+    return value
 
 
 class _Driver:
-    """The active driver of Triton. Its device is a name, so that Triton keeps its kernels apart from a GPU's."""
+    """Replacement for the active driver of Triton. Its device is a str, so Triton does not confuse it with a GPU."""
 
     def __init__(self, log: LaunchLog) -> None:
         self.log = log
         self.launcher_cls = _Launcher
         properties = {
             "max_shared_mem": log.target.smem_per_block_bytes,
-            "max_num_regs": 65536,
+            "max_num_regs": REGISTERS,
             "multiprocessor_count": SM_COUNT,
-            "warpSize": _WARP,
+            "warpSize": WARP_SIZE,
             "sm_clock_rate": 1_000_000,
             "mem_clock_rate": 1_000_000,
             "mem_bus_width": 1024,
@@ -151,10 +231,10 @@ class _Driver:
         from triton.backends.compiler import GPUTarget
 
         major, minor = self.log.target.compute_capability
-        return GPUTarget("cuda", 10 * major + minor, _WARP)
+        return GPUTarget("cuda", 10 * major + minor, WARP_SIZE)
 
     def get_current_device(self) -> str:
-        return f"emulator {self.log.target.name}"
+        return device_name(self.log.target)
 
     def set_current_device(self, device: Any) -> None: ...
 
@@ -183,8 +263,8 @@ class _Driver:
 
 
 def _load_binary(name: str, cubin: bytes, shared_bytes: int, device: Any) -> tuple[None, str, int, int, int]:
-    """Return what Triton's driver returns: module, function, registers, spills and the maximum number of threads."""
-    return None, name, read_cubin(cubin, name).kernels[name].registers, 0, 1024
+    """Return the module, function, registers, spills and maximum number of threads, as Triton's driver does."""
+    return None, name, read_cubin(cubin, name).kernels[name].registers, 0, MAX_THREADS
 
 
 class _Launcher:
@@ -222,17 +302,17 @@ class _Launcher:
         with naming(_LIBRARY, metadata.name, place):
             values = KernelParameters(getattr(metadata, "tensordesc_meta", None) or ())
             grid = grid_x, grid_y, grid_z
-            launch = describe_launch(self._ptx, self._src, metadata, grid, args, values, _aligned)
+            launch = describe_launch(self._ptx, self._src, metadata, grid, args, values, _zeros)
         log.run(replace(launch, place=place, sources=self._sources))
 
 
 def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the program's files with a kernel."""
+    """Return the paths and texts of the program's files that contain a kernel."""
     import triton
 
     files = files_of(ptx, without=os.path.dirname(triton.__file__))
     function = getattr(src, "fn", None)
-    # Triton's cache may have the PTX of the same kernel in another folder.
+    # The cached PTX can name a file in another folder that contains the same kernel.
     return files if function is None else (*files, *read_sources([function.fn.__code__.co_filename]))
 
 
@@ -250,7 +330,7 @@ def describe_launch(
     ``values`` converts the arguments. ``allocate`` returns scratch memory for a size and an alignment.
     """
     ctas = metadata.num_ctas
-    function = getattr(src, "fn", None)  # None for a kernel that was compiled from IR
+    function = getattr(src, "fn", None)  # None if the kernel was compiled from IR
     is_gluon = function is not None and function.is_gluon()
     for (name, kind), value in zip(src.signature.items(), args, strict=True):
         values.add(str(name), kind, value)
@@ -262,7 +342,7 @@ def describe_launch(
         ptx=ptx,
         entry=metadata.name,
         grid=(grid[0] * ctas, grid[1], grid[2]),
-        block=(_WARP * metadata.num_warps, 1, 1),
+        block=(WARP_SIZE * metadata.num_warps, 1, 1),
         args=tuple(values.args),
         library=_LIBRARY,
         cluster=(ctas, 1, 1) if ctas > 1 else None,
@@ -274,17 +354,8 @@ def describe_launch(
     )
 
 
-def _aligned(size: int, alignment: int) -> np.ndarray[Any, Any] | None:
-    """Return zeros at an aligned address, or None for no bytes."""
-    if not size:
-        return None
-    data = np.zeros(size + alignment, np.uint8)
-    start = -address_of(data) % alignment
-    return data[start : start + size]
-
-
 class KernelParameters:
-    """The kernel parameters of a launch, flattened as in Triton's launcher.
+    """The kernel parameters of a launch, in the order of Triton's launcher.
 
     A tensor descriptor becomes a tensor map, followed by its shape and strides. Tuples become their elements. Constants
     are not parameters.
@@ -302,7 +373,7 @@ class KernelParameters:
         self.args.append(value)
 
     def add(self, name: str, kind: Any, value: Any) -> None:
-        """Add an argument of a type of Triton's signature."""
+        """Add an argument whose type is part of Triton's signature."""
         if isinstance(kind, tuple):
             labels = [f".{field}" for field in getattr(value, "_fields", ())] or [f"[{i}]" for i in range(len(kind))]
             for label, part, element in zip(labels, kind, value, strict=True):
@@ -354,14 +425,14 @@ class KernelParameters:
         return tensor.data_ptr(), self._storage(name, tensor)
 
     def _storage(self, name: str, tensor: Any) -> np.ndarray[Any, Any] | None:
-        """Return the memory of a torch tensor, which becomes one of the launch's arrays."""
+        """Return the memory of a torch tensor, and add it to the arrays of the launch."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         known = [array for (_, base), array in self.arrays.items() if base == address]
         if known or not size:
             return known[0] if known else None
         memory = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
-        if size % tensor.element_size() == 0:  # reports name elements
+        if size % tensor.element_size() == 0:  # so that reports name elements
             memory = memory.view(f"V{tensor.element_size()}")
         if tensor.is_contiguous() and tensor.numel() == memory.size:
             memory = memory.reshape(tuple(tensor.shape))
@@ -371,7 +442,7 @@ class KernelParameters:
         return memory
 
     def _add_pointees(self, name: str, table: np.ndarray[Any, Any]) -> None:
-        """Add the tensors whose addresses a table contains, as the pointers of a grouped GEMM."""
+        """Add the tensors whose addresses are in a table, such as the operands of a grouped GEMM."""
         addresses = np.unique(table[(table >> 32 != 0) & (table >> 48 == 0)])
         for _, info in arrays_at(map(int, addresses)):
             array = host_array(info.owner)
@@ -392,7 +463,7 @@ def _number(kind: str, value: Any) -> Any:
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of compiled kernels, including those of torch.compile. Measurements are not recorded."""
+    """Record the launches of Triton and torch.compile, except during autotuning."""
     from triton.compiler.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
 
@@ -442,6 +513,10 @@ class _DeviceParameters(KernelParameters):
             self.tensors.append(tensor)
             return tensor.data_ptr(), None
         return super().memory(name, value)
+
+
+def _zeros(size: int, alignment: int) -> np.ndarray[Any, Any] | None:
+    return aligned_bytes(size, alignment) if size else None
 
 
 def _scratch(size: int, alignment: int) -> Scratch | None:

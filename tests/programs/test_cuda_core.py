@@ -105,11 +105,16 @@ def launch_too_few() -> None:
     ("call", "error", "text"),
     [
         (launch_float_for_int, ArgumentError, "an integer of 4 bytes"),
-        (launch_too_few, LaunchError, "got 0 arguments; allowed: 1 for ranks"),
+        (
+            launch_too_few,
+            LaunchError,
+            "launch of ranks at .*test_cuda_core.py:.*kernel_args: got 0 arguments; allowed: 1",
+        ),
         (lambda: core.ObjectCode.from_cubin(b"\x7fELF"), ArgumentTypeError, "got a cubin; allowed: PTX"),
         (lambda: kernel_of("sum"), ArgumentError, "name: got sum; allowed: "),
         (lambda: core.Device().allocate(10).fill(b"abc"), ArgumentError, "value: got 3 bytes; allowed: 1, 2 or 4"),
-        (lambda: core.Device(1), ArgumentError, "0: the emulator has one device"),
+        (lambda: core.Device().allocate(-1), ArgumentError, "size: got -1; allowed: an integer, at least 0"),
+        (lambda: core.Device(1), ArgumentError, "0, because the emulator has one device"),
     ],
 )
 def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> None:
@@ -135,12 +140,12 @@ def test_the_mistake_of_an_example_is_found(
     pytest.importorskip(library)
     main = importlib.import_module(example).main
     monkeypatch.setattr(sys, "argv", [example])
-    main()
+    assert main() == 0
     printed = capsys.readouterr().out
     assert "no hazard in 2 schedules" in printed
     assert printed.endswith("wrong elements: 0\n")
     monkeypatch.setattr(sys, "argv", [example, "--broken"])
-    main()
+    assert main() == 1
     printed = capsys.readouterr().out
     assert f"\n{kind}: " in printed
     assert line in printed

@@ -55,6 +55,33 @@ def test_a_kernel_in_a_variable_of_a_module_launches_on_the_emulator() -> None:
     assert EARLY is before
 
 
+def test_kernels_in_dicts_lists_attributes_and_closures_launch_on_the_emulator() -> None:
+    kernels = [cupy.RawKernel(ADD, "scale", OPTIONS) for _ in range(4)]
+    by_name, holder, x = {"scale": kernels[0]}, SimpleNamespace(kernel=kernels[1]), np.ones(32, np.float32)
+
+    def bound(kernel: Any) -> Any:
+        return lambda: kernel((1,), (32,), (x, np.float32(2), 32), shared_mem=128)
+
+    call, before = bound(kernels[2]), list(map(id, kernels))
+    with cudatma.emulate_launches() as log:
+        for kernel in (by_name["scale"], holder.kernel, kernels[3]):
+            bound(kernel)()
+        call()
+    assert (len(log), x[0]) == (4, 16)
+    assert [id(by_name["scale"]), id(holder.kernel), *map(id, kernels[2:])] == before
+
+
+def test_more_than_48_kib_of_dynamic_shared_memory_need_an_opt_in() -> None:
+    x = np.ones(32, np.float32)
+    with cudatma.emulate_launches() as log:
+        module = cupy.RawModule(code=ADD, options=OPTIONS)
+        with pytest.raises(LaunchError, match="got 65536 bytes; allowed: at most 49152 without an opt-in"):
+            module.get_function("scale")((1,), (32,), (x, np.float32(2), 32), shared_mem=65536)
+        module.get_function("scale").max_dynamic_shared_size_bytes = 65536
+        module.get_function("scale")((1,), (32,), (x, np.float32(2), 32), shared_mem=65536)
+    assert (len(log), x[0]) == (1, -2)
+
+
 def test_a_torch_tensor_is_an_array() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(32)
@@ -78,13 +105,24 @@ def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda x: EARLY((1,), (32,), (x, 2.0, 32)), ArgumentError, r"args\[1\] of scale: got 2.0.*numpy.float32"),
+        (
+            lambda x: EARLY((1,), (32,), (x, 2.0, 32)),
+            ArgumentError,
+            r"launch of scale at .*test_cupy.py:.*: args\[1\]: got 2.0.*numpy.float32",
+        ),
         (lambda x: EARLY((1,), (32,), (x, np.float32(2), np.int32(32))), ArgumentError, "allowed: 8 bytes"),
         (lambda x: EARLY((1,), (32,), (x, 2, 32)), ArgumentError, r"got 2 \(int\); allowed: a 4-byte float"),
         (lambda x: EARLY((1,), (32,), (x, np.float64(2), 32)), ArgumentError, "allowed: a 4-byte float"),
-        (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "got 1 arguments; allowed: 3 for kernel scale"),
-        (lambda x: cupy.RawKernel("void", "f")((1,), (1,), ()), CompileError, "NVRTC refused raw_kernel.cu for sm_90a"),
+        (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "args: got 1 value; allowed: a tuple with 3 values"),
+        (
+            lambda x: cupy.RawKernel("void", "f")((1,), (1,), ()),
+            CompileError,
+            "NVRTC cannot compile raw_kernel.cu for sm_90a",
+        ),
         (lambda x: cupy.RawKernel(ADD, "add", OPTIONS)((1,), (1,), ()), ArgumentError, "name_expressions"),
+        (lambda x: EARLY(1.5, (32,), (x, np.float32(2), 32)), LaunchError, "launch of scale at .*: grid: got 1.5"),
+        (lambda x: EARLY((1,), (32,), x), ArgumentError, "args: got ndarray; allowed: a tuple with 3 values"),
+        (lambda x: cupy.RawModule(path="no.ptx").compile(), ArgumentError, "path: got no.ptx; allowed: a PTX file"),
         (lambda x: cupy.zeros(3), LaunchError, "cupy: got a CuPy array; allowed: RawKernel and RawModule with NumPy"),
     ],
 )
@@ -95,7 +133,7 @@ def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> Non
 
 def test_an_error_of_cupy_says_what_works() -> None:
     with (
-        pytest.raises(Exception, match="Without a device, CuPy can only launch a RawKernel"),
+        pytest.raises(Exception, match="Without a GPU, CuPy can only launch kernels of"),
         cudatma.emulate_launches(),
     ):
         cupy.cuda.runtime.getDevice()

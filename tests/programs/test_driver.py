@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cudatma
-from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError
 
 driver: Any = pytest.importorskip("cuda.bindings.driver")
 
@@ -118,6 +118,24 @@ def test_a_tensor_map_has_the_bytes_of_the_codec() -> None:
     assert b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque) == bytes(expected.data)
 
 
+@pytest.mark.parametrize(("size", "code"), [(0, "CUDA_ERROR_INVALID_VALUE"), (1 << 45, "CUDA_ERROR_OUT_OF_MEMORY")])
+def test_an_impossible_size_is_an_error_code(size: int, code: str) -> None:
+    with cudatma.emulate_launches():
+        assert driver.cuMemAlloc(size) == (driver.CUresult[code], None)
+
+
+def test_more_than_48_kib_of_dynamic_shared_memory_need_an_opt_in() -> None:
+    name, x = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, VALUES.copy()
+    with cudatma.emulate_launches():
+        function, args = scale_function(), (0, as_tuples(x.ctypes.data), 0)
+        assert ok(driver.cuFuncGetAttribute(name, function)) == 48 << 10
+        with pytest.raises(LaunchError, match="at most 49152 without an opt-in"):
+            driver.cuLaunchKernel(function, 1, 1, 1, 64, 1, 1, 50000, *args)
+        ok((*driver.cuFuncSetAttribute(function, name, 50000), None))
+        ok((*driver.cuLaunchKernel(function, 1, 1, 1, 64, 1, 1, 50000, *args), None))
+    assert (x == 2 * VALUES).all()
+
+
 def launch_of_unknown_memory() -> None:
     room = ctypes.create_string_buffer(400)
     driver.cuLaunchKernel(scale_function(), 1, 1, 1, 64, 1, 1, 0, 0, as_tuples(ctypes.addressof(room)), 0)
@@ -134,7 +152,12 @@ def copy_past_the_end() -> None:
         (copy_past_the_end, ArgumentError, "12 bytes at byte 0 of an allocation of 8 bytes"),
         (lambda: driver.cuMemFree(12), ArgumentError, "a live allocation"),
         (lambda: driver.cuModuleLoadData(b"\x7fELF" + bytes(60)), ArgumentTypeError, "got a cubin; allowed: PTX"),
-        (lambda: driver.cuGraphCreate(0), DriverError, "cuGraphCreate failed: the emulator has no such function"),
+        (lambda: driver.cuMemAlloc(1.5), ArgumentError, "cuMemAlloc: bytesize: got 1.5; allowed: an integer"),
+        (lambda: driver.cuMemcpyHtoD(ok(driver.cuMemAlloc(8)), 0, 4), ArgumentError, "srcHost: got 0x0; allowed: the"),
+        (lambda: driver.cuMemcpyHtoD(ok(driver.cuMemAlloc(8)), VALUES, -4), ArgumentError, "ByteCount: got -4"),
+        (lambda: driver.cuLaunchKernel(scale_function(), 1), ArgumentTypeError, "got 2 arguments; allowed: 11"),
+        (lambda: driver.cuModuleLoad(b"no.ptx"), ArgumentError, "path: got no.ptx; allowed: a PTX file"),
+        (lambda: driver.cuGraphCreate(0), DriverError, "cuGraphCreate failed: the emulator does not support this"),
     ],
 )
 def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> None:

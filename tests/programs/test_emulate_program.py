@@ -65,6 +65,13 @@ def test_hazards_are_printed_once_with_their_lines(
     assert (location["artifactLocation"]["uri"], location["region"]["startLine"]) == (Path(program).as_uri(), 11)
 
 
+def test_child_processes_are_reported(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(program, "a") as file:
+        file.write("import subprocess\nsubprocess.run([sys.executable, '-c', ''])\nsubprocess.run(['true'])\n")
+    assert cli.main(["emulate", program, "--atomic"]) == 0
+    assert "child processes whose launches are not counted: 1\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("word", "status"), [("--fail", 3), ("--raise", 1), ("--unreadable", 1), ("--fine", 0)])
 def test_the_exit_status_is_the_program_s(
     word: str, status: int, program: str, capsys: pytest.CaptureFixture[str]

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_blocks import in_threads
 from test_driver import VALUES, as_tuples, driver, ok, scale_function
 
 import cudatma
 from cudatma import Kernel
 from cudatma.cli import main
 from cudatma.emulator import Report
-from cudatma.errors import ArgumentError, DriverError, RecordingError
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, RecordingError
 from cudatma.programs import Recording
 from cudatma.programs.recording import FILE, write_memory
 
@@ -225,12 +226,49 @@ def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: s
     ("options", "error", "text"),
     [
         ({"limit_mib": 0}, ArgumentError, "limit_mib: got 0; allowed: an integer, at least 1"),
+        ({"folder": Path(__file__) / "rec"}, ArgumentError, "allowed: a folder that can be created"),
+        ({"only": 3}, ArgumentTypeError, "only: got int; allowed: a str"),
         ({"folder": Path(__file__).parent}, ArgumentError, "allowed: a folder that is empty or does not exist"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], text: str) -> None:
     with cudatma.emulate_launches(), pytest.raises(error, match=text), cudatma.record(**{"folder": tmp_path} | options):
         pass
+
+
+def test_a_recording_that_is_interrupted_contains_the_earlier_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def write(*args: Any) -> str:
+        calls.append(args)
+        if len(calls) == 4:  # the second launch has one memory before and after it
+            raise KeyboardInterrupt
+        return write_memory(*args)
+
+    monkeypatch.setattr("cudatma.programs.recorder.write_memory", write)
+    with pytest.raises(KeyboardInterrupt):
+        recorded(tmp_path / "rec", launch_driver)
+    (launch,) = cudatma.read_recording(tmp_path / "rec")
+    assert launch.run().passes()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_bytes(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(RecordingError, match=r"launches.json: got .*No space left on device"):
+        recorded(tmp_path / "rec", launch_driver)
+    assert not [path for path in (tmp_path / "rec").rglob("*") if path.is_file()]
+
+
+def test_launches_of_all_threads_are_recorded(tmp_path: Path) -> None:
+    recording = recorded(tmp_path / "rec", lambda: in_threads(launch_driver))
+    assert (len(recording), recording.refused) == (6, ())
+    assert all(launch.run(schedules=1).passes() for launch in recording)
 
 
 def test_a_recording_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cudatma
-from cudatma.errors import ArgumentTypeError, HazardError
+from cudatma.errors import ArgumentError, ArgumentTypeError, HazardError
 
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -130,6 +130,49 @@ def test_an_argument_that_the_cpu_cannot_read_is_named() -> None:
     assert "x_ptr: got a tensor on meta" in str(caught.value)
 
 
+X = np.ones(64, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("grid", "args", "error", "text"),
+    [
+        ((1,), (np.ones(64, np.complex64), X, 2, 64), ArgumentTypeError, "x_ptr.dtype: got complex64"),
+        ((1,), (X, np.ones(64, object), 2, 64), ArgumentTypeError, "y_ptr.dtype: got object"),
+        ((1,), (X, X, 1j, 64), ArgumentTypeError, "factor: got complex; allowed: an array, a number"),
+        ((1,), (X, X, 2, 1 << 64), ArgumentError, "n: got 18446744073709551616; allowed: an integer of 64 bits"),
+        ((1,), (X, X, 2), ArgumentError, "n: got no value; allowed: a value for each parameter"),
+        ((1,), (X, X, 2, 64, 64, 3), ArgumentError, "args: got 6 values; allowed: at most 5: x_ptr, y_ptr, factor"),
+        ((-1,), (X, X, 2, 64), ArgumentError, r"grid: got \(-1,\); allowed: a tuple of one to three integers"),
+        ((1, 1, 1, 1), (X, X, 2, 64), ArgumentError, r"grid: got \(1, 1, 1, 1\)"),
+        ((1.5,), (X, X, 2, 64), ArgumentError, r"grid: got \(1.5,\)"),
+        (lambda meta: 3, (X, X, 2, 64), ArgumentError, "grid: got 3"),
+    ],
+)
+def test_a_wrong_launch_names_the_kernel_and_the_argument(
+    grid: Any, args: tuple[Any, ...], error: type[Exception], text: str
+) -> None:
+    options = {} if len(args) > 4 else {"BLOCK": 64}
+    with cudatma.emulate_launches(), pytest.raises(error, match=f"launch of scale_kernel at .*test_triton.py.*{text}"):
+        kernels.scale_kernel[grid](*args, **options)
+
+
+def test_a_grid_of_zero_launches_nothing() -> None:
+    with cudatma.emulate_launches() as log:
+        kernels.scale_kernel[0,](X, X, 2, 64, BLOCK=64)
+    assert len(log) == 0
+
+
+def test_a_tensor_descriptor_describes_a_numpy_array() -> None:
+    a, b, c = np.eye(32, dtype=np.float16), np.ones((32, 32), np.float16), np.zeros((32, 32), np.float16)
+    with cudatma.emulate_launches() as log:
+        a_map, c_map = TensorDescriptor(a, [32, 32], [32, 1], [32, 32]), TensorDescriptor.from_tensor(c, [32, 32])
+        kernels.product_kernel[1, 1](a_map, b, (32, 32), c_map, BLOCK=32)
+    assert log.is_clean
+    assert (c == 1).all()
+    with pytest.raises(AttributeError):
+        TensorDescriptor.from_tensor(c, [32, 32])
+
+
 @pytest.mark.parametrize(
     ("example", "kind", "line"),
     [("triton_kernel", "global_race", "tl.load(sums_ptr"), ("gluon_gemm", "overwritten_while_read", "tma_load(")],
@@ -139,20 +182,10 @@ def test_the_mistake_of_an_example_is_found(
 ) -> None:
     main = importlib.import_module(example).main
     monkeypatch.setattr(sys, "argv", [example])
-    main()
+    assert main() == 0
     assert "no hazard in 2 schedules" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", [example, "--broken"])
-    main()
+    assert main() == 1
     printed = capsys.readouterr().out
     assert f"\n{kind}: " in printed
     assert line in printed
-
-
-def test_logs_of_nested_blocks_contain_a_launch() -> None:
-    x, total = np.ones(256, np.float32), np.zeros(1, np.float32)
-    with cudatma.emulate_launches() as outer:
-        with cudatma.emulate_launches(hazards="collect", schedules=3) as inner:
-            kernels.total_kernel[2,](x, total, BLOCK=128)
-        kernels.total_kernel[1,](x, total, BLOCK=128)
-    assert [entry.report.schedules for entry in outer] == [3, 2]
-    assert (list(inner), inner.is_clean) == ([outer[0]], False)
