@@ -23,7 +23,7 @@ from cudatma.quantization import PackedWeight
 from cudatma.quantization.scale_range import ScaleFit
 from cudatma.target import get_target
 
-SCHEDULES = 1  # tests/mutants runs these kernels in 8
+SCHEDULES = 1  # tests/mutants runs these kernels in others
 
 
 def config(**fields: Any) -> MarlinConfig:
