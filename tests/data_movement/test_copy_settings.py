@@ -145,7 +145,7 @@ def test_no_hazard_in_many_schedules(element_bytes: int, target: str) -> None:
     result = np.zeros(source.shape[::-1], source.dtype)
     arrays = {"src": describe(source), "out": describe(result)}
     planned = tile_plan(arrays["src"], arrays["out"], limits(target), config)
-    assert planned.emulate(get_target(target), arrays, schedules=8, seed=3).is_clean
+    assert planned.emulate(get_target(target), arrays, schedules=4, seed=3).is_clean
     assert (result == source.T).all()
 
 

@@ -57,7 +57,7 @@ def test_no_hazard_in_many_schedules(name: str, target: str) -> None:
     make = REGISTRY[name].sample
     assert make is not None
     sample = make(get_target(target))
-    assert sample.run(schedules=8, seed=7).is_clean
+    assert sample.run(schedules=4, seed=7).is_clean
     assert sample.error() == 0
 
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+from ptx_of import ptx_alone
 
-from cudatma.build.nvrtc import compile_source
 from cudatma.emulator import CAUSES, EmulatedModule, Hazard, Report, load
 from cudatma.target import get_target
 
@@ -85,7 +85,7 @@ ADVISED = ("read_before_load", "wrong_parity", "overwritten_while_read")
 def module_of(source: str, defines: tuple[str, ...], target: str = "sm_90a") -> EmulatedModule:
     """Return a kernel of the catalogue with some macros defined."""
     text = "".join(f"#define {name}\n" for name in defines) + HEADER + source
-    return load(str(compile_source(text, get_target(target), options=("--generate-line-info",)).ptx))
+    return load(ptx_alone(text, get_target(target)))
 
 
 def line_of(source: str, defines: tuple[str, ...], mark: str) -> int:

@@ -31,7 +31,7 @@ class Emulator:
 
     def launch(self, name: str, config: Any, grid: int, block: int, args: Sequence[Any], **options: Any) -> None:
         owners = tuple(value.owner for value in args if isinstance(value, TensorMap))
-        report = probe(name, config).launch(name, grid, block, tuple(args), arrays=owners, schedules=4, **options)
+        report = probe(name, config).launch(name, grid, block, tuple(args), arrays=owners, schedules=2, **options)
         assert report.is_clean, str(report)
 
 

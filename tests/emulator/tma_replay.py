@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from ptx_of import ptx_alone
 from tma_answer import expected_bytes, finished, make_spec, set_bits
 from tma_data import before
 from tma_kernel import TEMPLATE, TmaCase, request_bytes
 
-from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 from cudatma.descriptor.codec import encode
 from cudatma.emulator import load
@@ -43,7 +43,7 @@ class EmulatedGpu:
 
     def __init__(self, target: str = "sm_90a") -> None:
         chosen = get_target(target)
-        self.module = load(str(compile_source(render(TEMPLATE, TmaCase(), chosen), chosen).ptx))
+        self.module = load(ptx_alone(render(TEMPLATE, TmaCase(), chosen), chosen))
 
     def run(self, case: dict[str, Any], hazards: str = "off") -> dict[str, Any]:
         """Return the answer to one case."""

@@ -1,12 +1,16 @@
 """The rendered source of each kernel template, for review, and the golden fixture itself.
 
 Configurations are written out, so that golden files do not depend on the choice of a configuration. The options are
-distributed over the kernels of a family.
+distributed over the kernels of a family. A kernel's golden file lists the names of its primitives, whose code is in
+primitives.cu, so that a changed primitive changes one file.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +109,51 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+#: The primitives at the beginning of a source; what separates them; and the names that they declare.
+LIBRARY = re.compile(r"\nnamespace cudatma \{\n\n(.*?)\n+\}  // namespace cudatma\n", re.DOTALL)
+BETWEEN = re.compile(r"\n\n+(?=\S)")
+DECLARED = re.compile(
+    r"^(?:__device__ __forceinline__ [^(\n]*?(\w+)\(|typedef [\w ]*?(\w+);|struct (?:alignas\(\d+\) )?(\w+))",
+    re.MULTILINE,
+)
+
+
+def declared(code: str) -> str:
+    return ", ".join("".join(names) for names in DECLARED.findall(code))
+
+
+@cache
+def parts(name: str) -> tuple[list[str], str]:
+    """Return the primitives of a kernel, and its source with their names instead of their code."""
+    target = "sm_100a" if name == "rows" else "sm_120a" if "attention_mma" in name or "gemm_mma" in name else "sm_90a"
+    text = render(REGISTRY[name].template, CONFIGS[name], target)
+    library = LIBRARY.search(text)
+    assert library is not None
+    primitives = BETWEEN.split(library[1])
+    names = textwrap.fill(", ".join(map(declared, primitives)), 116, initial_indent="// ", subsequent_indent="// ")
+    return primitives, f"{text[: library.start()]}\n// primitives.cu contains\n{names}\n{text[library.end() :]}"
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_source(golden: Golden, name: str) -> None:
-    target = "sm_100a" if name == "rows" else "sm_120a" if "attention_mma" in name or "gemm_mma" in name else "sm_90a"
-    golden(f"{name}.cu", render(REGISTRY[name].template, CONFIGS[name], target))
+    golden(f"{name}.cu", parts(name)[1])
+
+
+def test_the_primitives(golden: Golden) -> None:
+    """Each primitive appears once, or once for each of its forms, with the names of the kernels that have the form."""
+    forms: dict[str, dict[str, list[str]]] = {}
+    for name in CONFIGS:
+        for code in parts(name)[0]:
+            assert declared(code), code
+            forms.setdefault(declared(code), {}).setdefault(code, []).append(name)
+    texts = (
+        code
+        if len(of) == 1
+        else textwrap.fill(", ".join(kernels), 116, initial_indent="// In ", subsequent_indent="// ") + f"\n{code}"
+        for of in forms.values()
+        for code, kernels in of.items()
+    )
+    golden("primitives.cu", "\n\n".join(texts) + "\n")
 
 
 def test_every_template_has_a_golden() -> None:

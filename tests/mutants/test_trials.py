@@ -22,8 +22,8 @@ from cudatma.mutants import EXEMPT, REPORTED, Mutant, Outcome, Trial
 from cudatma.mutants.trial import by_verdict, reported_share
 
 TRIALS = trials()
-#: Schedules of the kernel itself, and the maximum for a mutant.
-UNCHANGED_SCHEDULES, SCHEDULES = 8, 4
+#: Maximum number of schedules for a mutant.
+SCHEDULES = 4
 #: Mutants of a kernel's first launch, and of its further ones, which share most of their code with it.
 FIRST, FURTHER = 12, 5
 #: The smallest allowed share of reported mutants among those that are not exempt.
@@ -77,9 +77,9 @@ def drawn(name: str, trial: Trial, count: int) -> list[Mutant]:
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_kernel_is_clean_and_its_mutants_are_reported(name: str) -> None:
     trial = TRIALS[name]()
-    report = trial.unchanged(UNCHANGED_SCHEDULES)
-    assert report.is_clean, str(report)
     is_first = next(other for other in TRIALS if kernel_of(other) == kernel_of(name)) == name
+    report = trial.unchanged(3 if is_first else 2)  # in order, most delayed, and one that is drawn
+    assert report.is_clean, str(report)
     count = FIRST if is_first else FURTHER
     outcomes = list(trial.outcomes(SCHEDULES, drawn(name, trial, count)))
     assert reported_share(by_verdict(outcomes)) >= MIN_REPORTED, missed(outcomes)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from cudatma.build.nvrtc import _run, compile_flags, compile_source
+from cudatma.build.nvrtc import _run, compile_flags
 from cudatma.build.render import render
 from cudatma.emulator import EmulatedModule, load
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, get_target
-
-LINES = ("--generate-line-info",)
 
 #: Instructions that CUDA C++ has no name for, as the tests' own kernels call them.
 PRELUDE = """
@@ -43,8 +41,7 @@ def ptx_alone(text: str, target: Target) -> str:
 def ptx_of_source(source: str, target: str = "sm_90a") -> str:
     """Return the PTX of a source that may use all primitives."""
     chosen = get_target(target)
-    text = render(PRELUDE + source, None, chosen, is_source=True)
-    return str(compile_source(text, chosen, options=LINES).ptx)
+    return ptx_alone(render(PRELUDE + source, None, chosen, is_source=True), chosen)
 
 
 @lru_cache(maxsize=256)

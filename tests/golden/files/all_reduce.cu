@@ -3,44 +3,8 @@
 //   ranks = 2
 //   dtype = 'float16'
 
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, the function returns at once.
-__device__ __forceinline__ void griddepcontrol_wait() {
-    asm volatile("griddepcontrol.wait;" : : : "memory");
-}
-
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
-
-// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
-__device__ __forceinline__ float low_to_float(u32 pair) {
-    float d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
-    return d;
-}
-
-__device__ __forceinline__ float high_to_float(u32 pair) {
-    float d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
-    return d;
-}
-
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
-}  // namespace cudatma
+// primitives.cu contains
+// u8, u16, u32, u64, griddepcontrol_wait, griddepcontrol_launch_dependents, low_to_float, high_to_float, to_pair
 
 namespace cudatma {
 constexpr u32 RANKS = 2;

@@ -13,55 +13,9 @@
 //     4096 B  k 32 x 64 bfloat16, 128B swizzle
 //     4096 B  v 32 x 64 bfloat16, 128B swizzle
 
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, the function returns at once.
-__device__ __forceinline__ void griddepcontrol_wait() {
-    asm volatile("griddepcontrol.wait;" : : : "memory");
-}
-
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
-
-// Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
-// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
-__device__ __forceinline__ void wait_for_previous_grid() {
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
-}
-
-// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
-// division takes about 25 instructions.
-struct Divisor {
-    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
-};
-
-__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
-
-// ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
-__device__ __forceinline__ float low_to_float(u32 pair) {
-    return __uint_as_float(pair << 16);
-}
-
-__device__ __forceinline__ float high_to_float(u32 pair) {
-    return __uint_as_float(pair & 0xffff0000u);
-}
-
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
-}  // namespace cudatma
+// primitives.cu contains
+// u8, u16, u32, u64, griddepcontrol_wait, griddepcontrol_launch_dependents, wait_for_previous_grid, Divisor,
+// divide, low_to_float, high_to_float, to_pair
 
 namespace cudatma {
 
@@ -84,7 +38,7 @@ struct Problem {
     u32 q_length;                   // number of queries per sequence
     u32 k_length;                   // number of keys per sequence
     u32 heads;                      // number of heads of q per sequence
-    u32 upper;                      // query i sees keys below i + upper; signed
+    u32 upper;                      // query i attends to keys below i + upper; signed
     float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
     Divisor by_raster_tiles;        // divides by the number of tiles per raster group
     Divisor by_raster_heads;        // divides by raster_heads

@@ -4,14 +4,8 @@
 //   rank = 3
 //   index_bits = 32
 
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-}  // namespace cudatma
+// primitives.cu contains
+// u8, u16, u32, u64
 
 using namespace cudatma;
 

@@ -2,27 +2,8 @@
 // config: PrefetchConfig
 //   rank = 2
 
-namespace cudatma {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-// [PTX ISA, Tensor-map] The 128 opaque bytes of a tensor map, which cuTensorMapEncode* fills. A kernel takes a tensor map as a parameter of
-// type `const __grid_constant__ TensorMap`.
-struct alignas(64) TensorMap {
-    u8 bytes[128];
-};
-
-// [PTX ISA, cp.async.bulk.prefetch.tensor] Prefetch the box that begins at element (c0, c1, ...) into L2. No barrier signals its
-// completion.
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(const TensorMap* map, int c0, int c1) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
-                 :: "l"(map), "r"(c0), "r"(c1) : "memory");
-}
-
-}  // namespace cudatma
+// primitives.cu contains
+// u8, u16, u32, u64, TensorMap, cp_async_bulk_prefetch_tensor_2d
 
 using namespace cudatma;
 
