@@ -188,6 +188,34 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.marlin.dequantize:sample",
         ),
         KernelEntry(
+            "experts_route",
+            "kernels/experts_route.cu.j2",
+            "cudatma.kernels.experts.choose:route_configs",
+            "sort pairs of tokens and experts by expert",
+            "cudatma.kernels.experts.sample:route_sample",
+        ),
+        *(
+            KernelEntry(
+                f"experts_{product}",
+                "kernels/experts_skinny.cu.j2",
+                "cudatma.kernels.experts.choose:dump_configs",
+                summary,
+                "cudatma.kernels.experts.sample:sample",
+                product,
+            )
+            for product, summary in (
+                ("up", "grouped W4A16 GEMM over experts with a gated activation, mma.sync"),
+                ("down", "grouped W4A16 GEMM over experts, mma.sync"),
+            )
+        ),
+        KernelEntry(
+            "experts_sum",
+            "kernels/experts_sum.cu.j2",
+            "cudatma.kernels.experts.choose:sum_configs",
+            "add up the weighted results of each token's experts",
+            "cudatma.kernels.experts.sample:sum_sample",
+        ),
+        KernelEntry(
             "all_reduce",
             "kernels/all_reduce.cu.j2",
             "cudatma.kernels.all_reduce.config:dump_configs",

@@ -127,7 +127,9 @@ def _product_parameters(problem: MoeProblem, config: ExpertsConfig, weight: str,
     groups = group_count(shape.k, shape.group_size)
 
     def table(name: str, dtype: str) -> Map:
-        return Map(f"{weight}_{name}", scale_map_spec((groups, columns), dtype, config.scale_row, config.groups_per_stage))
+        return Map(
+            f"{weight}_{name}", scale_map_spec((groups, columns), dtype, config.scale_row, config.groups_per_stage)
+        )
 
     makers: dict[str, Any] = {
         "weight_map": lambda: Map(
@@ -164,4 +166,3 @@ def _rows_map(problem: MoeProblem, config: ExpertsConfig, source: str) -> Map:
         l2_promotion=L2Promotion.B128,
     )
     return Map(source, spec, (("dim", len(dims) - 1),))
-

@@ -5,15 +5,20 @@ from __future__ import annotations
 from math import exp
 from typing import Any, NamedTuple
 
-from cudatma.kernels.experts.config import ROUTE_THREADS, ExpertsConfig, RouteConfig, SumConfig
+from cudatma.kernels.experts.config import PRODUCTS, ROUTE_THREADS, ExpertsConfig, RouteConfig, SumConfig
 from cudatma.kernels.experts.problem import MoeProblem
-from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
 #: Maximum number of stages.
 _MAX_STAGES = 8
+#: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
+_FIELDS = {256: (256, 1, 1), 128: (256, 2, 2), 64: (256, 2, 2)}
+_LONG_FIELDS, _LONG_K = (512, 4, 1), 4096
+#: Relative speed of each tile_n if all SMs are busy. [H200]
+_RATES = {256: 1.0, 128: 0.96, 64: 0.93}
 #: (tile_m, maximum mean number of rows of an expert that has rows). A block of more rows reads its weights less often,
 #: but multiplies more rows that do not exist.
 _TILE_MS = ((8, 4.5), (16, 10.0), (32, float("inf")))
@@ -50,9 +55,24 @@ def choose_tile_m(problem: MoeProblem) -> int:
 
 def configure(problem: MoeProblem, gpu: Gpu) -> MoeConfig:
     """Return the kernels for a problem."""
-    tile_m, target = choose_tile_m(problem), get_target(gpu.target)
-    up, down = (product_config(name, problem.product(name), tile_m, target) for name in ("up", "down"))
-    return MoeConfig(RouteConfig(tile_m, route_threads(problem.experts)), up, down, SumConfig(problem.up.dtype))
+    tile_m = choose_tile_m(problem)
+    up, down = (choose_product(name, problem, tile_m, gpu) for name in PRODUCTS)
+    route = RouteConfig(tile_m, route_threads(problem.experts))
+    return MoeConfig(route, up, down, SumConfig(problem.up.dtype))
+
+
+def choose_product(product: str, problem: MoeProblem, tile_m: int, gpu: Gpu) -> ExpertsConfig:
+    """Return the configuration of a product that keeps most SMs busy, weighted by the speed of its tile."""
+    shape, target = problem.product(product), get_target(gpu.target)
+    blocks = max(1.0, problem.pairs / max(1.0, mean_rows(problem.pairs, problem.global_experts)))
+    blocks = max(blocks * problem.experts / problem.global_experts, problem.pairs / tile_m)
+
+    def rate(tile_n: int) -> float:
+        tiles = round(blocks) * ceil_div(shape.n, tile_n)
+        return _RATES[tile_n] * tiles / (ceil_div(tiles, gpu.sm_count) * gpu.sm_count)
+
+    tile_n = max((tile_n for tile_n in _RATES if tile_n <= ceil_div(shape.n, 64) * 64), key=rate)
+    return product_config(product, shape, tile_m, target, tile_n)
 
 
 def route_threads(experts: int) -> int:
@@ -61,38 +81,41 @@ def route_threads(experts: int) -> int:
 
 
 def product_config(
-    product: str, shape: LinearShape, tile_m: int, target: Target, **fields: Any
+    product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int, **fields: Any
 ) -> ExpertsConfig:
-    """Return the configuration of a product, with as many stages as fit. ``fields``: values of other fields."""
-    columns = ceil_div(shape.n, 64) * 64
-    tile_n = 128 if columns % 128 == 0 else 64
-    chosen: dict[str, Any] = {"tile_n": tile_n, "tile_k": 256 if shape.k > 256 else 128, "slice_k": 2} | fields
-    if tile_m < 8 and chosen["tile_k"] % 64:
-        chosen["tile_k"] = 128
+    """Return the configuration of a product with this tile and as many stages as fit.
+
+    ``fields``: values of other fields, by default those that were fastest for the tile.
+    """
+    tile_k, slice_k, ctas_per_sm = _FIELDS[tile_n]
+    if tile_n == 64 and shape.k >= _LONG_K:
+        tile_k, slice_k, ctas_per_sm = _LONG_FIELDS
+    usual = {"tile_k": tile_k, "slice_k": slice_k, "ctas_per_sm": ctas_per_sm}
     config = ExpertsConfig(
         version="skinny",
         product=product,
         tile_m=tile_m,
+        tile_n=tile_n,
         stages=2,
         group_size=shape.group_size,
         has_zeros=shape.has_zeros,
         dtype=shape.dtype,
         deep_box=shape.k % 64 == 0,
-        **chosen,
+        **(usual | fields),
     )
     longest = config.with_longest_ring(target.smem_share_bytes(config.ctas_per_sm), _MAX_STAGES)
     return config if longest is None else longest
 
 
-def dump_configs(target: Target) -> list[ExpertsConfig]:
+def dump_configs(product: str, target: Target) -> list[ExpertsConfig]:
     """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     qwen, odd = LinearShape(2048, 1536, 128, False, "bfloat16"), LinearShape(720, 1440, -1, True, "float16")
     zeros = LinearShape(4096, 2048, 64, True, "float16")
-    cases = [(name, shape, tile_m) for name in ("up", "down") for shape, tile_m in ((qwen, 1), (qwen, 8), (odd, 16))]
-    cases += [("up", zeros, 32), ("down", zeros, 32)]
-    return [product_config(*case, target) for case in cases]
+    cases = ((qwen, 1, 128), (qwen, 8, 256), (odd, 16, 128), (zeros, 32, 64))
+    configs = [product_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
+    return [config for config in configs if config.smem_bytes <= target.smem_share_bytes(config.ctas_per_sm)]
 
 
 def route_configs(target: Target) -> list[RouteConfig]:
@@ -103,8 +126,3 @@ def route_configs(target: Target) -> list[RouteConfig]:
 def sum_configs(target: Target) -> list[SumConfig]:
     """Return the configs for dumps and compile checks, or none if the target cannot run them."""
     return [SumConfig(dtype) for dtype in ("float16", "bfloat16")] if target.has("griddepcontrol") else []
-
-
-def imagined(target: Target) -> Gpu:
-    """Return a GPU with this target for samples."""
-    return imagined_gpu(target, H200.sm_count)

@@ -107,7 +107,7 @@ def marlin_moe(
     (2, 64)
     """
     space = None if workspace is None else check_workspace(workspace, getattr(w1, "device", None) or 0)
-    weight = _weight_of(w1, w2)
+    weight = weight_of(w1, w2)
     inputs, options = (x, topk_weights, topk_ids, expert_map), MoeOptions(activation, programmatic)
     if debug is None:
         return run(MARLIN_MOE, inputs, out, options, stream, backend, weight, (w1, w2), space)
@@ -220,7 +220,7 @@ class _Formats(dict[Hashable, _Format]):
     """Formats of all layers in a process, which the Runtime holds."""
 
 
-def _weight_of(w1: object, w2: object) -> Weight:
+def weight_of(w1: Any, w2: Any) -> Weight:
     """Return the arrays of a layer's weights for a launch. Raises ArgumentError or ArgumentTypeError."""
     first, second = check_weights(w1, w2)
     known = first.attachments.get(_WEIGHT)
@@ -229,7 +229,9 @@ def _weight_of(w1: object, w2: object) -> Weight:
         return weight
     if first.experts > MAX_EXPERTS:
         raise ArgumentError("w1.shape[0]", first.experts, f"at most {MAX_EXPERTS} experts")
-    arrays = {f"{name}_{part}": getattr(w.weight, part) for name, w in (("w1", first), ("w2", second)) for part in _ARRAYS}
+    arrays = {
+        f"{name}_{part}": getattr(w.weight, part) for name, w in (("w1", first), ("w2", second)) for part in _ARRAYS
+    }
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     for name, info in infos.items():
         if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:

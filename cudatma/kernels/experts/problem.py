@@ -94,13 +94,12 @@ class MoeProblem:
         )
 
 
-def check_weights(w1: object, w2: object) -> tuple[PackedExperts, PackedExperts]:
+def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
     """Return the weights. Raises ArgumentTypeError or ArgumentError unless they belong to one layer."""
     for name, weight in (("w1", w1), ("w2", w2)):
         if not isinstance(weight, PackedExperts):
             remedy = "create one with quantize_experts() or pack_experts()"
             raise ArgumentTypeError(name, type(weight).__name__, "PackedExperts", remedy)
-    assert isinstance(w1, PackedExperts) and isinstance(w2, PackedExperts)  # noqa: S101 (for mypy)
     if not w1.gated:
         remedy = "pack the weight with gated=True"
         raise ArgumentError("w1.gated", False, "True: the columns of gate, then of up", remedy)
@@ -120,7 +119,11 @@ def check_weights(w1: object, w2: object) -> tuple[PackedExperts, PackedExperts]
 
 
 def check_call(
-    inputs: Sequence[Any], out: Any, activation: object, programmatic: object, weights: tuple[PackedExperts, PackedExperts]
+    inputs: Sequence[Any],
+    out: Any,
+    activation: object,
+    programmatic: object,
+    weights: tuple[PackedExperts, PackedExperts],
 ) -> Checked[MoeProblem]:
     """Validate a call. Raises ArgumentError or ArgumentTypeError."""
     x, topk_weights, topk_ids, expert_map = inputs
@@ -142,7 +145,7 @@ def check_call(
     check_gradient(info.owner, "x", FUNCTION)
     factors = describe(topk_weights, "topk_weights")
     _check_dtype(factors, "topk_weights", ("float32",))
-    if len(factors.shape) != 2 or factors.shape[0] != m or not 1 <= factors.shape[1]:
+    if len(factors.shape) != 2 or factors.shape[0] != m or not factors.shape[1] >= 1:
         raise ArgumentError("topk_weights.shape", factors.shape, f"({m}, k) with k at least 1, one row per row of x")
     top_k = factors.shape[1]
     ids = describe(topk_ids, "topk_ids")
