@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.quantization.layout_v1 import BLOCK, blocks
 from cudatma.quantization.namespaces import namespace_of, native_array, on_device_of
-from cudatma.quantization.packed import PackedWeight, _Referable, pack, unpack
+from cudatma.quantization.packed import PackedWeight, _Referable, check_group_size, pack, unpack
 from cudatma.quantization.rounding import quantize
 
 #: Number of adjacent columns of gate, and then of up, in a gated weight. A thread of an MMA holds columns that are this
@@ -134,7 +134,7 @@ class PackedExperts(_Referable):
         stored = split[:, :, : self.columns]
         if not self.gated:
             return np.ascontiguousarray(stored)
-        out = np.empty_like(stored)
+        out: NDArray[Any] = np.empty_like(stored)
         out[:, :, _gate_order(self.columns)] = stored
         return out
 
@@ -226,6 +226,7 @@ def quantize_experts(
     native = native_array(weights, "weights")
     if native.ndim != 3 or 0 in native.shape:
         raise QuantizationError("weights", tuple(native.shape), "three dimensions (experts, K, N), each at least 1")
+    check_group_size(group_size)
     order = _order(native.shape[2], gated)
     packed = []
     for index in range(native.shape[0]):

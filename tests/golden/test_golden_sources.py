@@ -26,6 +26,7 @@ from cudatma.kernels.data_movement.ragged_copy import RaggedCopyConfig
 from cudatma.kernels.data_movement.rows import RowsConfig
 from cudatma.kernels.data_movement.tile_copy import TileCopyConfig
 from cudatma.kernels.data_movement.transpose import TransposeConfig
+from cudatma.kernels.experts.config import ExpertsConfig, RouteConfig, SumConfig
 from cudatma.kernels.marlin.dequantize import DequantizeConfig
 from cudatma.kernels.marlin.permute_columns import PermuteColumnsConfig
 from cudatma.kernels.registry import REGISTRY
@@ -100,6 +101,22 @@ CONFIGS: dict[str, Any] = {
         scale_form="as_stored",
         pingpong=True,
     ),
+    # The first product with slices of K and zero points.
+    "experts_up": ExpertsConfig(
+        version="skinny",
+        product="up",
+        dtype="bfloat16",
+        group_size=64,
+        has_zeros=True,
+        tile_m=8,
+        tile_n=128,
+        tile_k=256,
+        slice_k=2,
+        stages=4,
+        deep_box=True,
+    ),
+    "experts_route": RouteConfig(8),
+    "experts_sum": SumConfig("bfloat16"),
     "permute_columns": PermuteColumnsConfig(True, 8192, rows=2),
     "dequantize": DequantizeConfig("bfloat16", 32, True, True),
 }

@@ -11,7 +11,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.config import Preset
 from cudatma.kernels.cost import Cost
-from cudatma.kernels.experts.problem import MEMBERS, MoeProblem
+from cudatma.kernels.experts.problem import MEMBERS
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member, in_order
 from cudatma.kernels.marlin.config import PRESETS as MARLIN_PRESETS
@@ -60,7 +60,7 @@ class ExpertsConfig(MarlinConfig):
     def _check_boxes(self) -> None:
         """Allow every tile, because rows are loaded one by one."""
 
-    def check_problem(self, problem: MoeProblem) -> None:
+    def check_problem(self, problem: Any) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.deep_box and (k := problem.product(self.product).k) % 64:
             raise ArgumentError("deep_box", True, f"False: K = {k} is not a multiple of 64")
@@ -145,15 +145,15 @@ class ExpertsConfig(MarlinConfig):
 
     # ---- Choice
 
-    def adapted(self, problem: MoeProblem) -> ExpertsConfig | None:
+    def adapted(self, problem: Any) -> ExpertsConfig | None:
         """Return None: no configurations of this kernel were measured."""
         return None
 
-    def cost_at(self, m: Any, problem: MoeProblem, gpu: Gpu) -> Cost:
+    def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
         """Raise NotImplementedError: choose.py does not compare costs."""
         raise NotImplementedError
 
-    def variants(self, problem: MoeProblem) -> Iterator[Mapping[str, Any]]:
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
         """Yield nothing: the kernel is not tuned."""
         yield from ()
 

@@ -62,7 +62,7 @@ def sample(
         return relative_error(call.out, call.reference)
 
     shape = f"{m} tokens, {counted(experts, 'expert')} of {k} x {intermediate}, top {top_k}, {dtype}"
-    title = f"marlin_moe, {kernel}, {shape}, {counted(arguments.sizes.grid, 'CTA') if kernel != 'sum' else 'sum'}"
+    title = f"marlin_moe, {kernel}, {shape}"
     return Sample(title, loaded, run, error, LIMITS[dtype])
 
 
@@ -102,8 +102,8 @@ class _Call:
         factors = random.random((m, top_k), np.float32)
         checked = MARLIN_MOE.check((x, factors, ids, None), self.out, MoeOptions("silu_glu", False), (w1, w2))
         problem, self._target = checked.problem, target
-        products = [product_config(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS]
-        config = MoeConfig(RouteConfig(tile_m, route_threads(experts)), *products, SumConfig(dtype))
+        up, down = (product_config(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
+        config = MoeConfig(RouteConfig(tile_m, route_threads(experts)), up, down, SumConfig(dtype))
         resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
         self.launches = MARLIN_MOE.arguments(problem, config, imagined_gpu(target, sm_count), resident)
         self.arrays: dict[str, ArrayInfo] = MARLIN_MOE.named(checked) | weight_of(w1, w2).arrays

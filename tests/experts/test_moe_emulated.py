@@ -1,0 +1,66 @@
+"""marlin_moe on the emulator, against float64 and without hazards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from moe_cases import LAYERS, check
+
+from cudatma.errors import HazardError
+from cudatma.kernels.experts.moe import MARLIN_MOE, MoeOptions, marlin_moe
+from cudatma.kernels.experts.sample import sample
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.target import get_target
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_result(name: str) -> None:
+    operands = LAYERS[name].operands()
+    out = np.full(operands["x"].shape, np.nan, operands["x"].dtype)
+    assert marlin_moe(**operands, out=out, backend="emulator") is out
+    check(out, operands)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize("kernel", ["route", "up", "down", "sum"])
+def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str) -> None:
+    chosen = sample(kernel, get_target(target), m=20, tile_m=8, sm_count=1)
+    assert chosen.run(schedules=20).hazards == ()
+    assert chosen.error() < chosen.limit
+
+
+def test_a_missing_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wait for the previous kernel, the first GEMM reads blocks that the routing has not written."""
+    from cudatma.build import kernel as build
+
+    operands = LAYERS["top_1"].operands()
+    render: Callable[..., str] = build.render
+
+    def broken(template: str, *args: Any, **kwargs: Any) -> str:
+        source = render(template, *args, **kwargs)
+        if "experts_skinny" not in template:
+            return source
+        wait = "    griddepcontrol_wait();   // the previous kernel has written the rows"
+        assert source.count(wait) == 1
+        return source.replace(wait, "    //")
+
+    monkeypatch.setattr(build, "render", broken)
+    with pytest.raises(HazardError, match="previous"):
+        marlin_moe(**operands, backend="emulator")
+
+
+def test_kernels_are_chosen_for_every_number_of_tokens() -> None:
+    """The configuration of any number of tokens fits the target and the shape."""
+    operands = LAYERS["mapped"].operands()
+    w1, w2 = operands.pop("w1"), operands.pop("w2")
+    inputs = tuple(operands.values())
+    problem = MARLIN_MOE.check(inputs, None, MoeOptions("silu_glu", False), (w1, w2)).problem
+    for target in ("sm_90a", "sm_120a"):
+        gpu, memo = imagined_gpu(get_target(target)), {}
+        for m in (1, 2, 7, 8, 30, 64, 256, 4096):
+            for _, config in MARLIN_MOE.kernels(problem, MARLIN_MOE.configure(problem.with_m(m), gpu, memo)):
+                config.check_target(get_target(target))
