@@ -87,24 +87,24 @@ def product_config(
 
     ``fields``: values of other fields, by default those that were fastest for the tile.
     """
-    tile_k, slice_k, ctas_per_sm = _FIELDS[tile_n]
-    if tile_n == 64 and shape.k >= _LONG_K:
-        tile_k, slice_k, ctas_per_sm = _LONG_FIELDS
-    usual = {"tile_k": tile_k, "slice_k": slice_k, "ctas_per_sm": ctas_per_sm}
-    config = ExpertsConfig(
-        version="skinny",
-        product=product,
-        tile_m=tile_m,
-        tile_n=tile_n,
-        stages=2,
-        group_size=shape.group_size,
-        has_zeros=shape.has_zeros,
-        dtype=shape.dtype,
-        deep_box=shape.k % 64 == 0,
-        **(usual | fields),
-    )
-    longest = config.with_longest_ring(target.smem_share_bytes(config.ctas_per_sm), _MAX_STAGES)
-    return config if longest is None else longest
+    usual = _LONG_FIELDS if tile_n == 64 and shape.k >= _LONG_K else _FIELDS[tile_n]
+    for tile_k, slice_k, ctas_per_sm in (usual, (256, 2, 1), (128, 2, 1)):
+        config = ExpertsConfig(
+            version="skinny",
+            product=product,
+            tile_m=tile_m,
+            tile_n=tile_n,
+            stages=2,
+            group_size=shape.group_size,
+            has_zeros=shape.has_zeros,
+            dtype=shape.dtype,
+            deep_box=shape.k % 64 == 0,
+            **({"tile_k": tile_k, "slice_k": slice_k, "ctas_per_sm": ctas_per_sm} | fields),
+        )
+        longest = config.with_longest_ring(target.smem_share_bytes(config.ctas_per_sm), _MAX_STAGES)
+        if longest is not None:
+            return longest
+    return config
 
 
 def dump_configs(product: str, target: Target) -> list[ExpertsConfig]:
