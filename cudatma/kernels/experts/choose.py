@@ -5,15 +5,13 @@ from __future__ import annotations
 from math import exp
 from typing import Any, NamedTuple
 
-from cudatma.kernels.experts.config import PRODUCTS, ROUTE_THREADS, ExpertsConfig, RouteConfig, SumConfig
+from cudatma.kernels.experts.config import MAX_STAGES, PRODUCTS, ROUTE_THREADS, ExpertsConfig, RouteConfig, SumConfig
 from cudatma.kernels.experts.problem import MoeProblem
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: Maximum number of stages.
-_MAX_STAGES = 8
 #: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
 _FIELDS = {256: (256, 1, 1), 128: (256, 2, 2), 64: (256, 2, 2)}
 _LONG_FIELDS, _LONG_K = (512, 4, 1), 4096
@@ -101,7 +99,7 @@ def product_config(
             deep_box=shape.k % 64 == 0,
             **({"tile_k": tile_k, "slice_k": slice_k, "ctas_per_sm": ctas_per_sm} | fields),
         )
-        longest = config.with_longest_ring(target.smem_share_bytes(config.ctas_per_sm), _MAX_STAGES)
+        longest = config.with_longest_ring(target.smem_share_bytes(config.ctas_per_sm), MAX_STAGES)
         if longest is not None:
             return longest
     return config

@@ -20,13 +20,15 @@ from cudatma.pipeline import align_up
 from cudatma.target import Target
 
 _SKINNY = MARLIN_PRESETS["skinny"].allowed
+#: Maximum number of stages. There is a record for each, so that the size of the records does not depend on the stages.
+MAX_STAGES = 8
 #: Every kernel, keyed by name.
 PRESETS: Mapping[str, Preset] = {
     "skinny": Preset(
         summary="grouped W4A16 GEMM over experts, mma.sync, rows gathered by TMA",
         schedule="persistent",
         mma="mma_sync",
-        allowed={**_SKINNY, "tile_n": range(64, 257, 64), "cluster_k": (1,)},
+        allowed={**_SKINNY, "tile_n": range(64, 257, 64), "cluster_k": (1,), "stages": range(2, MAX_STAGES + 1)},
     ),
 }
 #: "up" is the first GEMM, whose epilogue applies the gated activation. "down" is the second one, whose epilogue adds up
@@ -140,8 +142,8 @@ class ExpertsConfig(MarlinConfig):
         return align_up(16 + 4 * self.tile_m, 16)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        tiles = ("tiles", self.stages * self.tile_record_bytes)
-        return (*super(ExpertsConfig, self).epilogue_parts(), tiles)
+        sums = super(ExpertsConfig, self).epilogue_parts()[:1]
+        return (*sums, ("tiles", MAX_STAGES * self.tile_record_bytes))
 
     # ---- Choice
 

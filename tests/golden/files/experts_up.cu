@@ -11,7 +11,7 @@
 //   slice_k = 2
 //   deep_box = True
 //   product = 'up'
-// 8 warps consume, 1 produce; a CTA takes 96512 B.
+// 8 warps consume, 1 produce; a CTA takes 96704 B.
 // One stage holds
 //     5120 B  activations 8 x 256 bfloat16, 128B swizzle
 //    16384 B  weights 128 x 256 int4, packed layout 1
@@ -350,8 +350,8 @@ constexpr u32 WEIGHTS = 20480;                // 65536 B
 constexpr u32 SCALES = 86016;                 // 4096 B
 constexpr u32 ZEROS = 90112;                  // 2048 B
 constexpr u32 SLICE_SUMS = 92160;             // 4096 B
-constexpr u32 TILES = 96256;                  // 192 B
-constexpr u32 FULL_BARRIERS = 96448;          // 32 B
+constexpr u32 TILES = 96256;                  // 384 B
+constexpr u32 FULL_BARRIERS = 96640;          // 32 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 STAGES = 4;
