@@ -5,7 +5,15 @@ from __future__ import annotations
 from math import exp
 from typing import Any, NamedTuple
 
-from cudatma.kernels.experts.config import MAX_STAGES, PRODUCTS, ROUTE_THREADS, ExpertsConfig, RouteConfig, SumConfig
+from cudatma.kernels.experts.config import (
+    MAX_STAGES,
+    PRODUCTS,
+    ROUTE_THREADS,
+    ExpertsConfig,
+    GatherConfig,
+    RouteConfig,
+    SumConfig,
+)
 from cudatma.kernels.experts.problem import MoeProblem
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.problem import LinearShape
@@ -23,18 +31,32 @@ _TILE_MS = ((8, 4.5), (16, 10.0), (32, float("inf")))
 
 
 class MoeConfig(NamedTuple):
-    """Kernels of a call: the routing, the two grouped GEMMs, and the sum."""
+    """Kernels of a call: the routing, a copy of x in sorted order or None, the two grouped GEMMs, and the sum."""
 
     route: RouteConfig
+    gather: GatherConfig | None
     up: ExpertsConfig
     down: ExpertsConfig
     sum: SumConfig
 
+    @classmethod
+    def of(cls, experts: int, up: ExpertsConfig, down: ExpertsConfig) -> MoeConfig:
+        """Return the kernels for these grouped GEMMs, which must have the same tile_m and version."""
+        gather = None if up.gathers_rows else GatherConfig(up.tile_m)
+        return cls(RouteConfig(up.tile_m, route_threads(experts)), gather, up, down, SumConfig(up.dtype))
+
+    @property
+    def named_kernels(self) -> tuple[tuple[str, str, Any], ...]:
+        """(name, template, config) of each kernel in order of launch."""
+        kernels = [("route", "kernels/experts_route.cu.j2", self.route)]
+        kernels += [] if self.gather is None else [("gather", "kernels/experts_gather.cu.j2", self.gather)]
+        kernels += [("up", self.up.template, self.up), ("down", self.down.template, self.down)]
+        return (*kernels, ("sum", "kernels/experts_sum.cu.j2", self.sum))
+
     @property
     def kernels(self) -> tuple[tuple[str, Any], ...]:
         """(template, config) of each kernel in order of launch."""
-        products = (self.up.template, self.up), (self.down.template, self.down)
-        return ("kernels/experts_route.cu.j2", self.route), *products, ("kernels/experts_sum.cu.j2", self.sum)
+        return tuple([(template, config) for _, template, config in self.named_kernels])
 
 
 def mean_rows(pairs: int, experts: int) -> float:
@@ -55,8 +77,7 @@ def configure(problem: MoeProblem, gpu: Gpu) -> MoeConfig:
     """Return the kernels for a problem."""
     tile_m = choose_tile_m(problem)
     up, down = (choose_product(name, problem, tile_m, gpu) for name in PRODUCTS)
-    route = RouteConfig(tile_m, route_threads(problem.experts))
-    return MoeConfig(route, up, down, SumConfig(problem.up.dtype))
+    return MoeConfig.of(problem.experts, up, down)
 
 
 def choose_product(product: str, problem: MoeProblem, tile_m: int, gpu: Gpu) -> ExpertsConfig:
@@ -103,6 +124,31 @@ def product_config(
         if longest is not None:
             return longest
     return config
+
+
+def wgmma_config(
+    product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int = 256, **fields: Any
+) -> ExpertsConfig:
+    """Return the configuration of the wgmma kernel with this tile and as many stages as fit.
+
+    ``fields``: values of other fields.
+    """
+    warpgroups = max(1, tile_n // 128)
+    usual = {"tile_k": 128, "warpgroups": warpgroups, "mmas_per_commit": 2, "commits_in_flight": 1}
+    if warpgroups == 2:
+        usual["consumer_registers"] = 232
+    config = ExpertsConfig(
+        version="wgmma",
+        product=product,
+        tile_m=tile_m,
+        tile_n=tile_n,
+        stages=2,
+        group_size=shape.group_size,
+        has_zeros=shape.has_zeros,
+        dtype=shape.dtype,
+        **(usual | fields),
+    )
+    return config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES) or config
 
 
 def dump_configs(product: str, target: Target) -> list[ExpertsConfig]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,25 +16,30 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member, in_order
 from cudatma.kernels.marlin.config import PRESETS as MARLIN_PRESETS
 from cudatma.kernels.marlin.config import MarlinConfig
-from cudatma.pipeline import align_up
 from cudatma.target import Target
 
-_SKINNY = MARLIN_PRESETS["skinny"].allowed
+_SKINNY, _WGMMA = (MARLIN_PRESETS[version].allowed for version in ("skinny", "wgmma"))
 #: Maximum number of stages. There is a record for each, so that the size of the records does not depend on the stages.
 MAX_STAGES = 8
+_ALLOWED: Mapping[str, Sequence[Any]] = {"cluster_n": (1,), "cluster_k": (1,), "stages": range(2, MAX_STAGES + 1)}
 #: Every kernel, keyed by name.
 PRESETS: Mapping[str, Preset] = {
     "skinny": Preset(
         summary="grouped W4A16 GEMM over experts, mma.sync, rows gathered by TMA",
         schedule="persistent",
         mma="mma_sync",
-        allowed={**_SKINNY, "tile_n": range(64, 257, 64), "cluster_k": (1,), "stages": range(2, MAX_STAGES + 1)},
+        allowed={**_SKINNY, **_ALLOWED, "tile_n": range(64, 257, 64)},
+    ),
+    "wgmma": Preset(
+        summary="grouped W4A16 GEMM over experts, wgmma, operands by TMA",
+        schedule="persistent",
+        allowed={**_WGMMA, **_ALLOWED, "slice_k": (1,), "scale_form": ("none",), "pingpong": (False,)},
     ),
 }
 #: "up" is the first GEMM, whose epilogue applies the gated activation. "down" is the second one, whose epilogue adds up
 #: the results of a token's experts.
 PRODUCTS = ("up", "down")
-_LINE_BYTES = 128
+_LINE_BYTES, _RECORD_BYTES = 128, 16
 #: Numbers of threads of the routing kernel. A thread divides the rows of one expert.
 ROUTE_THREADS = (256, 512, 1024)
 MAX_EXPERTS = ROUTE_THREADS[-1]
@@ -69,7 +74,8 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def features(self) -> tuple[str, ...]:
-        return ("tma", "shared_cta_destination", self.preset.mma, "griddepcontrol")
+        registers = ("setmaxnreg",) if self.consumer_registers else ()
+        return ("tma", "shared_cta_destination", self.preset.mma, "griddepcontrol", *registers)
 
     # ---- Kernel
 
@@ -85,15 +91,14 @@ class ExpertsConfig(MarlinConfig):
         names += [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", f"k{self.slice_k}", f"s{self.stages}"]
         names += [f"b{self.ctas_per_sm}"] if self.ctas_per_sm > 1 else []
         names += ["d"] if self.deep_box else []
+        names += [f"w{self.warpgroups}", f"g{self.mmas_per_commit}{self.commits_in_flight}"] if self.has_wgmma else []
+        names += [f"r{self.consumer_registers}"] if self.consumer_registers else []
         return f"experts_{'_'.join(names)}"
 
     @property
-    def is_skinny(self) -> bool:
-        return True
-
-    @property
     def gathers_rows(self) -> bool:
-        return True
+        """Whether rows are loaded one by one. The wgmma kernel loads boxes of rows, which experts_gather has sorted."""
+        return self.is_skinny
 
     # ---- Launch parameters
 
@@ -113,9 +118,10 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def problem_names(self) -> tuple[str, ...]:
-        names = ["pairs", "n", "tiles_n", "by_tiles_n", "k_iterations", "expert_n_tiles"]
-        names += ["result_at", "blocks_at", "pairs_at"]
-        names += ["by_top_k"] if self.product == "up" else []
+        names = ["n", "tiles_n", "by_tiles_n", "k_iterations", "expert_rows", "result_at", "blocks_at", "pairs_at"]
+        reads_pairs = self.gathers_rows and self.product == "up"
+        names += ["pairs"] if self.gathers_rows else []
+        names += ["by_top_k"] if reads_pairs else ["source_row"]
         names += [] if self.has_stage_scales else ["scale_pitch"]
         return tuple(names)
 
@@ -123,12 +129,12 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def row_pitch_bytes(self) -> int:
-        """Bytes from one row of a stage to the next."""
+        """Bytes from one row of a stage to the next, if rows are loaded one by one."""
         return (self.tile_k // 64 | 1) * _LINE_BYTES
 
     @property
     def activation_stage_bytes(self) -> int:
-        return self.tile_m * self.row_pitch_bytes
+        return self.tile_m * (self.row_pitch_bytes if self.gathers_rows else self.tile_k * 2)
 
     @property
     def transaction_bytes(self) -> int:
@@ -136,14 +142,10 @@ class ExpertsConfig(MarlinConfig):
         padding = self.activation_stage_bytes - self.tile_m * self.tile_k * 2
         return sum(size for _, size in self._stage_bytes()) - padding
 
-    @property
-    def tile_record_bytes(self) -> int:
-        """Bytes with which the producer passes a tile to the consumers."""
-        return align_up(16 + 4 * self.tile_m, 16)
-
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """Return the sums of slices, and the records with which the producer passes tiles to the consumers."""
         sums = super(ExpertsConfig, self).epilogue_parts()[:1]
-        return (*sums, ("tiles", MAX_STAGES * self.tile_record_bytes))
+        return (*sums, ("tiles", MAX_STAGES * _RECORD_BYTES))
 
     # ---- Choice
 
@@ -209,12 +211,44 @@ class RouteConfig(_Plain):
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
-        return in_order(MEMBERS, ("pairs", "experts", "global_experts", "id_words", "blocks_at", "pairs_at"))
+        names = ("pairs", "experts", "global_experts", "id_words", "blocks_at", "pairs_at", "places_at")
+        return in_order(MEMBERS, names)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Description for the opening comment of the generated source."""
         return ("no ring: ids are read from global memory, and experts are counted in static shared memory",)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherConfig(_Plain):
+    """A configuration of ``kernels/experts_gather.cu.j2``.
+
+    tile_m: as in RouteConfig. threads: number of threads, which copy a row together. Raises ArgumentTypeError."""
+
+    tile_m: int
+    threads: int = 256
+    entry: str = "experts_gather"
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return ("activations", "space", "problem")
+
+    @property
+    def problem_members(self) -> tuple[Member, ...]:
+        return in_order(MEMBERS, ("k", "by_top_k", "activation_pitch", "blocks_at", "pairs_at"))
+
+    @property
+    def problem_has_divisor(self) -> bool:
+        return True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Description for the opening comment of the generated source."""
+        return ("no ring: rows are copied from global memory to global memory",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +269,11 @@ class SumConfig(_Plain):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        return ("topk_weights", "topk_ids", "expert_map", "space", "output", "problem")
+        return ("topk_weights", "space", "output", "problem")
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
-        names = ("m", "n", "top_k", "experts", "global_experts", "id_words", "output_pitch", "result_at")
-        return in_order(MEMBERS, names)
+        return in_order(MEMBERS, ("m", "n", "top_k", "output_pitch", "result_at", "places_at"))
 
     @property
     def notes(self) -> tuple[str, ...]:

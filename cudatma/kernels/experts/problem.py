@@ -33,20 +33,23 @@ _UNIT = 16
 MEMBERS = {
     member.name: member
     for member in (
-        *(WORK_MEMBERS[name] for name in ("m", "n", "tiles_n", "k_iterations")),
+        *(WORK_MEMBERS[name] for name in ("m", "n", "k", "tiles_n", "k_iterations")),
         MARLIN_MEMBERS["scale_pitch"],
         Member("pairs", "u32", "pairs of a token and one of its experts"),
         Member("top_k", "u32", "experts of each token"),
         Member("experts", "u32", "experts whose weights are on this GPU"),
         Member("global_experts", "u32", "experts on all GPUs"),
         Member("id_words", "u32", "32-bit words of an expert id: 1 or 2"),
-        Member("expert_n_tiles", "u32", "N tiles of each expert in the weight, padded"),
+        Member("expert_rows", "u32", "n64 rows of each expert in the weight"),
+        Member("source_row", "u32", "row of the source where the sorted rows begin"),
         Member("by_tiles_n", "Divisor", "divides by tiles_n"),
         Member("by_top_k", "Divisor", "divides by top_k"),
         WORK_MEMBERS["output_pitch"],
+        MARLIN_MEMBERS["activation_pitch"],
         Member("result_at", "u64", "offset of this kernel's results in the shared memory of the launches, in bytes"),
         Member("blocks_at", "u64", "offset of the number of blocks, and 16 bytes later of the blocks"),
         Member("pairs_at", "u64", "offset of the sorted pairs"),
+        Member("places_at", "u64", "offset of the places of the pairs in this order"),
     )
 }
 

@@ -12,8 +12,8 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import ROWS
 from cudatma.kernels.engine import host_workspace
-from cudatma.kernels.experts.choose import MoeConfig, product_config, route_threads
-from cudatma.kernels.experts.config import PRODUCTS, RouteConfig, SumConfig
+from cudatma.kernels.experts.choose import MoeConfig, product_config
+from cudatma.kernels.experts.config import PRODUCTS
 from cudatma.kernels.experts.moe import MARLIN_MOE, MoeOptions, weight_of
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.sample import LIMITS, Sample, relative_error
@@ -103,7 +103,7 @@ class _Call:
         checked = MARLIN_MOE.check((x, factors, ids, None), self.out, MoeOptions("silu_glu", False), (w1, w2))
         problem, self._target = checked.problem, target
         up, down = (product_config(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
-        config = MoeConfig(RouteConfig(tile_m, route_threads(experts)), up, down, SumConfig(dtype))
+        config = MoeConfig.of(experts, up, down)
         resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
         self.launches = MARLIN_MOE.arguments(problem, config, imagined_gpu(target, sm_count), resident)
         self.arrays: dict[str, ArrayInfo] = MARLIN_MOE.named(checked) | weight_of(w1, w2).arrays
