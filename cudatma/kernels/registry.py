@@ -14,6 +14,7 @@ from typing import Any
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.config import PRESETS as ATTENTION
+from cudatma.kernels.experts.config import PRESETS as EXPERTS
 from cudatma.kernels.family import Family
 from cudatma.kernels.gemm.config import PRESETS as GEMM
 from cudatma.kernels.marlin.config import PRESETS as MARLIN
@@ -194,19 +195,24 @@ REGISTRY: dict[str, KernelEntry] = {
             "sort pairs of tokens and experts by expert",
             "cudatma.kernels.experts.sample:route_sample",
         ),
+        KernelEntry(
+            "experts_gather",
+            "kernels/experts_gather.cu.j2",
+            "cudatma.kernels.experts.choose:gather_configs",
+            "copy rows in the order of experts",
+            "cudatma.kernels.experts.sample:gather_sample",
+        ),
         *(
             KernelEntry(
-                f"experts_{product}",
-                "kernels/experts_skinny.cu.j2",
+                f"experts_{version}_{product}",
+                f"kernels/experts_{version}.cu.j2",
                 "cudatma.kernels.experts.choose:dump_configs",
-                summary,
+                f"{preset.summary}; {what}",
                 "cudatma.kernels.experts.sample:sample",
-                product,
+                f"{version}_{product}",
             )
-            for product, summary in (
-                ("up", "grouped W4A16 GEMM over experts with a gated activation, mma.sync"),
-                ("down", "grouped W4A16 GEMM over experts, mma.sync"),
-            )
+            for version, preset in EXPERTS.items()
+            for product, what in (("up", "gated activation"), ("down", "second product"))
         ),
         KernelEntry(
             "experts_sum",

@@ -97,4 +97,6 @@ LAYERS = {
     "skipped": Layer(12, 128, 64, 4, 2, 64, skipped=0.5),
     "all_skipped": Layer(5, 128, 64, 4, 2, 64, skipped=1.0),
     "same_expert": Layer(40, 128, 64, 3, 2, 64, same_expert=True),
+    "many_rows": Layer(70, 192, 96, 3, 2, 64, "bfloat16", symmetric=False),
+    "many_rows_whole_columns": Layer(45, 208, 80, 4, 2, -1, symmetric=False, mapped=True),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from moe_cases import LAYERS, check
@@ -21,10 +23,16 @@ def test_the_result(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
-@pytest.mark.parametrize("kernel", ["route", "up", "down", "sum"])
+@pytest.mark.parametrize(
+    ("kernel", "target"),
+    [
+        *product(("route", "skinny_up", "skinny_down", "sum"), ("sm_90a", "sm_120a")),
+        *product(("gather", "wgmma_up", "wgmma_down"), ("sm_90a",)),
+    ],
+)
 def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str) -> None:
-    chosen = sample(kernel, get_target(target), m=20, tile_m=8, sm_count=1)
+    fields = {"tile_m": 16, "tile_n": 128} if "wgmma" in kernel else {"tile_m": 8}
+    chosen = sample(kernel, get_target(target), m=20, sm_count=1, **fields)
     assert not chosen.run(schedules=20).hazards
     assert chosen.error() < chosen.limit
 

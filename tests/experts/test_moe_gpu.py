@@ -17,6 +17,7 @@ LARGE = {
     "qwen": Layer(64, 2048, 768, 16, 4, 128, "bfloat16"),
     "many_rows": Layer(600, 512, 256, 4, 2, 128),
     "many_experts": Layer(33, 256, 64, 300, 8, 64),
+    "128_rows": Layer(1030, 1024, 512, 8, 2, 128, "bfloat16", symmetric=False),
 }
 
 

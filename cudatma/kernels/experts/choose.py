@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 from typing import Any, NamedTuple
 
 from cudatma.kernels.experts.config import (
@@ -20,6 +20,17 @@ from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
+#: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
+_FIELDS = {256: (256, 1, 1), 128: (256, 2, 2), 64: (256, 2, 2)}
+_LONG_FIELDS, _LONG_K = (512, 4, 1), 4096
+#: Relative speed of each tile_n if all SMs are busy. [H200]
+_RATES = {256: 1.0, 128: 0.96, 64: 0.93}
+#: (tile_m, maximum mean number of rows of an expert that has rows) of each kernel. A block of more rows reads its
+#: weights less often, but multiplies more rows that do not exist. [H200]
+_SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
+_WGMMA_TILE_MS = ((32, 20.0), (64, 72.0), (128, inf))
+#: The wgmma kernel is faster from this mean number of rows on. [H200]
+_MIN_WGMMA_ROWS = 12.0
 #: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
 _FIELDS = {256: (256, 1, 1), 128: (256, 2, 2), 64: (256, 2, 2)}
 _LONG_FIELDS, _LONG_K = (512, 4, 1), 4096
@@ -65,18 +76,24 @@ def mean_rows(pairs: int, experts: int) -> float:
     return expected / -(-expected and exp(-expected) - 1) if expected < 50 else expected
 
 
-def choose_tile_m(problem: MoeProblem) -> int:
-    """Return the number of rows of a block."""
+def choose_tile_m(problem: MoeProblem, target: Target) -> tuple[str, int]:
+    """Return the version of the kernels and the number of rows of a block."""
     if problem.m < 8:
-        return 1 << (problem.m - 1).bit_length()
+        return "skinny", 1 << (problem.m - 1).bit_length()
     rows = mean_rows(problem.pairs, problem.global_experts)
-    return next(tile_m for tile_m, limit in _TILE_MS if rows <= limit)
+    version = "wgmma" if target.has_wgmma and rows >= _MIN_WGMMA_ROWS else "skinny"
+    table = _WGMMA_TILE_MS if version == "wgmma" else _SKINNY_TILE_MS
+    return version, next(tile_m for tile_m, limit in table if rows <= limit)
 
 
 def configure(problem: MoeProblem, gpu: Gpu) -> MoeConfig:
     """Return the kernels for a problem."""
-    tile_m = choose_tile_m(problem)
-    up, down = (choose_product(name, problem, tile_m, gpu) for name in PRODUCTS)
+    target = get_target(gpu.target)
+    version, tile_m = choose_tile_m(problem, target)
+    if version == "wgmma":
+        up, down = (wgmma_config(name, problem.product(name), tile_m, target) for name in PRODUCTS)
+    else:
+        up, down = (choose_product(name, problem, tile_m, gpu) for name in PRODUCTS)
     return MoeConfig.of(problem.experts, up, down)
 
 
@@ -151,12 +168,19 @@ def wgmma_config(
     return config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES) or config
 
 
-def dump_configs(product: str, target: Target) -> list[ExpertsConfig]:
-    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
+def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:
+    """Return the configs for dumps and compile checks, or no configs if the target cannot run them.
+
+    ``version``: version of the kernel and product, such as "skinny_up".
+    """
+    kernel, product = version.split("_")
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     qwen, odd = LinearShape(2048, 1536, 128, False, "bfloat16"), LinearShape(720, 1440, -1, True, "float16")
     zeros = LinearShape(4096, 2048, 64, True, "float16")
+    if kernel == "wgmma":
+        cases = ((qwen, 32, 256), (qwen, 128, 256), (odd, 64, 128), (zeros, 64, 256)) if target.has_wgmma else ()
+        return [wgmma_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
     cases = ((qwen, 1, 128), (qwen, 8, 256), (odd, 16, 128), (zeros, 32, 64))
     configs = [product_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
     return [config for config in configs if config.smem_bytes <= target.smem_share_bytes(config.ctas_per_sm)]
@@ -165,6 +189,11 @@ def dump_configs(product: str, target: Target) -> list[ExpertsConfig]:
 def route_configs(target: Target) -> list[RouteConfig]:
     """Return the config for dumps and compile checks, or none if the target cannot run it."""
     return [RouteConfig(8)] if target.has("griddepcontrol") else []
+
+
+def gather_configs(target: Target) -> list[GatherConfig]:
+    """Return the config for dumps and compile checks, or none if the target cannot run it."""
+    return [GatherConfig(64)] if target.has("griddepcontrol") else []
 
 
 def sum_configs(target: Target) -> list[SumConfig]:

@@ -26,6 +26,7 @@ from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.experts import PackedExperts
+from cudatma.target import get_target
 
 _WEIGHT = "launch"
 _ARRAYS = ("qweight", "scales", "zeros")
@@ -154,14 +155,14 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
 
     def configure(self, problem: MoeProblem, gpu: Gpu, memo: dict[Any, Any]) -> MoeConfig:
         """Return the kernels for a problem."""
-        tile_m = choose_tile_m(problem)
-        config: MoeConfig | None = memo.get(tile_m)
+        key = choose_tile_m(problem, get_target(gpu.target))
+        config: MoeConfig | None = memo.get(key)
         if config is None:
-            config = memo[tile_m] = configure(problem, gpu)
+            config = memo[key] = configure(problem, gpu)
         return config
 
     def kernels(self, problem: MoeProblem, config: MoeConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the routing kernel and the two grouped GEMMs."""
+        """Return the kernels in order of launch."""
         return config.kernels
 
     def arguments(

@@ -12,15 +12,13 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import ROWS
 from cudatma.kernels.engine import host_workspace
-from cudatma.kernels.experts.choose import MoeConfig, product_config
+from cudatma.kernels.experts.choose import MoeConfig, product_config, wgmma_config
 from cudatma.kernels.experts.config import PRODUCTS
 from cudatma.kernels.experts.moe import MARLIN_MOE, MoeOptions, weight_of
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.sample import LIMITS, Sample, relative_error
 from cudatma.quantization.experts import quantize_experts
 from cudatma.target import Target
-
-_KERNELS = ("route", *PRODUCTS, "sum")
 
 
 def sample(
@@ -41,7 +39,7 @@ def sample(
 ) -> Sample:
     """Return one launch of marlin_moe for m tokens. The launches before it have run.
 
-    kernel: "route", "up", "down" or "sum". The error compares the result of all launches with the reference. The
+    kernel: "route", "gather", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". The error compares the result of all launches with the reference. The
     imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
     QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
     """
@@ -50,8 +48,12 @@ def sample(
             raise ArgumentError(field, value, "at least 1")
     if not 1 <= top_k <= experts:
         raise ArgumentError("top_k", top_k, f"1 to {experts}, the number of experts")
-    call = _Call(target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, sm_count, seed)
-    index = _KERNELS.index(kernel)
+    name = kernel.rpartition("_")[2]
+    version = "wgmma" if kernel.startswith(("wgmma", "gather")) else "skinny"
+    if version == "wgmma":
+        target.require("wgmma", f"experts_{kernel}")
+    call = _Call(version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, sm_count, seed)
+    index = call.names.index(name)
     call.emulate(call.launches[:index])
     arguments = call.launches[index]
     loaded = arguments.kernel(target)
@@ -69,11 +71,12 @@ def sample(
 class _Call:
     """A call with random operands in host memory.
 
-    launches: its launches. arrays: all arrays by name. out, reference: the result and the reference in float64.
+    names, launches: its launches by name. arrays: all arrays by name. out, reference: the result and the reference in float64.
     """
 
     def __init__(
         self,
+        version: str,
         target: Target,
         m: int,
         experts: int,
@@ -102,8 +105,10 @@ class _Call:
         factors = random.random((m, top_k), np.float32)
         checked = MARLIN_MOE.check((x, factors, ids, None), self.out, MoeOptions("silu_glu", False), (w1, w2))
         problem, self._target = checked.problem, target
-        up, down = (product_config(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
+        make = wgmma_config if version == "wgmma" else product_config
+        up, down = (make(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
         config = MoeConfig.of(experts, up, down)
+        self.names = [name for name, _, _ in config.named_kernels]
         resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
         self.launches = MARLIN_MOE.arguments(problem, config, imagined_gpu(target, sm_count), resident)
         self.arrays: dict[str, ArrayInfo] = MARLIN_MOE.named(checked) | weight_of(w1, w2).arrays
@@ -119,4 +124,4 @@ class _Call:
             launch.emulate(self._target, self.arrays)
 
 
-route_sample, sum_sample = partial(sample, "route"), partial(sample, "sum")
+route_sample, gather_sample, sum_sample = (partial(sample, kernel) for kernel in ("route", "gather", "sum"))
