@@ -39,7 +39,8 @@ def sample(
 ) -> Sample:
     """Return one launch of marlin_moe for m tokens. The launches before it have run.
 
-    kernel: "route", "gather", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". The error compares the result of all launches with the reference. The
+    kernel: "route", "gather", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". The error
+    compares the result of all launches with the reference. The
     imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
     QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
     """
@@ -71,7 +72,8 @@ def sample(
 class _Call:
     """A call with random operands in host memory.
 
-    names, launches: its launches by name. arrays: all arrays by name. out, reference: the result and the reference in float64.
+    names, launches: its launches by name. arrays: all arrays by name. out, reference: the result and the reference in
+    float64.
     """
 
     def __init__(
