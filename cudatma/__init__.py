@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.data_movement.rows import gather_rows, scatter_rows
     from cudatma.kernels.data_movement.tile_copy import tile_copy
     from cudatma.kernels.data_movement.transpose import transpose
+    from cudatma.kernels.experts.moe import marlin_moe
     from cudatma.kernels.explain import Explanation
     from cudatma.kernels.gemm.gemm import gemm, gemm_explain
     from cudatma.kernels.marlin.choose import marlin_explain
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from cudatma.pipeline import Operand, PipelineSpec
     from cudatma.programs import emulate_launches, read_recording, record
     from cudatma.quantization import (
+        PackedExperts,
         PackedWeight,
         from_awq,
         from_compressed_tensors,
@@ -77,7 +79,9 @@ if TYPE_CHECKING:
         load_gptq,
         load_marlin,
         load_weights,
+        pack_experts,
         quantize,
+        quantize_experts,
         quantize_linear,
         save_weights,
     )
@@ -111,6 +115,7 @@ __all__ = [
     "MarlinLinear",
     "OobFill",
     "Operand",
+    "PackedExperts",
     "PackedWeight",
     "PeerTimeout",
     "PipelineHang",
@@ -164,9 +169,12 @@ __all__ = [
     "load_weights",
     "marlin_explain",
     "marlin_gemm",
+    "marlin_moe",
     "multicast_mask",
+    "pack_experts",
     "prefetch",
     "quantize",
+    "quantize_experts",
     "quantize_linear",
     "ragged_copy",
     "read_recording",
@@ -210,6 +218,7 @@ _PUBLIC = {
     "kernels.data_movement.tile_copy": "tile_copy",
     "kernels.data_movement.transpose": "transpose",
     "kernels.marlin.dequantize": "dequantize",
+    "kernels.experts.moe": "marlin_moe",
     "kernels.explain": "Explanation",
     "kernels.gemm.gemm": "gemm gemm_explain",
     "kernels.marlin.choose": "marlin_explain",
@@ -221,8 +230,9 @@ _PUBLIC = {
     "pipeline": "Operand PipelineSpec",
     "programs": "emulate_launches read_recording record",
     "quantization": (
-        "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "
-        "load_gptq load_marlin load_weights quantize quantize_linear save_weights"
+        "PackedExperts PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq "
+        "load_compressed_tensors load_gptq load_marlin load_weights pack_experts quantize quantize_experts "
+        "quantize_linear save_weights"
     ),
     "runtime.launch": "Kernel LaunchPlan",
     "target": "TARGETS Target detect get_target",

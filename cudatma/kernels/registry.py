@@ -14,6 +14,7 @@ from typing import Any
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.config import PRESETS as ATTENTION
+from cudatma.kernels.experts.config import PRESETS as EXPERTS
 from cudatma.kernels.family import Family
 from cudatma.kernels.gemm.config import PRESETS as GEMM
 from cudatma.kernels.marlin.config import PRESETS as MARLIN
@@ -186,6 +187,39 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.marlin.dequantize:dump_configs",
             "convert a packed int4 weight to a dense matrix",
             "cudatma.kernels.marlin.dequantize:sample",
+        ),
+        KernelEntry(
+            "experts_route",
+            "kernels/experts_route.cu.j2",
+            "cudatma.kernels.experts.choose:route_configs",
+            "sort pairs of tokens and experts by expert",
+            "cudatma.kernels.experts.sample:route_sample",
+        ),
+        KernelEntry(
+            "experts_gather",
+            "kernels/experts_gather.cu.j2",
+            "cudatma.kernels.experts.choose:gather_configs",
+            "copy rows in the order of experts",
+            "cudatma.kernels.experts.sample:gather_sample",
+        ),
+        *(
+            KernelEntry(
+                f"experts_{version}_{product}",
+                f"kernels/experts_{version}.cu.j2",
+                "cudatma.kernels.experts.choose:dump_configs",
+                f"{preset.summary}; {what}",
+                "cudatma.kernels.experts.sample:sample",
+                f"{version}_{product}",
+            )
+            for version, preset in EXPERTS.items()
+            for product, what in (("up", "gated activation"), ("down", "second product"))
+        ),
+        KernelEntry(
+            "experts_sum",
+            "kernels/experts_sum.cu.j2",
+            "cudatma.kernels.experts.choose:sum_configs",
+            "add up the weighted results of each token's experts",
+            "cudatma.kernels.experts.sample:sum_sample",
         ),
         KernelEntry(
             "all_reduce",

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from cudatma.quantization.awq import from_awq, load_awq
     from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
     from cudatma.quantization.compressed_tensors import from_compressed_tensors, load_compressed_tensors
+    from cudatma.quantization.experts import PackedExperts, pack_experts, quantize_experts
     from cudatma.quantization.gptq import from_gptq, load_gptq
     from cudatma.quantization.layout_v1 import LAYOUT_VERSION
     from cudatma.quantization.marlin_layout import from_marlin, load_marlin
@@ -20,6 +21,7 @@ __all__ = [
     "LAYOUT_VERSION",
     "Checkpoint",
     "LogicalWeight",
+    "PackedExperts",
     "PackedWeight",
     "from_awq",
     "from_compressed_tensors",
@@ -32,7 +34,9 @@ __all__ = [
     "load_weights",
     "open_checkpoint",
     "pack",
+    "pack_experts",
     "quantize",
+    "quantize_experts",
     "quantize_linear",
     "save_weights",
     "shard",
@@ -44,6 +48,7 @@ _PUBLIC = {
     "awq": "from_awq load_awq",
     "checkpoint": "Checkpoint open_checkpoint",
     "compressed_tensors": "from_compressed_tensors load_compressed_tensors",
+    "experts": "PackedExperts pack_experts quantize_experts",
     "gptq": "from_gptq load_gptq",
     "layout_v1": "LAYOUT_VERSION",
     "marlin_layout": "from_marlin load_marlin",

@@ -30,6 +30,8 @@ from cudatma.kernels.data_movement.ragged_copy import RaggedCopyConfig
 from cudatma.kernels.data_movement.rows import RowsConfig
 from cudatma.kernels.data_movement.tile_copy import TileCopyConfig
 from cudatma.kernels.data_movement.transpose import TransposeConfig
+from cudatma.kernels.experts.config import ExpertsConfig, RouteConfig, SumConfig
+from cudatma.kernels.experts.config import GatherConfig as GatherRowsConfig
 from cudatma.kernels.marlin.dequantize import DequantizeConfig
 from cudatma.kernels.marlin.permute_columns import PermuteColumnsConfig
 from cudatma.kernels.registry import REGISTRY
@@ -104,6 +106,38 @@ CONFIGS: dict[str, Any] = {
         scale_form="as_stored",
         pingpong=True,
     ),
+    # The first product with slices of K and zero points.
+    "experts_skinny_up": ExpertsConfig(
+        version="skinny",
+        product="up",
+        dtype="bfloat16",
+        group_size=64,
+        has_zeros=True,
+        tile_m=8,
+        tile_n=128,
+        tile_k=256,
+        slice_k=2,
+        stages=4,
+        deep_box=True,
+    ),
+    "experts_wgmma_down": ExpertsConfig(
+        version="wgmma",
+        product="down",
+        dtype="float16",
+        group_size=128,
+        has_zeros=False,
+        tile_m=64,
+        tile_n=256,
+        tile_k=128,
+        stages=6,
+        warpgroups=2,
+        mmas_per_commit=2,
+        commits_in_flight=1,
+        consumer_registers=232,
+    ),
+    "experts_route": RouteConfig(8),
+    "experts_gather": GatherRowsConfig(64),
+    "experts_sum": SumConfig("bfloat16"),
     "permute_columns": PermuteColumnsConfig(True, 8192, rows=2),
     "dequantize": DequantizeConfig("bfloat16", 32, True, True),
 }

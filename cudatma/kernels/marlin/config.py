@@ -237,7 +237,7 @@ class MarlinConfig(KernelConfig):
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
         if self.has_wgmma:
             self._check_wgmma()
-        elif self.version == "skinny":
+        elif self.is_skinny:
             self._check_boxes()
         else:
             self._check_warps()
@@ -394,6 +394,21 @@ class MarlinConfig(KernelConfig):
             names += ["pp"] if self.pingpong else []
         return f"marlin_{'_'.join(names)}"
 
+    @property
+    def is_skinny(self) -> bool:
+        """Whether each warp computes an N tile or a slice of its K, and each stage holds all operands."""
+        return self.version == "skinny"
+
+    @property
+    def has_staging(self) -> bool:
+        """Whether results are transposed in shared memory before they are stored."""
+        return not self.is_skinny
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether rows of activations are loaded one by one."""
+        return False
+
     # ---- Scales
 
     @property
@@ -531,7 +546,7 @@ class MarlinConfig(KernelConfig):
 
         Each part has a flag in the workspace.
         """
-        return {"skinny": self.n_tiles, "wgmma": 4 * self.warpgroups, "mma_sync": self.warps_n}[self.version]
+        return self.n_tiles if self.is_skinny else 4 * self.warpgroups or self.warps_n
 
     @property
     def tiles_at_once(self) -> int:
@@ -709,7 +724,7 @@ class MarlinConfig(KernelConfig):
         return tuple([(name, align_up(size, 128)) for name, size in self._stage_bytes()])
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        if self.version == "skinny":
+        if self.is_skinny:
             slice_sums = (self.slice_k - 1) * self.n_tiles * self.column_bytes
             cluster_sums = (self.cluster_k - 1) * ceil_div(self.n_tiles, self.cluster_k) * self.column_bytes
         else:
@@ -717,7 +732,7 @@ class MarlinConfig(KernelConfig):
             cluster_sums = (self.cluster_k - 1) * self.own_rows * self.tile_n * 4
         slices = ("slice_sums", slice_sums)
         cluster = (("cluster_sums", cluster_sums), ("cluster_barrier", 8 if self.cluster_k > 1 else 0))
-        if self.version == "skinny":
+        if self.is_skinny:
             return (slices, *cluster)
         if self.version == "mma_sync":
             return (("staging", self.warps_n * self.staging_bytes), slices)

@@ -263,7 +263,6 @@ struct SlotAddresses {
         // counts the rows of all blocks.
         const u32 swizzle_row = k64 * TILE_M + row;
         activations = keep_in_register(smem + ACTIVATIONS + swizzle_row * ROW_BYTES + ((chunk ^ swizzle_row % 8) << 4));
-
         const bool in_half_row = warp_tile.position == N_TILES - 1;
         const u32 half = in_half_row ? 0 : warp_tile.position % 2 * HALF_BLOCK_BYTES;
         k64_stride = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;

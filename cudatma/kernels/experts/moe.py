@@ -1,0 +1,245 @@
+"""marlin_moe: a layer of experts with int4 weights."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from cudatma import context
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.build.kernel import debugging
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
+from cudatma.errors import ArgumentError
+from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.engine import run
+from cudatma.kernels.experts.arguments import all_sizes, launches
+from cudatma.kernels.experts.choose import MoeConfig, choose_tile_m, configure
+from cudatma.kernels.experts.config import MAX_EXPERTS
+from cudatma.kernels.experts.problem import MAX_PAIRS, MoeProblem, check_call, check_weights
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.host import host_array
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.operation import Checked, Operation, Weight
+from cudatma.kernels.workspace import Workspace, check_workspace
+from cudatma.quantization import PackedWeight
+from cudatma.quantization.experts import PackedExperts
+from cudatma.target import get_target
+
+_WEIGHT = "launch"
+_ARRAYS = ("qweight", "scales", "zeros")
+
+
+def marlin_moe(
+    x: Any,
+    w1: PackedExperts,
+    w2: PackedExperts,
+    topk_weights: Any,
+    topk_ids: Any,
+    *,
+    activation: str = "silu_glu",
+    expert_map: Any = None,
+    out: Any = None,
+    stream: Any = None,
+    backend: str | None = None,
+    workspace: Workspace | None = None,
+    programmatic: bool = False,
+    debug: bool | None = None,
+) -> Any:
+    """Compute a layer of experts: ``out[t] = sum_j topk_weights[t, j] * expert(topk_ids[t, j], x[t])``.
+
+    An expert computes ``(silu(x Wg) * (x Wu)) W2``, where Wg and Wu are the halves of the expert's first weight.
+    Routing, both products and the sum run on the GPU without a host synchronization. The activations and the results of
+    the experts are rounded to x's dtype; sums are accumulated in fp32 in the order of a token's choices. Results are
+    bitwise reproducible.
+
+    Parameters
+    ----------
+    x : array (tokens, K)
+        Activations of the weights' dtype, fp16 or bf16, on their device. Rows must begin at multiples of 16 bytes.
+    w1 : PackedExperts
+        First weights (experts, K, 2 I), packed with ``gated=True``. K and I must be multiples of 16.
+    w2 : PackedExperts
+        Second weights (experts, I, K).
+    topk_weights : float32 array (tokens, top_k)
+        Weight of each choice of a token.
+    topk_ids : int32 or int64 array (tokens, top_k)
+        Expert of each choice. A choice with a negative id, or in device memory an id that is too large, is skipped.
+    activation : {"silu_glu"}, default "silu_glu"
+        Activation between the products.
+    expert_map : int32 array (global experts,), optional
+        Index in ``w1`` and ``w2`` of each expert, or -1 for experts on other GPUs, whose choices are skipped. Default:
+        all experts are on this GPU.
+    out : array (tokens, K), optional
+        The result, of x's dtype. Default: a new array of x's library.
+    stream : stream, optional
+        Default: the current stream of x's library.
+    backend : str, optional
+        As for ``marlin_gemm``.
+    workspace : Workspace, optional
+        Memory for the activations and results of the experts. Default: the stream's workspace; during capture, one per
+        graph branch.
+    programmatic : bool, default False
+        Launch as a programmatic dependent of the previous kernel, which must not write the weights.
+    debug : bool, optional
+        As for ``marlin_gemm``.
+
+    Returns
+    -------
+    array (tokens, K)
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a shape, dtype, device or layout is wrong, if arrays overlap, or if an id in host memory is out of range.
+    LaunchError, TargetError, CompileError, DriverError, HazardError, PipelineHang
+        As for ``marlin_gemm``.
+
+    Examples
+    --------
+    >>> w1 = cudatma.quantize_experts(np.ones((4, 64, 64), np.float32), group_size=64, gated=True)
+    >>> w2 = cudatma.quantize_experts(np.ones((4, 32, 64), np.float32), group_size=32)
+    >>> x = np.ones((2, 64), np.float16)
+    >>> ids, weights = np.array([[0, 3], [1, 2]], np.int32), np.full((2, 2), 0.5, np.float32)
+    >>> cudatma.marlin_moe(x, w1, w2, weights, ids, backend="reference").shape
+    (2, 64)
+    """
+    space = None if workspace is None else check_workspace(workspace, getattr(w1, "device", None) or 0)
+    weight = weight_of(w1, w2)
+    inputs, options = (x, topk_weights, topk_ids, expert_map), MoeOptions(activation, programmatic)
+    if debug is None:
+        return run(MARLIN_MOE, inputs, out, options, stream, backend, weight, (w1, w2), space)
+    with debugging(debug):
+        return run(MARLIN_MOE, inputs, out, options, stream, backend, weight, (w1, w2), space)
+
+
+class MoeOptions(NamedTuple):
+    """Options of marlin_moe, which are part of a call's key."""
+
+    activation: str
+    programmatic: bool
+
+
+class MarlinMoe(Operation[MoeProblem, MoeConfig]):
+    """marlin_moe as an operation."""
+
+    name: ClassVar[str] = "marlin_moe"
+    inputs: ClassVar[tuple[str, ...]] = ("x", "topk_weights", "topk_ids", "expert_map")
+    weight_arrays: ClassVar[tuple[str, ...]] = tuple(f"{w}_{name}" for w in ("w1", "w2") for name in _ARRAYS)
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (1, 1, 1, None, 1)
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[MoeProblem]:
+        """Validate a call. ``options``: MoeOptions. ``resource``: the weights."""
+        return check_call(inputs, out, options.activation, options.programmatic, resource)
+
+    def resized(
+        self, problem: MoeProblem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
+    ) -> tuple[MoeProblem, tuple[int, ...], None] | None:
+        """Return the same problem with another number of tokens."""
+        x, factors, ids, _, out = shapes
+        m = x[0]
+        if len(x) != 2 or factors[:1] != (m,) or ids[:1] != (m,) or (out is not None and out[:1] != (m,)):
+            return None
+        return None if m * problem.top_k > MAX_PAIRS else (problem.with_m(m), (m, problem.down.n), None)
+
+    def alignment_masks(self, problem: MoeProblem) -> tuple[int, ...]:
+        """Return 15 for arrays that TMA or vectors access, and 3 for arrays of words."""
+        return 15, 3, 3, 3, 15
+
+    def plan_key(self, problem: MoeProblem) -> Hashable:
+        """Return every field except the number of tokens."""
+        return problem.plan_key
+
+    def configure(self, problem: MoeProblem, gpu: Gpu, memo: dict[Any, Any]) -> MoeConfig:
+        """Return the kernels for a problem."""
+        key = choose_tile_m(problem, get_target(gpu.target))
+        config: MoeConfig | None = memo.get(key)
+        if config is None:
+            config = memo[key] = configure(problem, gpu)
+        return config
+
+    def kernels(self, problem: MoeProblem, config: MoeConfig) -> tuple[tuple[str, Any], ...]:
+        """Return the kernels in order of launch."""
+        return config.kernels
+
+    def arguments(
+        self, problem: MoeProblem, config: MoeConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> tuple[Arguments, ...]:
+        """Return the launches of a problem."""
+        return launches(problem, config, resident)
+
+    def sizes_for(
+        self, problem: MoeProblem, config: MoeConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[MoeProblem], tuple[Sizes, ...]]:
+        """Return a function that maps a problem to the sizes of its launches."""
+        return lambda problem: all_sizes(problem, config, resident)
+
+    def reference(self, problem: MoeProblem, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Compute each expert with dequantized weights in fp32, and round where the kernels round."""
+        named = {name: host_array(info) for name, info in arrays.items() if not name.startswith(("w1", "w2"))}
+        x, out, ids, factors = (named[name] for name in ("x", "out", "topk_ids", "topk_weights"))
+        local = ids if "expert_map" not in named else np.where(ids < 0, -1, named["expert_map"][ids])
+        w1, w2 = (
+            _host_weight(problem.experts, shape, name, arrays)
+            for shape, name in ((problem.up, "w1"), (problem.down, "w2"))
+        )
+        total = np.zeros(out.shape, np.float32)
+        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+            for expert in np.unique(local[local >= 0]):
+                token, choice = np.nonzero(local == expert)
+                both = x[token].astype(np.float32) @ w1[expert]
+                gate, up = both.reshape(len(token), -1, 2, 8).transpose(2, 0, 1, 3).reshape(2, len(token), -1)
+                hidden = (gate / (1 + np.exp(-gate)) * up).astype(x.dtype).astype(np.float32)
+                result = (hidden @ w2[expert]).astype(x.dtype).astype(np.float32)
+                np.add.at(total, token, factors[token, choice, None] * result)
+            out[...] = total.astype(out.dtype)
+
+
+MARLIN_MOE = MarlinMoe()
+
+
+def _host_weight(experts: int, shape: LinearShape, name: str, arrays: Mapping[str, ArrayInfo]) -> Any:
+    """Return dequantized weights (experts, K, N) in fp32. The columns are in stored order."""
+    parts: dict[str, Any] = {
+        part: host_array(info) if (info := arrays.get(f"{name}_{part}")) is not None else None for part in _ARRAYS
+    }
+    columns = -(-shape.n // 64) * 64
+    weight = PackedWeight(
+        **parts, perm=None, shape=(shape.k, experts * columns), group_size=shape.group_size, dtype=shape.dtype
+    )
+    return weight.dequantize(dtype=np.float32).reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
+
+
+class _Format:
+    """The part of a plan's key that comes from the weights. Layers with the same shapes and formats share it."""
+
+
+class _Formats(dict[Hashable, _Format]):
+    """Formats of all layers in a process, which the Runtime holds."""
+
+
+def weight_of(w1: Any, w2: Any) -> Weight:
+    """Return the arrays of a layer's weights for a launch. Raises ArgumentError or ArgumentTypeError."""
+    first, second = check_weights(w1, w2)
+    known = first.attachments.get(_WEIGHT)
+    if known is not None and known[0]() is second:
+        weight: Weight = known[1]
+        return weight
+    if first.experts > MAX_EXPERTS:
+        raise ArgumentError("w1.shape[0]", first.experts, f"at most {MAX_EXPERTS} experts")
+    arrays = {
+        f"{name}_{part}": getattr(w.weight, part) for name, w in (("w1", first), ("w2", second)) for part in _ARRAYS
+    }
+    infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
+    for name, info in infos.items():
+        if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
+            raise ArgumentError(f"{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES}", "copy it")
+    addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
+    key = first.device, *((w.shape, w.group_size, w.symmetric, w.dtype) for w in (first, second))
+    formats: _Formats = context.runtime().part(_Formats)
+    weight = Weight(formats.setdefault(key, _Format()), addresses, infos)
+    first.attachments[_WEIGHT] = weakref.ref(second), weight
+    return weight

@@ -1,0 +1,224 @@
+"""Problems of marlin_moe, the checks of its arguments, and the members of the kernels' launch struct."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.checks import check_gradient, check_out, check_place
+from cudatma.kernels.family import resized_copy
+from cudatma.kernels.host import host_array
+from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
+from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.marlin.problem import MEMBERS as MARLIN_MEMBERS
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.operation import Checked
+from cudatma.quantization.experts import PackedExperts
+
+FUNCTION = "marlin_moe"
+ACTIVATIONS = ("silu_glu",)
+#: Maximum number of pairs of tokens and experts, because the device divides their indices as 31-bit numbers.
+MAX_PAIRS = 2**31 - 1
+_ELEMENT_BYTES = 2
+#: K and N of both products must be multiples of this number, so that every row begins at a multiple of 32 bytes.
+_UNIT = 16
+#: Members of the launch structs.
+MEMBERS = {
+    member.name: member
+    for member in (
+        *(WORK_MEMBERS[name] for name in ("m", "n", "k", "tiles_n", "k_iterations")),
+        MARLIN_MEMBERS["scale_pitch"],
+        Member("pairs", "u32", "pairs of a token and one of its experts"),
+        Member("top_k", "u32", "experts of each token"),
+        Member("experts", "u32", "experts whose weights are on this GPU"),
+        Member("global_experts", "u32", "experts on all GPUs"),
+        Member("id_words", "u32", "32-bit words of an expert id: 1 or 2"),
+        Member("expert_rows", "u32", "n64 rows of each expert in the weight"),
+        Member("source_row", "u32", "row of the source where the sorted rows begin"),
+        Member("by_tiles_n", "Divisor", "divides by tiles_n"),
+        Member("by_top_k", "Divisor", "divides by top_k"),
+        WORK_MEMBERS["output_pitch"],
+        MARLIN_MEMBERS["activation_pitch"],
+        Member("result_at", "u64", "offset of this kernel's results in the shared memory of the launches, in bytes"),
+        Member("blocks_at", "u64", "offset of the number of blocks, and 16 bytes later of the blocks"),
+        Member("pairs_at", "u64", "offset of the sorted pairs"),
+        Member("places_at", "u64", "offset of the places of the pairs in this order"),
+    )
+}
+
+
+@dataclass(frozen=True)  # without slots, for resized_copy()
+class MoeProblem:
+    """A layer of experts for M tokens.
+
+    up, down: shape and format of an expert's first and second weight. experts: number of experts whose weights are on
+    this GPU. global_experts: number of experts on all GPUs. id_words: 1 for int32 ids, 2 for int64 ids. x_pitch_bytes,
+    out_pitch_bytes: row pitches. programmatic: whether the first launch is a programmatic dependent of the previous
+    kernel.
+    """
+
+    up: LinearShape
+    down: LinearShape
+    m: int
+    top_k: int
+    experts: int
+    global_experts: int
+    id_words: int
+    x_pitch_bytes: int
+    out_pitch_bytes: int
+    programmatic: bool = False
+
+    def with_m(self, m: int) -> MoeProblem:
+        """Return the problem with another M. The caller must have checked M."""
+        return resized_copy(self, m=m)
+
+    def product(self, name: str) -> LinearShape:
+        """Return the shape of the weight of a product, "up" or "down"."""
+        return self.up if name == "up" else self.down
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of a token and one of its experts."""
+        return self.m * self.top_k
+
+    @property
+    def plan_key(self) -> tuple[Any, ...]:
+        """Every field except M."""
+        return (
+            *(self.up, self.down, self.top_k, self.experts, self.global_experts, self.id_words),
+            *(self.x_pitch_bytes, self.out_pitch_bytes, self.programmatic),
+        )
+
+
+def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
+    """Return the weights. Raises ArgumentTypeError or ArgumentError unless they belong to one layer."""
+    for name, weight in (("w1", w1), ("w2", w2)):
+        if not isinstance(weight, PackedExperts):
+            remedy = "create one with quantize_experts() or pack_experts()"
+            raise ArgumentTypeError(name, type(weight).__name__, "PackedExperts", remedy)
+    if not w1.gated:
+        remedy = "pack the weight with gated=True"
+        raise ArgumentError("w1.gated", False, "True: the columns of gate, then of up", remedy)
+    if w2.gated:
+        raise ArgumentError("w2.gated", True, "False", "pack the weight with gated=False")
+    experts, k, columns = w1.shape
+    if w2.shape != (experts, columns // 2, k):
+        raise ArgumentError("w2.shape", w2.shape, f"{(experts, columns // 2, k)} for w1 {w1.shape}")
+    for name in ("dtype", "device"):
+        if getattr(w2, name) != getattr(w1, name):
+            raise ArgumentError(f"w2.{name}", getattr(w2, name), f"{getattr(w1, name)}, as in w1")
+    for index, extent in ((1, k), (2, columns // 2)):
+        if extent % _UNIT:
+            name = f"w1.shape[{index}]" + (" / 2" if index == 2 else "")
+            raise ArgumentError(name, extent, f"a multiple of {_UNIT}", "pad the weights with zeros")
+    return w1, w2
+
+
+def check_call(
+    inputs: Sequence[Any],
+    out: Any,
+    activation: object,
+    programmatic: object,
+    weights: tuple[PackedExperts, PackedExperts],
+) -> Checked[MoeProblem]:
+    """Validate a call. Raises ArgumentError or ArgumentTypeError."""
+    x, topk_weights, topk_ids, expert_map = inputs
+    w1, w2 = weights
+    if activation not in ACTIVATIONS:
+        raise ArgumentError("activation", activation, ", ".join(ACTIVATIONS))
+    if not isinstance(programmatic, bool):
+        raise ArgumentTypeError("programmatic", type(programmatic).__name__, "bool")
+    dtype = ACTIVATION_TYPES[w1.dtype].numpy
+    info = describe(x, "x")
+    _check_dtype(info, "x", (dtype.name,))
+    experts, k, columns = w1.shape
+    if len(info.shape) != 2 or info.shape[1] != k:
+        raise ArgumentError("x.shape", info.shape, f"(tokens, {k})", "the last dimension must match w1")
+    m = info.shape[0]
+    if info.device != w1.device:
+        raise ArgumentError("x.device", info.device, f"{w1.device}, where the weights are", "use w1.to_device()")
+    pitch = _check_rows(info, "x")
+    check_gradient(info.owner, "x", FUNCTION)
+    factors = describe(topk_weights, "topk_weights")
+    _check_dtype(factors, "topk_weights", ("float32",))
+    if len(factors.shape) != 2 or factors.shape[0] != m or not factors.shape[1] >= 1:
+        raise ArgumentError("topk_weights.shape", factors.shape, f"({m}, k) with k at least 1, one row per row of x")
+    top_k = factors.shape[1]
+    ids = describe(topk_ids, "topk_ids")
+    _check_dtype(ids, "topk_ids", ("int32", "int64"))
+    if ids.shape != factors.shape:
+        raise ArgumentError("topk_ids.shape", ids.shape, f"{factors.shape}, the shape of topk_weights")
+    if m * top_k > MAX_PAIRS:
+        raise ArgumentError("topk_ids.shape", ids.shape, f"at most {MAX_PAIRS} elements", "split the batch")
+    local = None
+    if expert_map is not None:
+        local = describe(expert_map, "expert_map")
+        _check_dtype(local, "expert_map", ("int32",))
+        if len(local.shape) != 1 or not local.shape[0]:
+            raise ArgumentError("expert_map.shape", local.shape, "(experts of all GPUs,)")
+    arrays = {"x": info, "topk_weights": factors, "topk_ids": ids} | ({} if local is None else {"expert_map": local})
+    for name, array in list(arrays.items())[1:]:
+        check_place(array, name, info, "x", FUNCTION)
+        if not array.is_contiguous:
+            raise ArgumentError(f"{name}.strides", array.strides_bytes, "C order without gaps", "make it contiguous")
+    global_experts = experts if local is None else local.shape[0]
+    if info.device is None:
+        _check_host_ids(ids, local, experts, global_experts)
+    result = None
+    out_pitch = k * _ELEMENT_BYTES
+    if out is not None:
+        result = describe(out, "out")
+        check_out(result, dtype, f"{dtype.name}, as in x", (m, k), arrays, FUNCTION)
+        out_pitch = _check_rows(result, "out")
+    problem = MoeProblem(
+        up=LinearShape(k, columns, w1.group_size, not w1.symmetric, w1.dtype),
+        down=LinearShape(columns // 2, k, w2.group_size, not w2.symmetric, w2.dtype),
+        m=max(m, 1),
+        top_k=top_k,
+        experts=experts,
+        global_experts=global_experts,
+        id_words=ids.dtype.itemsize // 4,
+        x_pitch_bytes=pitch,
+        out_pitch_bytes=out_pitch,
+        programmatic=programmatic,
+    )
+    return Checked(problem, (info, factors, ids, local), result, (m, k), info.dtype)
+
+
+def _check_dtype(info: ArrayInfo, field: str, allowed: tuple[str, ...]) -> None:
+    if info.dtype.name not in allowed or not info.dtype.isnative:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), " or ".join(allowed), f"convert {field}")
+
+
+def _check_rows(info: ArrayInfo, field: str) -> int:
+    """Return the row pitch of a matrix, whose rows must be contiguous and aligned for TMA."""
+    pitch = info.shape[1] * _ELEMENT_BYTES if info.shape[0] <= 1 else info.strides_bytes[0]
+    if info.size_elems:
+        if info.shape[1] > 1 and info.strides_bytes[1] != _ELEMENT_BYTES:
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous rows", "make it contiguous")
+        if pitch < info.shape[1] * _ELEMENT_BYTES or pitch % TMA_ALIGNMENT_BYTES:
+            allowed = f"a row pitch that is a multiple of {TMA_ALIGNMENT_BYTES} bytes, without overlap"
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it first")
+        if info.device is not None and (info.pointer % TMA_ALIGNMENT_BYTES or not info.pointer):
+            allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes, not null"
+            raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "copy it first")
+    return pitch
+
+
+def _check_host_ids(ids: ArrayInfo, local: ArrayInfo | None, experts: int, global_experts: int) -> None:
+    """Raise ArgumentError for an id or an entry of the map that is out of range. Only host arrays are checked."""
+    for name, info, end in (("topk_ids", ids, global_experts), ("expert_map", local, experts)):
+        if info is None:
+            continue
+        values = host_array(info)
+        wrong = np.argwhere((values < -1) | (values >= end))
+        if wrong.size:
+            at = ", ".join(str(int(i)) for i in wrong[0])
+            raise ArgumentError(f"{name}[{at}]", int(values[tuple(wrong[0])]), f"-1 to {end - 1}")

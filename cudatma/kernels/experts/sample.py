@@ -1,0 +1,129 @@
+"""Random operands for the kernels of marlin_moe on the emulator."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError, counted
+from cudatma.kernels.arguments import ROWS
+from cudatma.kernels.engine import host_workspace
+from cudatma.kernels.experts.choose import MoeConfig, product_config, wgmma_config
+from cudatma.kernels.experts.config import PRODUCTS
+from cudatma.kernels.experts.moe import MARLIN_MOE, MoeOptions, weight_of
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.sample import LIMITS, Sample, relative_error
+from cudatma.quantization.experts import quantize_experts
+from cudatma.target import Target
+
+
+def sample(
+    kernel: str,
+    target: Target,
+    *,
+    m: int = 12,
+    experts: int = 4,
+    top_k: int = 2,
+    k: int = 256,
+    intermediate: int = 128,
+    dtype: str = "float16",
+    group_size: int = 64,
+    tile_m: int = 8,
+    tile_n: int = 64,
+    sm_count: int = 2,
+    seed: int = 0,
+) -> Sample:
+    """Return one launch of marlin_moe for m tokens. The launches before it have run.
+
+    kernel: "route", "gather", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". The error
+    compares the result of all launches with the reference. The
+    imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
+    QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
+    """
+    for field, value in (("m", m), ("experts", experts), ("k", k), ("sm_count", sm_count)):
+        if value < 1:
+            raise ArgumentError(field, value, "at least 1")
+    if not 1 <= top_k <= experts:
+        raise ArgumentError("top_k", top_k, f"1 to {experts}, the number of experts")
+    name = kernel.rpartition("_")[2]
+    version = "wgmma" if kernel.startswith(("wgmma", "gather")) else "skinny"
+    if version == "wgmma":
+        target.require("wgmma", f"experts_{kernel}")
+    call = _Call(version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, sm_count, seed)
+    index = call.names.index(name)
+    call.emulate(call.launches[:index])
+    arguments = call.launches[index]
+    loaded = arguments.kernel(target)
+    run = partial(arguments.emulate, target, call.arrays, kernel=loaded)
+
+    def error() -> float:
+        call.emulate(call.launches[index + 1 :])
+        return relative_error(call.out, call.reference)
+
+    shape = f"{m} tokens, {counted(experts, 'expert')} of {k} x {intermediate}, top {top_k}, {dtype}"
+    title = f"marlin_moe, {kernel}, {shape}"
+    return Sample(title, loaded, run, error, LIMITS[dtype])
+
+
+class _Call:
+    """A call with random operands in host memory.
+
+    names, launches: its launches by name. arrays: all arrays by name. out, reference: the result and the reference in
+    float64.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        target: Target,
+        m: int,
+        experts: int,
+        top_k: int,
+        k: int,
+        intermediate: int,
+        dtype: str,
+        group_size: int,
+        tile_m: int,
+        tile_n: int,
+        sm_count: int,
+        seed: int,
+    ) -> None:
+        random = np.random.default_rng(seed)
+
+        def dense(*shape: int) -> Any:
+            return random.standard_normal(shape, np.float32)
+
+        w1 = quantize_experts(
+            dense(experts, k, 2 * intermediate) * 0.05, group_size=group_size, dtype=dtype, gated=True
+        )
+        w2 = quantize_experts(dense(experts, intermediate, k) * 0.05, group_size=group_size, dtype=dtype)
+        x = dense(m, k).astype(activation_type(dtype).numpy)
+        self.out = np.full((m, k), np.nan, x.dtype)
+        ids = np.argsort(random.random((m, experts)))[:, :top_k].astype(np.int32)
+        factors = random.random((m, top_k), np.float32)
+        checked = MARLIN_MOE.check((x, factors, ids, None), self.out, MoeOptions("silu_glu", False), (w1, w2))
+        problem, self._target = checked.problem, target
+        make = wgmma_config if version == "wgmma" else product_config
+        up, down = (make(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
+        config = MoeConfig.of(experts, up, down)
+        self.names = [name for name, _, _ in config.named_kernels]
+        resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
+        self.launches = MARLIN_MOE.arguments(problem, config, imagined_gpu(target, sm_count), resident)
+        self.arrays: dict[str, ArrayInfo] = MARLIN_MOE.named(checked) | weight_of(w1, w2).arrays
+        self._weights = w1, w2  # their arrays must stay alive
+        self.arrays[ROWS] = host_workspace(self.launches[0].sizes)[ROWS]
+        expected = np.zeros_like(self.out)
+        MARLIN_MOE.reference(problem, self.arrays | {"out": describe(expected)})
+        self.reference = expected.astype(np.float64)
+
+    def emulate(self, launches: Any) -> None:
+        """Run launches on the emulator."""
+        for launch in launches:
+            launch.emulate(self._target, self.arrays)
+
+
+route_sample, gather_sample, sum_sample = (partial(sample, kernel) for kernel in ("route", "gather", "sum"))

@@ -1,0 +1,324 @@
+"""PackedExperts, the int4 weights of all experts of a layer, and the functions that create them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.errors import ArgumentTypeError, QuantizationError
+from cudatma.quantization.layout_v1 import BLOCK, blocks
+from cudatma.quantization.namespaces import namespace_of, native_array, on_device_of
+from cudatma.quantization.packed import PackedWeight, _Referable, check_group_size, pack, unpack
+from cudatma.quantization.rounding import quantize
+
+#: Number of adjacent columns of gate, and then of up, in a gated weight. A thread of an MMA holds columns that are this
+#: number of columns apart.
+GATE_COLUMNS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PackedExperts(_Referable):
+    """The int4 weights (K, N) of all experts of a layer.
+
+    ``quantize_experts`` and ``pack_experts`` create them.
+
+    Parameters
+    ----------
+    weight : PackedWeight
+        One weight whose columns are the columns of all experts, one expert after another. The columns of each expert
+        are padded to a multiple of 64.
+    experts : int
+        Number of experts.
+    columns : int
+        Number of columns N of each expert.
+    gated : bool
+        Whether the columns are those of gate and up, which are stored alternately in groups of 8 columns.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The sizes (experts, K, N).
+    attachments : dict
+        Cache that kernels use for these weights. It is not saved or copied.
+
+    Raises
+    ------
+    QuantizationError
+        If a size does not match the weight.
+    ArgumentTypeError
+        If ``weight`` is not a PackedWeight.
+
+    Examples
+    --------
+    >>> experts = cudatma.quantize_experts(np.ones((4, 128, 64), np.float32), group_size=64)
+    >>> experts
+    PackedExperts(shape=(4, 128, 64), group_size=64, float16, symmetric, host)
+    >>> experts.dequantize().shape
+    (4, 128, 64)
+    """
+
+    weight: PackedWeight
+    experts: int
+    columns: int
+    gated: bool = False
+    attachments: dict[Any, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weight, PackedWeight):
+            raise ArgumentTypeError("weight", type(self.weight).__name__, "PackedWeight", "use pack_experts()")
+        for name in ("experts", "columns"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise QuantizationError(name, value, "an int, at least 1")
+        expected = self.experts * self.padded_columns
+        if self.weight.shape[1] != expected:
+            allowed = f"{expected}, {self.experts} experts of {self.padded_columns} padded columns"
+            raise QuantizationError("weight.shape[1]", self.weight.shape[1], allowed, "use pack_experts()")
+        if self.weight.perm is not None:
+            raise QuantizationError("weight.perm", "an activation order", "None", "experts have no activation order")
+        if self.gated and self.columns % (2 * GATE_COLUMNS):
+            raise QuantizationError("columns", self.columns, f"a multiple of {2 * GATE_COLUMNS} for gate and up")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.experts, self.weight.shape[0], self.columns
+
+    @property
+    def padded_columns(self) -> int:
+        """Number of columns of each expert in ``weight``."""
+        return blocks(self.columns) * BLOCK
+
+    @property
+    def group_size(self) -> int:
+        """Number of rows of K that share a scale, or -1 for all rows."""
+        return self.weight.group_size
+
+    @property
+    def dtype(self) -> str:
+        """Type of the scales, ``"float16"`` or ``"bfloat16"``."""
+        return self.weight.dtype
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether all zero points are 8."""
+        return self.weight.symmetric
+
+    @property
+    def nbytes(self) -> int:
+        """Total size of all arrays in bytes."""
+        return self.weight.nbytes
+
+    @property
+    def device(self) -> int | None:
+        """CUDA device ordinal of the arrays, or None if they are on the host."""
+        return self.weight.device
+
+    def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
+        """Return the values of the weights, (q - zero) * scale.
+
+        Parameters
+        ----------
+        dtype : dtype, default float64
+            Type of the result. Values are rounded once.
+
+        Returns
+        -------
+        numpy.ndarray, shape (experts, K, N)
+            The values. The columns of a gated weight are gate, then up.
+        """
+        values = self.weight.dequantize(dtype=dtype)
+        split = values.reshape(values.shape[0], self.experts, self.padded_columns).transpose(1, 0, 2)
+        stored = split[:, :, : self.columns]
+        if not self.gated:
+            return np.ascontiguousarray(stored)
+        out: NDArray[Any] = np.empty_like(stored)
+        out[:, :, _gate_order(self.columns)] = stored
+        return out
+
+    def to_device(self, device: int | None = None) -> PackedExperts:
+        """Copy the weights to a GPU.
+
+        Parameters
+        ----------
+        device : int, optional
+            Device ordinal. Default: CuPy's current device.
+
+        Returns
+        -------
+        PackedExperts
+            The weights with CuPy arrays, or these weights if they are already on the device.
+
+        Raises
+        ------
+        ArgumentTypeError, DriverError
+            As for ``PackedWeight.to_device``.
+        """
+        return self._with(self.weight.to_device(device))
+
+    def to_host(self) -> PackedExperts:
+        """Copy the weights to the host.
+
+        Returns
+        -------
+        PackedExperts
+            The weights with NumPy arrays, or these weights if they are on the host.
+        """
+        return self._with(self.weight.to_host())
+
+    def _with(self, weight: PackedWeight) -> PackedExperts:
+        if weight is self.weight:
+            return self
+        return PackedExperts(weight, self.experts, self.columns, self.gated)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.weight, self.experts, self.columns, self.gated)
+
+    def __repr__(self) -> str:
+        where = "host" if self.device is None else f"device {self.device}"
+        kind = "symmetric" if self.symmetric else "asymmetric"
+        gated = ", gated" if self.gated else ""
+        return f"PackedExperts(shape={self.shape}, group_size={self.group_size}, {self.dtype}, {kind}{gated}, {where})"
+
+
+def quantize_experts(
+    weights: Any,
+    *,
+    group_size: int = 128,
+    gated: bool = False,
+    symmetric: bool = True,
+    dtype: Any = "float16",
+    clip_search: bool = False,
+) -> PackedExperts:
+    """Quantize the dense weights of all experts of a layer to int4.
+
+    Parameters
+    ----------
+    weights : array_like, shape (experts, K, N)
+        Floating-point weights (in, out). They may be a NumPy or CuPy array, a torch tensor, or an object that supports
+        DLPack.
+    group_size : int, default 128
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+    gated : bool, default False
+        Whether the columns are those of gate, then of up, as in the first weight of a gated layer.
+    symmetric, dtype, clip_search : optional
+        As for ``quantize``.
+
+    Returns
+    -------
+    PackedExperts
+        The weights, on the same device as the input.
+
+    Raises
+    ------
+    QuantizationError
+        If a shape is wrong, or as for ``quantize``. The error names the expert.
+    ArgumentTypeError
+        If ``weights`` is not an array.
+
+    Examples
+    --------
+    >>> cudatma.quantize_experts(np.ones((8, 256, 512), np.float32), gated=True)
+    PackedExperts(shape=(8, 256, 512), group_size=128, float16, symmetric, gated, host)
+    """
+    native = native_array(weights, "weights")
+    if native.ndim != 3 or 0 in native.shape:
+        raise QuantizationError("weights", tuple(native.shape), "three dimensions (experts, K, N), each at least 1")
+    check_group_size(group_size)
+    order = _order(native.shape[2], gated)
+    packed = []
+    for index in range(native.shape[0]):
+        expert = native[index] if order is None else native[index][:, order]
+        try:
+            packed.append(
+                quantize(expert, group_size=group_size, symmetric=symmetric, dtype=dtype, clip_search=clip_search)
+            )
+        except QuantizationError as error:
+            field = f"weights[{index}]" if error.field == "weight" else f"weights[{index}]: {error.field}"
+            raise QuantizationError(field, error.got, error.allowed) from error
+    return _stacked(packed, gated)
+
+
+def pack_experts(weights: Sequence[PackedWeight], *, gated: bool = False) -> PackedExperts:
+    """Combine the packed weights of experts, for example imported ones.
+
+    Parameters
+    ----------
+    weights : sequence of PackedWeight
+        The weight (K, N) of each expert, all of the same shape, group size, dtype and device.
+    gated : bool, default False
+        Whether the columns are those of gate, then of up.
+
+    Returns
+    -------
+    PackedExperts
+        The weights, on the same device.
+
+    Raises
+    ------
+    QuantizationError
+        If the sequence is empty, the weights differ, or a weight has an activation order.
+    ArgumentTypeError
+        If an element is not a PackedWeight.
+    """
+    packed = list(weights)
+    if not packed:
+        raise QuantizationError("weights", "an empty sequence", "at least one weight")
+    for index, weight in enumerate(packed):
+        if not isinstance(weight, PackedWeight):
+            raise ArgumentTypeError(f"weights[{index}]", type(weight).__name__, "PackedWeight")
+        if weight.perm is not None:
+            remedy = "quantize without activation order (desc_act=False)"
+            raise QuantizationError(f"weights[{index}]", "a weight with activation order", "a weight without", remedy)
+        for name in ("shape", "group_size", "dtype", "symmetric", "device"):
+            if (value := getattr(weight, name)) != (first := getattr(packed[0], name)):
+                raise QuantizationError(f"weights[{index}].{name}", value, f"{first}, as in weights[0]")
+    order = _order(packed[0].shape[1], gated)
+    return _stacked(packed if order is None else [_permuted(weight, order) for weight in packed], gated)
+
+
+def _gate_order(columns: int) -> NDArray[np.int64]:
+    """Return the column of (gate, up) that is stored at each position of a gated weight."""
+    halves = np.arange(columns).reshape(2, -1, GATE_COLUMNS)
+    return np.ascontiguousarray(halves.transpose(1, 0, 2)).reshape(-1)
+
+
+def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
+    if not isinstance(gated, bool):
+        raise ArgumentTypeError("gated", repr(gated), "True, False")
+    if not gated:
+        return None
+    if columns % (2 * GATE_COLUMNS):
+        raise QuantizationError("weights", f"{columns} columns", f"a multiple of {2 * GATE_COLUMNS} for gate and up")
+    return _gate_order(columns)
+
+
+def _permuted(weight: PackedWeight, order: NDArray[np.int64]) -> PackedWeight:
+    """Return a weight with its columns in this order."""
+    logical = unpack(weight)
+    xp = namespace_of(weight.qweight)
+    with on_device_of(weight.qweight):
+        columns = xp.asarray(order)
+        zeros = None if logical.zeros is None else logical.zeros[:, columns]
+        q = xp.ascontiguousarray(logical.q[:, columns])
+        return pack(q, logical.scales[:, columns], zeros, group_size=weight.group_size)
+
+
+def _stacked(weights: Sequence[PackedWeight], gated: bool) -> PackedExperts:
+    """Combine weights of the same kind whose columns are in stored order."""
+    first = weights[0]
+    k, n = first.shape
+    xp = namespace_of(first.qweight)
+    with on_device_of(first.qweight):
+        stacked = PackedWeight(
+            qweight=xp.concatenate([weight.qweight for weight in weights]),
+            scales=xp.concatenate([weight.scales for weight in weights], axis=1),
+            zeros=None if first.zeros is None else xp.concatenate([weight.zeros for weight in weights], axis=1),
+            perm=None,
+            shape=(k, len(weights) * blocks(n) * BLOCK),
+            group_size=first.group_size,
+            dtype=first.dtype,
+        )
+    return PackedExperts(stacked, len(weights), n, gated)

@@ -1,0 +1,88 @@
+"""PackedExperts: values against quantize() of each expert, the order of gate and up, and errors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma.errors import ArgumentTypeError, QuantizationError
+from cudatma.quantization import PackedExperts, pack, pack_experts, quantize, quantize_experts
+
+
+def dense(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@given(
+    experts=st.integers(1, 3),
+    k=st.integers(1, 140),
+    columns=st.integers(1, 10),
+    group_size=st.sampled_from((32, 64, 128, -1)),
+    symmetric=st.booleans(),
+    gated=st.booleans(),
+)
+def test_the_values_are_those_of_each_expert(
+    experts: int, k: int, columns: int, group_size: int, symmetric: bool, gated: bool
+) -> None:
+    weights = dense(experts, k, 16 * columns)
+    packed = quantize_experts(weights, group_size=group_size, symmetric=symmetric, gated=gated)
+    single = [quantize(weight, group_size=group_size, symmetric=symmetric) for weight in weights]
+    expected = np.stack([weight.dequantize() for weight in single])
+    assert packed.shape == expected.shape
+    np.testing.assert_array_equal(packed.dequantize(), expected)
+    np.testing.assert_array_equal(pack_experts(single, gated=gated).weight.qweight, packed.weight.qweight)
+    np.testing.assert_array_equal(pack_experts(single, gated=gated).dequantize(), expected)
+
+
+def test_gate_and_up_alternate_every_8_columns() -> None:
+    stored = quantize_experts(np.tile(np.repeat([1.0, 2.0], 16), (1, 32, 1)), group_size=32, gated=True).weight
+    np.testing.assert_array_equal(np.round(stored.dequantize()[0, :32]), np.repeat([1.0, 2.0, 1.0, 2.0], 8))
+
+
+def test_copies_have_no_attachments() -> None:
+    packed = quantize_experts(dense(2, 64, 32), group_size=64, gated=True)
+    packed.attachments["launch"] = 1
+    for twin in (copy.copy(packed), pickle.loads(pickle.dumps(packed))):
+        assert twin.attachments == {}
+        assert (twin.gated, twin.shape) == (True, (2, 64, 32))
+
+
+WRONG: list[tuple[str, Any, type[Exception], str]] = [
+    ("two axes", lambda: quantize_experts(dense(64, 64)), QuantizationError, "weights"),
+    ("no expert", lambda: quantize_experts(dense(0, 64, 64)), QuantizationError, "weights"),
+    ("odd gate", lambda: quantize_experts(dense(2, 64, 24), group_size=64, gated=True), QuantizationError, "weights"),
+    ("gated", lambda: quantize_experts(dense(2, 64, 32), gated=1), ArgumentTypeError, "gated"),  # type: ignore[arg-type]
+    ("group size", lambda: quantize_experts(dense(2, 64, 32), group_size=7), QuantizationError, "group_size"),
+    ("NaN", lambda: quantize_experts(np.full((2, 64, 32), np.nan)), QuantizationError, r"weights\[0\]"),
+    ("nothing to pack", lambda: pack_experts([]), QuantizationError, "weights"),
+    ("a dense weight", lambda: pack_experts([dense(64, 64)]), ArgumentTypeError, r"weights\[0\]"),
+    (
+        "shapes",
+        lambda: pack_experts([quantize(dense(64, 64)), quantize(dense(64, 128))]),
+        QuantizationError,
+        r"weights\[1\].shape",
+    ),
+    (
+        "activation order",
+        lambda: pack_experts(
+            [pack(np.full((64, 64), 9, np.uint8), np.ones((1, 64), np.float16), perm=np.arange(64)[::-1])]
+        ),
+        QuantizationError,
+        r"weights\[0\]",
+    ),
+    ("columns", lambda: PackedExperts(quantize(dense(64, 128)), 2, 65), QuantizationError, r"weight.shape\[1\]"),
+    ("no weight", lambda: PackedExperts(dense(64, 128), 2, 64), ArgumentTypeError, "weight"),  # type: ignore[arg-type]
+    ("count", lambda: PackedExperts(quantize(dense(64, 128)), 0, 64), QuantizationError, "experts"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "field"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_an_error_names_the_field(make: Any, error: type[Exception], field: str) -> None:
+    with pytest.raises(error, match=f"^{field}"):
+        make()
