@@ -59,7 +59,7 @@ class MoeConfig(NamedTuple):
     @property
     def named_kernels(self) -> tuple[tuple[str, str, Any], ...]:
         """(name, template, config) of each kernel in order of launch."""
-        kernels = [("route", "kernels/experts_route.cu.j2", self.route)]
+        kernels: list[tuple[str, str, Any]] = [("route", "kernels/experts_route.cu.j2", self.route)]
         kernels += [] if self.gather is None else [("gather", "kernels/experts_gather.cu.j2", self.gather)]
         kernels += [("up", self.up.template, self.up), ("down", self.down.template, self.down)]
         return (*kernels, ("sum", "kernels/experts_sum.cu.j2", self.sum))
