@@ -23,11 +23,12 @@ import ml_dtypes
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-for folder in ("shared", "marlin", "data_movement"):
+for folder in ("shared", "marlin", "data_movement", "experts"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
 from marlin_builders import skinny, wgmma
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
+from moe_cases import LAYERS
 from movement_cases import CASES as MOVEMENTS
 from movement_cases import Case, check, check_ragged, ragged_arrays
 
@@ -39,6 +40,7 @@ from cudatma import (
     attention_varlen,
     gemm,
     marlin_gemm,
+    marlin_moe,
     ragged_copy,
 )
 from cudatma.arrays import describe
@@ -174,7 +176,7 @@ def run_dense(version: str, layout: str) -> str:
     y = gemm(left, right, version=version).get()
     wanted = a.astype(np.float64) @ b.astype(np.float64).T
     error = np.linalg.norm(y - wanted) / np.linalg.norm(wanted)
-    return "" if error < 1e-3 else f"off by {error:.1e}"
+    return "" if error < limit else f"off by {error:.1e}"
 
 
 def run_fp8(has_blocks: bool, version: str) -> str:
@@ -257,6 +259,19 @@ def run_decode(page_size: int, dim: int, has_fp8_cache: bool = False) -> str:
     return wrong(found.get(), wanted)
 
 
+def run_experts(name: str) -> str:
+    """Run marlin_moe."""
+    operands = LAYERS[name].operands()
+    expected = marlin_moe(**operands, backend="reference")
+    weights = ("w1", "w2")
+    given = {
+        field: value.to_device() if field in weights else upload(value) if field == "x" else upload_words(value)
+        for field, value in operands.items()
+        if value is not None
+    }
+    return wrong(marlin_moe(**given).get(), expected, 1e-2)
+
+
 def upload_bytes(array: Any) -> Any:
     """Upload fp8 values as bytes, because CuPy has no fp8."""
     return replace(describe(upload_words(array.view(np.uint8))), dtype=array.dtype)
@@ -268,9 +283,9 @@ def upload_words(array: Any) -> Any:
     return cupy.asarray(array)
 
 
-def wrong(found: Any, wanted: Any) -> str:
+def wrong(found: Any, wanted: Any, limit: float = 1e-3) -> str:
     error = np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted.astype(np.float64))
-    return "" if error < 1e-3 else f"off by {error:.1e}"
+    return "" if error < limit else f"off by {error:.1e}"
 
 
 def run_movement(case: Case) -> str:
@@ -335,6 +350,7 @@ def cases(space: Workspace) -> dict[str, Callable[[], str]]:
         if not case.large and detect().has(case.needs)
     }
     movements["ragged_copy"] = run_ragged
+    movements |= {f"experts {name}": functools.partial(run_experts, name) for name in LAYERS if name != "all_skipped"}
     return named | {"chain": functools.partial(run_chain, space)} | dense | of_attention | movements
 
 

@@ -39,6 +39,7 @@ SUBJECTS = {
     ("LaunchPlan.launch", "stream"),
     ("MarlinLinear.to_device", "device"),
     ("Workspace", "device"),
+    ("PackedExperts.to_device", "device"),
     ("PackedWeight.to_device", "device"),
     ("PipelineSpec.check_fits", "target"),
 }
