@@ -84,6 +84,7 @@ class PackedExperts(_Referable):
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Sizes (experts, K, N)."""
         return self.experts, self.weight.shape[0], self.columns
 
     @property

@@ -140,7 +140,7 @@ def test_the_library_that_the_process_has_loaded_comes_first(tmp_path: Path) -> 
     maps.write_text(line.format("/usr/lib/libc.so.6") + line.format("/opt/my libs/libcublasLt.so.13.1") * 2)
     assert cublaslt.loaded_library(maps)[:2] == ["/opt/my libs/libcublasLt.so.13.1", "libcublasLt.so.13"]
     assert cublaslt.loaded_library(tmp_path / "none")[0] == "libcublasLt.so.13"
-    with pytest.raises(OSError, match=r"no cuBLASLt.*libnothing\.so\.1"):
+    with pytest.raises(OSError, match=r"cuBLASLt cannot be loaded.*libnothing\.so\.1"):
         cublaslt.load_library(["libnothing.so.1"])
 
 

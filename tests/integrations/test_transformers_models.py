@@ -376,7 +376,7 @@ def test_a_layer_that_cannot_be_packed_ends_the_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["./missing", "~/missing", "/a/b", "models/of/mine", Path("missing")])
 def test_a_folder_that_does_not_exist_is_not_asked_of_the_hub(model: Any) -> None:
-    with pytest.raises(ArgumentError, match="a folder that exists"):
+    with pytest.raises(ArgumentError, match="an existing folder"):
         load(model)
 
 

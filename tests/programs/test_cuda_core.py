@@ -113,7 +113,7 @@ def launch_too_few() -> None:
         (lambda: core.ObjectCode.from_cubin(b"\x7fELF"), ArgumentTypeError, "got a cubin; allowed: PTX"),
         (lambda: kernel_of("sum"), ArgumentError, "name: got sum; allowed: "),
         (lambda: core.Device().allocate(10).fill(b"abc"), ArgumentError, "value: got 3 bytes; allowed: 1, 2 or 4"),
-        (lambda: core.Device().allocate(-1), ArgumentError, "size: got -1; allowed: an integer, at least 0"),
+        (lambda: core.Device().allocate(-1), ArgumentError, "size: got -1; allowed: an integer of at least 0"),
         (lambda: core.Device(1), ArgumentError, "0, because the emulator has one device"),
     ],
 )

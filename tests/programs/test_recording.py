@@ -225,7 +225,7 @@ def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: s
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"limit_mib": 0}, ArgumentError, "limit_mib: got 0; allowed: an integer, at least 1"),
+        ({"limit_mib": 0}, ArgumentError, "limit_mib: got 0; allowed: an integer of at least 1"),
         ({"folder": Path(__file__) / "rec"}, ArgumentError, "allowed: a folder that can be created"),
         ({"only": 3}, ArgumentTypeError, "only: got int; allowed: a str"),
         ({"folder": Path(__file__).parent}, ArgumentError, "allowed: a folder that is empty or does not exist"),

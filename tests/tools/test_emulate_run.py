@@ -205,7 +205,7 @@ def test_an_endless_loop_shows_progress_and_exits_1(
     shown, error = capsys.readouterr().err.splitlines()
     assert re.match(r"cudatma: 0 of 10 schedules, [\d,]+ steps of the next one, ", shown)
     assert "an infinite loop through spin.cu:1" in error
-    assert error.endswith("or --step-limit is too low")
+    assert error.endswith("or step_limit is too low")
 
 
 def test_a_cu_file_is_a_template_only_where_it_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -489,7 +489,7 @@ def test_an_unknown_instruction_is_named_with_its_line(strange: Path, capsys: py
     assert cli.main(["emulate", "--coverage", str(strange)]) == 1
     shown = capsys.readouterr().out
     assert ", 1 are not" in shown
-    assert "missing in twice: PTX line 11" in shown
+    assert "not supported in twice: PTX line 11" in shown
     assert cli.main(["emulate", "--coverage", str(strange), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["covered"] == COVERED

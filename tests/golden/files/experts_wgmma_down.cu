@@ -20,13 +20,13 @@
 //      512 B  scales 1 x 256 float16
 
 // primitives.cu contains
-// u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, griddepcontrol_wait,
+// u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, griddepcontrol_wait,
 // griddepcontrol_launch_dependents, setmaxnreg_inc, setmaxnreg_dec, mbarrier_init, mbarrier_arrive,
 // mbarrier_arrive_expect_tx, mbarrier_try_wait_parity, mbarrier_wait_parity, fence_mbarrier_init,
 // cp_async_bulk_tensor_2d_load, cp_async_bulk_tensor_3d_load_hint, createpolicy_evict_normal, ld_shared_b32,
 // ld_shared_v4_b32, movmatrix_trans, matrix_descriptor, wgmma_fence, wgmma_commit_group, wgmma_wait_group,
-// lop3_and_or, TmaPipeline, bar_sync_one_of, Divisor, divide, to_pair, subtract, multiply, multiply_add, both_low,
-// both_high, word, packed_index
+// lop3_and_or, TmaPipeline, Divisor, divide, to_pair, subtract, multiply, multiply_add, both_low, both_high, word,
+// packed_index
 
 namespace cudatma {
 
@@ -44,10 +44,8 @@ constexpr u32 RELEASE_K64 = 0;   // block (64 elements of K) after which all wgm
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // registers per thread
 constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
-constexpr u32 WARP_TILES = 4 * WARPGROUPS;   // warps that divide a CTA's tile
 constexpr u32 FRAGMENTS_16 = STACK, FRAGMENT_STRIDE_N = 64;   // fragments of 16 columns of N per warp; columns from one fragment to the next
 constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
-constexpr u32 FIX_UP_UNROLL = 1;   // partial tiles whose loads are in flight at the same time
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_SLICE = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
 constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
 constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)
@@ -67,13 +65,6 @@ constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 TRANSACTION_BYTES = 33280;   // bytes that TMA loads per stage
 constexpr u32 EMPTY_ARRIVALS = 8;   // arrivals of consumer warps that release a slot
 using Ring = TmaPipeline<STAGES>;
-
-// The named barriers of this kernel. __syncthreads() uses barrier 0.
-enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
-};
-
-__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
