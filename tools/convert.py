@@ -168,7 +168,7 @@ def parser() -> Parser:
     add("--clip-search", action="store_true", help="search for the range with the least squared error (20 x slower)")
     help_exclude = "name pattern of layers to leave unchanged, such as 'model.layers.0.*' (quote it); repeatable"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
-    add("--vision-tower", action="store_true", help="also quantize encoders of images, video and audio")
+    add("--vision-tower", action="store_true", help="also quantize the image, video and audio encoders")
     help_dtype = "type of scales and activations, float16 or bfloat16 (default: the model's type)"
     add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=help_dtype)
     add("--json", action="store_true", help="print the report as JSON")

@@ -23,7 +23,7 @@ from cudatma.library_streams import stream_handle
 #: Duration of a graph, so long that the cost of launching the graph (some microseconds) is negligible, and the maximum
 #: number of launches in a graph.
 _GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
-#: Minimum M at which clocks fall in long runs. From this M on, candidates run one by one, in periods of _PERIOD_US.
+#: Minimum M at which clocks fall in long runs. At or above this M, candidates run one by one, in periods of _PERIOD_US.
 _SUSTAINED_FROM, _PERIOD_US = 256, 40_000.0
 #: Number of samples per candidate if candidates take turns. The GPU is idle before each sample, so that its power limit
 #: has no effect.

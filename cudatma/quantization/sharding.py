@@ -75,9 +75,9 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
     if count == 1:
         return
     if weight.perm is not None:
-        remedy = "divide the weight by columns, or quantize without activation order (desc_act=False)"
+        remedy = "shard the weight by columns, or quantize without activation order (desc_act=False)"
         raise QuantizationError(
-            "weight", "a weight with activation order", "a weight without activation order for shards by rows", remedy
+            "weight", "a weight with activation order", "a weight without activation order, if it is sharded by rows", remedy
         )
     if weight.group_size != -1 and size % weight.group_size:
         sizes = [str(other) for other in GROUP_SIZES if other == -1 or size % other == 0]

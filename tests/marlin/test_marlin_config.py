@@ -272,7 +272,7 @@ def test_the_entry_is_a_c_identifier(config: MarlinConfig) -> None:
 
 @given(configs)
 def test_shared_memory_has_no_overlap_and_slots_are_aligned(config: MarlinConfig) -> None:
-    """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024; 16 for
+    """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, with the 128-byte swizzle to 1024; 16 for
     vector accesses and stmatrix, 8 for mbarriers."""
     layout = config.smem_layout()
     offsets = {name: offset for name, offset, _ in layout}

@@ -147,7 +147,7 @@ def amd(cubin: bytes) -> bytes:
         ("none.ptx", lambda _: b".version 8.0\n.target sm_90a\n.address_size 64\n", "none, which contains no kernel"),
         ("last.cubin", lambda cubin: cubin[:-1], "a corrupt or truncated cubin"),
         ("end.ptx", lambda _: PTX[: PTX.index(b"ret;")], "end.ptx, truncated PTX"),
-        ("missing/k.cubin", None, "a file that can be read"),
+        ("missing/k.cubin", None, "a readable file"),
     ],
 )
 def test_other_files_are_refused(name: str, change: Callable[[bytes], bytes] | None, why: str, tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
 
 
 def _merged(hazards: Iterable[Hazard]) -> list[Hazard]:
-    """Merge hazards of one kind that lack the same synchronization after the same earlier access."""
+    """Merge hazards of the same kind that share the earlier access and the missing synchronization."""
     result: dict[object, Hazard] = {}
     for hazard in hazards:
         earlier = tuple((other.verb, other.source or other.ptx_line) for other in hazard.others)

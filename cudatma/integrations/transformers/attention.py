@@ -122,7 +122,7 @@ def is_decode(mask: Any) -> bool:
 
 
 def is_causal(mask: Any) -> bool:
-    """Return whether an int32 mask is for causal attention."""
+    """Return whether an int32 mask is a causal mask."""
     return bool(mask.shape[1] == 1)
 
 

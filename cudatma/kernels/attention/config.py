@@ -1,4 +1,4 @@
-"""Configurations of attention's kernels. PRESETS describes the versions."""
+"""Configurations of the attention kernels. PRESETS describes the versions."""
 
 from __future__ import annotations
 

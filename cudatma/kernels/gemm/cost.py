@@ -2,7 +2,7 @@
 
 Most constants were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The constants for split rows and for
 unused columns were fitted to ``gemm_middle.json``. _UNHIDDEN_PART and the constants for block scales were fitted on
-H100s. tests/gemm/test_gemm.py bounds the loss of the choice.
+H100s. tests/gemm/test_gemm.py bounds the slowdown of the chosen tile.
 
 ``m`` is an int or an int64 array, because a choice table evaluates each tile at all M at once.
 """

@@ -139,7 +139,7 @@ _WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 
 
 def min_tile_m(tile_k: int) -> int:
-    """Return the smallest tile_m for a tile_k, because a stage must hold whole periods of the swizzle."""
+    """Return the smallest tile_m for a tile_k. A stage must hold a whole number of swizzle periods."""
     return max(1, _SWIZZLE_ROWS * 64 // tile_k)
 
 

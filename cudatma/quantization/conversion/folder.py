@@ -74,7 +74,7 @@ class Journal:
             folder = os.open(out, os.O_RDONLY)
         except OSError as error:
             raise WeightFileError(
-                str(out), f"{error}", "a folder that can be written", "choose another folder"
+                str(out), f"{error}", "a writable folder", "choose another folder"
             ) from error
         try:
             _lock(folder, out)
@@ -219,7 +219,7 @@ def _copy_file(source: Path, target: Path) -> None:
         os.replace(aside, target)
     except OSError as error:
         raise WeightFileError(
-            str(target), f"{error}", "a file that can be written", "check the folder and the free space"
+            str(target), f"{error}", "a writable file", "check the folder and the free space"
         ) from error
 
 

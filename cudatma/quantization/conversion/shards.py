@@ -126,7 +126,7 @@ class ShardWriter:
 
     def _error(self, error: OSError) -> WeightFileError:
         return WeightFileError(
-            str(self.path), f"{error}", "a file that can be written", "check the folder and the free space"
+            str(self.path), f"{error}", "a writable file", "check the folder and the free space"
         )
 
 
@@ -155,7 +155,7 @@ def write_text(path: Path, text: str) -> None:
         os.replace(aside, path)
     except OSError as error:
         raise WeightFileError(
-            str(path), f"{error}", "a file that can be written", "check the folder and the free space"
+            str(path), f"{error}", "a writable file", "check the folder and the free space"
         ) from error
     finally:
         aside.unlink(missing_ok=True)
