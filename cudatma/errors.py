@@ -256,8 +256,8 @@ class HazardError(CudaTmaError, RuntimeError):
 class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
     """A kernel compiled with ``debug=True`` waited too long, or attempted an operation that the hardware would trap.
 
-    The message lists the waiting threads and what they wait for. The kernel has ended and the context is usable, but
-    the results of the kernel are not valid.
+    The message lists the waiting threads and what they wait for. The kernel has completed and the context is usable,
+    but the results of the kernel are not valid.
 
     The parameters are also attributes.
 

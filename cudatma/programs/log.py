@@ -234,7 +234,7 @@ def emulate_launches(
     trace: bool = False,
     step_limit: int = STEP_LIMIT,
 ) -> Iterator[LaunchLog]:
-    """Run kernel launches of Triton, Gluon, CuPy, cuda.core and cuda-python on the emulator, without a GPU.
+    """Run kernel launches of Triton, Gluon, CuTe DSL, CuPy, cuda.core and cuda-python on the emulator.
 
     Parameters
     ----------

@@ -150,7 +150,7 @@ class Recorder:
         return getattr(self._thread, "is_paused", False)
 
     def pause_during(self, patches: Patches, owner: Any, name: str) -> None:
-        """Record no launches during calls of a method."""
+        """Record no launches during calls to a method."""
 
         def without_recording(*args: Any, **options: Any) -> Any:
             with self.paused():

@@ -34,7 +34,8 @@ CAUSES: dict[str, str] = {
     "store_source_reused": "the source of a bulk copy is written while the copy may still read it; use "
     "cp.async.bulk.wait_group.read for a store, or a synchronization with the destination CTA for a copy between CTAs",
     "exit_with_pending_store": "cp.async.bulk.wait_group.read is missing after the bulk stores",
-    "exit_with_pending_load": "no thread waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
+    "exit_with_pending_load": "no thread waits for the copy's phase before the CTA exits or the mbarrier is "
+    "invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
     "wgmma_registers": "accumulators or fragments are accessed before wgmma.wait_group",
     "wgmma_missing_fence": "wgmma.fence is missing between register writes and the next wgmma",

@@ -30,7 +30,7 @@ _MISALIGNED = 32
 _PLANE_BITS = 20
 #: Maximum number of reads per instruction that are examined to determine whether the instruction applies the swizzle.
 _READS_CHECKED = 64
-_UNSWIZZLE = "the swizzle in the reader's address (chunk ^= row % 8 for 128B), or swizzle=\"none\" in the tensor map"
+_UNSWIZZLE = 'the swizzle in the reader\'s address (chunk ^= row % 8 for 128B), or swizzle="none" in the tensor map'
 _LANES = np.arange(LANES)
 _LANE_BITS = _LANES[:, None] >> np.arange(5) & 1
 

@@ -273,8 +273,7 @@ def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> 
 
 
 def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) -> tuple[Any, Array]:
-    """Return the CTA and the int64 offsets of shared-memory addresses. All addresses must be inside one CTA's
-    memory."""
+    """Return the CTA and the int64 offsets of shared-memory addresses, which must be in one CTA's memory."""
     block = w.block
     own = block.shared.inside(addresses, size)
     if own is not None:

@@ -189,7 +189,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until all clusters have ended. Raises Deadlock, StepLimitError, TrapError, and exceptions of programs."""
+        """Run until all clusters have exited. Raises Deadlock, StepLimitError, TrapError, and programs' exceptions."""
         idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         launch = self.launch

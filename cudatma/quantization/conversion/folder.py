@@ -73,9 +73,7 @@ class Journal:
             out.mkdir(parents=True, exist_ok=True)
             folder = os.open(out, os.O_RDONLY)
         except OSError as error:
-            raise WeightFileError(
-                str(out), f"{error}", "a writable folder", "choose another folder"
-            ) from error
+            raise WeightFileError(str(out), f"{error}", "a writable folder", "choose another folder") from error
         try:
             _lock(folder, out)
             for left in out.glob(f".*{PARTIAL}"):
