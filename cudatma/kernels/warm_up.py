@@ -22,7 +22,7 @@ from cudatma.target import Target, detect
 _FEW_KERNELS = 2
 #: Largest allowed max_m.
 LARGEST_M = 1 << 17
-_FUNCTIONS = ("attention", "attention_decode", "attention_varlen", "gemm", "marlin_gemm")
+_FUNCTIONS = ("attention", "attention_decode", "attention_varlen", "gemm", "marlin_gemm", "marlin_moe")
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +43,7 @@ def warm_up(
     Parameters
     ----------
     function : callable
-        ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode`` or ``marlin_gemm``.
+        ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode``, ``marlin_gemm`` or ``marlin_moe``.
     operands : sequence
         Positional arguments of such a call, on a CUDA device. The arrays must have at least two rows, so that their
         layout is unambiguous. Their values do not matter.

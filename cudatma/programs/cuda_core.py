@@ -225,7 +225,8 @@ class MemoryResource:
     is_device_accessible = is_host_accessible = True
     device_id = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
 
     def allocate(self, size: int, stream: Any = None, **_: Any) -> Buffer:
         """Return new memory."""
@@ -234,11 +235,16 @@ class MemoryResource:
             raise DriverError("MemoryResource.allocate", None, "CUDA_ERROR_OUT_OF_MEMORY")
         buffer = Buffer(address or 0, size, self)
         buffer._free = weakref.finalize(buffer, self.emulated.memory.discard, buffer.handle)
+        self._buffers[buffer.handle] = buffer
         return buffer
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None, **_: Any) -> None:
         """Free memory."""
-        self.emulated.memory.free(int(ptr), "ptr")
+        address = int(ptr)
+        self.emulated.memory.free(address, "ptr")
+        # Another buffer may get the same address, so the finalizer of the old one must not free it.
+        if (buffer := self._buffers.pop(address, None)) is not None and buffer._free is not None:
+            buffer._free.detach()
 
 
 class Program:

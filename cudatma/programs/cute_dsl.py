@@ -125,16 +125,18 @@ class _Interceptor:
 
         def run(executor: Any, arguments: list[Any]) -> Any:
             self._launches.clear()
+            self._error = None
             try:
                 result = run_host(executor, arguments)
+                for launch in self._launches:
+                    log.run(launch)
             except Exception:
                 if self._error is None:
                     raise
                 error, self._error = self._error, None
                 raise error from None
-            for launch in self._launches:
-                log.run(launch)
-            self._memory.clear()
+            finally:
+                self._memory.clear()  # tensors of a failed launch must not be read again
             return result
 
         def pointers(tensor: Any) -> Any:

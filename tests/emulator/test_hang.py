@@ -204,7 +204,7 @@ def test_lanes_meet_again_after_an_exit_that_not_all_take(leaving: int) -> None:
 # ---- the state of the barriers in a hang report: read once, when nobody uses a barrier any more, and the same for all
 
 
-HANGS = [p for p in PLANTED if p.name in ("WRONG_BYTES", "MISSING_ARRIVE", "UNINITIALISED", "PEER")]
+HANGS = [p for p in PLANTED if p.name in ("WRONG_BYTES", "MISSING_ARRIVE", "UNINITIALIZED", "PEER")]
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_no_schedule_uses_a_barrier_that_was_read(planted: Planted, traps: list[
 
 def test_waits_that_are_over_when_the_kernel_is_quiet_stand_last() -> None:
     """A refusal ends the kernel while copies are in flight; they complete before the state is read."""
-    planted = next(p for p in PLANTED if p.name == "UNINITIALISED")
+    planted = next(p for p in PLANTED if p.name == "UNINITIALIZED")
     waits = waits_of(planted, 1)  # most delayed
     assert waits[0].rule == "barrier_uninitialized"
     over = [wait.is_over for wait in waits]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,14 +38,48 @@ def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str) -
     assert chosen.error() < chosen.limit
 
 
-def test_kernels_are_chosen_for_every_number_of_tokens() -> None:
-    """The configuration of any number of tokens fits the target and the shape."""
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+def test_the_choice_fits_and_does_not_depend_on_earlier_calls(target: str) -> None:
     operands = LAYERS["mapped"].operands()
     w1, w2 = operands.pop("w1"), operands.pop("w2")
-    inputs = tuple(operands.values())
-    problem = MARLIN_MOE.check(inputs, None, MoeOptions("silu_glu", False), (w1, w2)).problem
-    for target in ("sm_90a", "sm_120a"):
-        gpu, memo = imagined_gpu(get_target(target)), {}
-        for m in (1, 2, 7, 8, 30, 64, 256, 4096):
-            for _, config in MARLIN_MOE.kernels(problem, MARLIN_MOE.configure(problem.with_m(m), gpu, memo)):
-                config.check_target(get_target(target))
+    checked = MARLIN_MOE.check(tuple(operands.values()), None, MoeOptions("silu_glu", False), (w1, w2))
+    gpu = imagined_gpu(get_target(target))
+    memo: dict[Any, Any] = {}
+    kernels = set()
+    for m in (64, 8, 1, 2, 7, 4096, 30, 256, 64):
+        problem = checked.problem.with_m(m)
+        config = MARLIN_MOE.configure(problem, gpu, memo)
+        assert config == MARLIN_MOE.configure(problem, gpu, {})
+        for template, kernel in MARLIN_MOE.kernels(problem, config):
+            kernel.check_target(get_target(target))
+            kernels.add((template, kernel))
+        for grouped in (config.up, config.down):
+            grouped.check_problem(problem)
+    assert kernels <= set(MARLIN_MOE.kernels_up_to(checked, 4096, gpu))
+
+
+def test_sizes_of_another_number_of_tokens_are_those_of_a_new_plan() -> None:
+    operands = LAYERS["many_rows"].operands()
+    w1, w2 = operands.pop("w1"), operands.pop("w2")
+    problem = MARLIN_MOE.check(tuple(operands.values()), None, MoeOptions("silu_glu", False), (w1, w2)).problem
+    gpu = imagined_gpu(get_target("sm_90a"))
+    config = MARLIN_MOE.configure(problem, gpu, {})
+    resident = (132,) * len(config.kernels)
+    sizes_of = MARLIN_MOE.sizes_for(problem, config, gpu, resident)
+    for m in (70, 71, 500):
+        resized = problem.with_m(m)
+        assert sizes_of(resized) == tuple(
+            launch.sizes for launch in MARLIN_MOE.arguments(resized, config, gpu, resident)
+        )
+
+
+@pytest.mark.parametrize("wrong", [2**32 + 3, -(2**32), 2**31, -(2**31) - 1])
+def test_the_high_word_of_an_id_counts(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of host arrays is disabled, as for arrays in device memory."""
+    operands = LAYERS["top_1"].operands()
+    ids = operands["topk_ids"].astype(np.int64)
+    ids[3] = wrong
+    monkeypatch.setattr("cudatma.kernels.experts.problem._check_host_ids", lambda *_: None)
+    result = marlin_moe(**operands | {"topk_ids": ids}, backend="emulator")
+    ids[3] = -1
+    check(result, operands | {"topk_ids": ids})

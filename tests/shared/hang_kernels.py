@@ -41,7 +41,7 @@ using namespace cudatma;
 constexpr u32 STAGES = 2, BYTES = 1024, CONSUMERS = 2;
 enum Bug : u32 {
     NONE, WRONG_BYTES, MISSING_ARRIVE, WRONG_PARITY, WRONG_COUNT, MISSING_EXPECT, CONSUMER_LEAVES, SKIPPED_STAGE,
-    WRONG_BARRIER, UNINITIALISED, NAMED_COUNT, MISALIGNED_BARRIER, BULK_SIZE, PEER
+    WRONG_BARRIER, UNINITIALIZED, NAMED_COUNT, MISALIGNED_BARRIER, BULK_SIZE, PEER
 };
 
 extern "C" __global__ void ring(const u8* source, u32* sums, u32 tiles, u32 bug) {
@@ -51,7 +51,7 @@ extern "C" __global__ void ring(const u8* source, u32* sums, u32 tiles, u32 bug)
     const u32 blocks = bug == PEER ? 2 : 1;   // that give a slot back, in a cluster
 
     if (threadIdx.x == 0) {
-        for (u32 s = 0; s < (bug == UNINITIALISED ? STAGES - 1 : STAGES); ++s) {
+        for (u32 s = 0; s < (bug == UNINITIALIZED ? STAGES - 1 : STAGES); ++s) {
             mbarrier_init(full + 8 * s + (bug == MISALIGNED_BARRIER ? 4 : 0), bug == WRONG_COUNT ? 2 : 1);
             mbarrier_init(empty + 8 * s, CONSUMERS * blocks);
         }
@@ -137,7 +137,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted("CONSUMER_LEAVES", "expired", "empty[1]", "1 of 2 arrivals are missing", _PRODUCER, 0, leads=False),
     Planted("SKIPPED_STAGE", "expired", "full[1]", "no thread has arrived", _CONSUMER, 0, leads=False),
     Planted("WRONG_BARRIER", "expired", "full[0]", "1024 announced bytes never arrived", _CONSUMER, 0),
-    Planted("UNINITIALISED", "refused", "empty[1]|full[1]", "no mbarrier_init", "", rule="barrier_uninitialized"),
+    Planted("UNINITIALIZED", "refused", "empty[1]|full[1]", "no mbarrier_init", "", rule="barrier_uninitialized"),
     Planted("NAMED_COUNT", "expired", "named barrier 1", "64 of 96 threads", "bar_sync(1"),
     Planted(
         "MISALIGNED_BARRIER", "refused", "full[0] + 4 B", "8-byte aligned", "mbarrier_init", rule="barrier_alignment"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, inf
+from math import expm1, inf
 from typing import Any, NamedTuple
 
 from cudatma.kernels.experts.config import (
@@ -20,25 +20,19 @@ from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
-_FIELDS = {256: (256, 1, 1), 128: (256, 2, 2), 64: (256, 2, 2)}
-_LONG_FIELDS, _LONG_K = (512, 4, 1), 4096
-#: Relative speed of each tile_n if all SMs are busy. [H200]
-_RATES = {256: 1.0, 128: 0.96, 64: 0.93}
-#: (tile_m, maximum mean number of rows of an expert that has rows) of each kernel. A block of more rows reads its
-#: weights less often, but multiplies more rows that do not exist. [H200]
+#: (tile_m, maximum mean number of rows of an expert that has rows) of each kernel. A larger tile_m reads weights less
+#: often, but computes more padding rows. [H200]
 _SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
 _WGMMA_TILE_MS = ((32, 20.0), (64, 72.0), (128, inf))
-#: The wgmma kernel is faster from this mean number of rows on. [H200]
+#: tile_n of the wgmma kernel.
+_WGMMA_N = 256
+#: Minimum mean number of rows for the wgmma kernel. [H200]
 _MIN_WGMMA_ROWS = 12.0
 #: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
 _FIELDS = {256: (256, 1, 1), 128: (256, 2, 2), 64: (256, 2, 2)}
 _LONG_FIELDS, _LONG_K = (512, 4, 1), 4096
 #: Relative speed of each tile_n if all SMs are busy. [H200]
 _RATES = {256: 1.0, 128: 0.96, 64: 0.93}
-#: (tile_m, maximum mean number of rows of an expert that has rows). A block of more rows reads its weights less often,
-#: but multiplies more rows that do not exist.
-_TILE_MS = ((8, 4.5), (16, 10.0), (32, float("inf")))
 
 
 class MoeConfig(NamedTuple):
@@ -53,7 +47,7 @@ class MoeConfig(NamedTuple):
     @classmethod
     def of(cls, experts: int, up: ExpertsConfig, down: ExpertsConfig) -> MoeConfig:
         """Return the kernels for these grouped GEMMs, which must have the same tile_m and version."""
-        gather = None if up.gathers_rows else GatherConfig(up.tile_m)
+        gather = None if up.gathers_rows else GatherConfig()
         return cls(RouteConfig(up.tile_m, route_threads(experts)), gather, up, down, SumConfig(up.dtype))
 
     @property
@@ -70,45 +64,63 @@ class MoeConfig(NamedTuple):
         return tuple([(template, config) for _, template, config in self.named_kernels])
 
 
+class Choice(NamedTuple):
+    """Version and tiles of the kernels, which determine their configurations.
+
+    Attributes
+    ----------
+    version : str
+        A key of PRESETS.
+    tile_m : int
+        Maximum number of rows of a block.
+    up_n, down_n : int
+        ``tile_n`` of the two products.
+    """
+
+    version: str
+    tile_m: int
+    up_n: int
+    down_n: int
+
+
 def mean_rows(pairs: int, experts: int) -> float:
     """Return the mean number of rows of the experts that have rows, if pairs choose experts at random."""
     expected = pairs / experts
-    return expected / -(-expected and exp(-expected) - 1) if expected < 50 else expected
+    return expected / -expm1(-expected)
 
 
-def choose_tile_m(problem: MoeProblem, target: Target) -> tuple[str, int]:
-    """Return the version of the kernels and the number of rows of a block."""
-    if problem.m < 8:
-        return "skinny", 1 << (problem.m - 1).bit_length()
+def choose(problem: MoeProblem, gpu: Gpu) -> Choice:
+    """Return the version and the tiles for a problem."""
     rows = mean_rows(problem.pairs, problem.global_experts)
-    version = "wgmma" if target.has_wgmma and rows >= _MIN_WGMMA_ROWS else "skinny"
-    table = _WGMMA_TILE_MS if version == "wgmma" else _SKINNY_TILE_MS
-    return version, next(tile_m for tile_m, limit in table if rows <= limit)
+    if get_target(gpu.target).has_wgmma and problem.m >= 8 and rows >= _MIN_WGMMA_ROWS:
+        return Choice("wgmma", _tile_m(_WGMMA_TILE_MS, rows), _WGMMA_N, _WGMMA_N)
+    tile_m = 1 << (problem.m - 1).bit_length() if problem.m < 8 else _tile_m(_SKINNY_TILE_MS, rows)
+    share = problem.experts / problem.global_experts
+    blocks = max(1, round(share * max(problem.pairs / rows, problem.pairs / tile_m)))
+    up_n, down_n = (_tile_n(problem.product(name).n, blocks, gpu.sm_count) for name in PRODUCTS)
+    return Choice("skinny", tile_m, up_n, down_n)
 
 
-def configure(problem: MoeProblem, gpu: Gpu) -> MoeConfig:
-    """Return the kernels for a problem."""
-    target = get_target(gpu.target)
-    version, tile_m = choose_tile_m(problem, target)
-    if version == "wgmma":
-        up, down = (wgmma_config(name, problem.product(name), tile_m, target) for name in PRODUCTS)
-    else:
-        up, down = (choose_product(name, problem, tile_m, gpu) for name in PRODUCTS)
-    return MoeConfig.of(problem.experts, up, down)
+def _tile_m(table: tuple[tuple[int, float], ...], rows: float) -> int:
+    return next(tile_m for tile_m, limit in table if rows <= limit)
 
 
-def choose_product(product: str, problem: MoeProblem, tile_m: int, gpu: Gpu) -> ExpertsConfig:
-    """Return the configuration of a product that keeps most SMs busy, weighted by the speed of its tile."""
-    shape, target = problem.product(product), get_target(gpu.target)
-    blocks = max(1.0, problem.pairs / max(1.0, mean_rows(problem.pairs, problem.global_experts)))
-    blocks = max(blocks * problem.experts / problem.global_experts, problem.pairs / tile_m)
+def _tile_n(columns: int, blocks: int, sm_count: int) -> int:
+    """Return the tile_n of the skinny kernel that keeps most SMs busy, weighted by the speed of the tile."""
 
     def rate(tile_n: int) -> float:
-        tiles = round(blocks) * ceil_div(shape.n, tile_n)
-        return _RATES[tile_n] * tiles / (ceil_div(tiles, gpu.sm_count) * gpu.sm_count)
+        tiles = blocks * ceil_div(columns, tile_n)
+        return _RATES[tile_n] * tiles / (ceil_div(tiles, sm_count) * sm_count)
 
-    tile_n = max((tile_n for tile_n in _RATES if tile_n <= ceil_div(shape.n, 64) * 64), key=rate)
-    return product_config(product, shape, tile_m, target, tile_n)
+    return max((tile_n for tile_n in _RATES if tile_n <= ceil_div(columns, 64) * 64), key=rate)
+
+
+def configure(problem: MoeProblem, choice: Choice, target: Target) -> MoeConfig:
+    """Return the kernels of a choice."""
+    make = wgmma_config if choice.version == "wgmma" else product_config
+    up = make("up", problem.up, choice.tile_m, target, choice.up_n)
+    down = make("down", problem.down, choice.tile_m, target, choice.down_n)
+    return MoeConfig.of(problem.experts, up, down)
 
 
 def route_threads(experts: int) -> int:
@@ -119,7 +131,7 @@ def route_threads(experts: int) -> int:
 def product_config(
     product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int, **fields: Any
 ) -> ExpertsConfig:
-    """Return the configuration of a product with this tile and as many stages as fit.
+    """Return the configuration of a product with this tile and the most stages that fit.
 
     ``fields``: values of other fields, by default those that were fastest for the tile.
     """
@@ -144,9 +156,9 @@ def product_config(
 
 
 def wgmma_config(
-    product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int = 256, **fields: Any
+    product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int = _WGMMA_N, **fields: Any
 ) -> ExpertsConfig:
-    """Return the configuration of the wgmma kernel with this tile and as many stages as fit.
+    """Return the configuration of the wgmma kernel with this tile and the most stages that fit.
 
     ``fields``: values of other fields.
     """
@@ -193,7 +205,7 @@ def route_configs(target: Target) -> list[RouteConfig]:
 
 def gather_configs(target: Target) -> list[GatherConfig]:
     """Return the config for dumps and compile checks, or none if the target cannot run it."""
-    return [GatherConfig(64)] if target.has("griddepcontrol") else []
+    return [GatherConfig()] if target.has("griddepcontrol") else []
 
 
 def sum_configs(target: Target) -> list[SumConfig]:

@@ -1,7 +1,8 @@
-"""Configurations of marlin_moe's kernels: the kernel that sorts pairs of tokens and experts, and the grouped GEMM."""
+"""Configurations of marlin_moe's kernels: route, gather, the grouped GEMMs, and sum."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,8 +37,7 @@ PRESETS: Mapping[str, Preset] = {
         allowed={**_WGMMA, **_ALLOWED, "slice_k": (1,), "scale_form": ("none",), "pingpong": (False,)},
     ),
 }
-#: "up" is the first GEMM, whose epilogue applies the gated activation. "down" is the second one, whose epilogue adds up
-#: the results of a token's experts.
+#: "up" is the first GEMM, whose epilogue applies the gated activation. "down" is the second one.
 PRODUCTS = ("up", "down")
 _LINE_BYTES, _RECORD_BYTES = 128, 16
 #: Numbers of threads of the routing kernel. A thread divides the rows of one expert.
@@ -166,7 +166,7 @@ class ExpertsConfig(MarlinConfig):
         yield from ()
 
 
-class _Plain:
+class _Plain(ABC):
     """Properties of kernels without a ring and without dynamic shared memory."""
 
     __slots__ = ()
@@ -177,8 +177,13 @@ class _Plain:
         return 0
 
     @property
+    @abstractmethod
+    def problem_members(self) -> tuple[Member, ...]:
+        """Members of ``Problem`` that the kernel reads, in the order of the struct."""
+
+    @property
     def problem_has_divisor(self) -> bool:
-        return False
+        return any(member.type == "Divisor" for member in self.problem_members)
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
         """Return (name, offset, bytes) of each array in dynamic shared memory."""
@@ -228,9 +233,8 @@ class RouteConfig(_Plain):
 class GatherConfig(_Plain):
     """A configuration of ``kernels/experts_gather.cu.j2``.
 
-    tile_m: as in RouteConfig. threads: number of threads, which copy a row together. Raises ArgumentTypeError."""
+    threads: number of threads, which copy a row together. Raises ArgumentTypeError."""
 
-    tile_m: int
     threads: int = 256
     entry: str = "experts_gather"
 
@@ -244,10 +248,6 @@ class GatherConfig(_Plain):
     @property
     def problem_members(self) -> tuple[Member, ...]:
         return in_order(MEMBERS, ("k", "by_top_k", "activation_pitch", "blocks_at", "pairs_at"))
-
-    @property
-    def problem_has_divisor(self) -> bool:
-        return True
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,17 +14,17 @@ from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.engine import run
-from cudatma.kernels.experts.arguments import all_sizes, launches
-from cudatma.kernels.experts.choose import MoeConfig, choose_tile_m, configure
+from cudatma.kernels.experts.arguments import launches, sizes_for
+from cudatma.kernels.experts.choose import MoeConfig, choose, configure
 from cudatma.kernels.experts.config import MAX_EXPERTS
-from cudatma.kernels.experts.problem import MAX_PAIRS, MoeProblem, check_call, check_weights
+from cudatma.kernels.experts.problem import MoeProblem, check_call, check_weights, max_pairs
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
-from cudatma.quantization.experts import PackedExperts
+from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
 from cudatma.target import get_target
 
 _WEIGHT = "launch"
@@ -66,7 +65,8 @@ def marlin_moe(
     topk_weights : float32 array (tokens, top_k)
         Weight of each choice of a token.
     topk_ids : int32 or int64 array (tokens, top_k)
-        Expert of each choice. A choice with a negative id, or in device memory an id that is too large, is skipped.
+        Expert of each choice. A choice with the id -1 is skipped. Ids in host memory must otherwise be valid. Ids in
+        device memory are not read back, so choices with other invalid ids are skipped, too.
     activation : {"silu_glu"}, default "silu_glu"
         Activation between the products.
     expert_map : int32 array (global experts,), optional
@@ -82,7 +82,7 @@ def marlin_moe(
         Memory for the activations and results of the experts. Default: the stream's workspace; during capture, one per
         graph branch.
     programmatic : bool, default False
-        Launch as a programmatic dependent of the previous kernel, which must not write the weights.
+        Launch as a programmatic dependent of the previous kernel.
     debug : bool, optional
         As for ``marlin_gemm``.
 
@@ -143,7 +143,8 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         m = x[0]
         if len(x) != 2 or factors[:1] != (m,) or ids[:1] != (m,) or (out is not None and out[:1] != (m,)):
             return None
-        return None if m * problem.top_k > MAX_PAIRS else (problem.with_m(m), (m, problem.down.n), None)
+        limit = max_pairs(problem.up.k, problem.down.k)
+        return None if m * problem.top_k > limit else (problem.with_m(m), (m, problem.down.n), None)
 
     def alignment_masks(self, problem: MoeProblem) -> tuple[int, ...]:
         """Return 15 for arrays that TMA or vectors access, and 3 for arrays of words."""
@@ -155,15 +156,21 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
 
     def configure(self, problem: MoeProblem, gpu: Gpu, memo: dict[Any, Any]) -> MoeConfig:
         """Return the kernels for a problem."""
-        key = choose_tile_m(problem, get_target(gpu.target))
-        config: MoeConfig | None = memo.get(key)
+        choice = choose(problem, gpu)
+        config: MoeConfig | None = memo.get(choice)
         if config is None:
-            config = memo[key] = configure(problem, gpu)
+            config = memo[choice] = configure(problem, choice, get_target(gpu.target))
         return config
 
     def kernels(self, problem: MoeProblem, config: MoeConfig) -> tuple[tuple[str, Any], ...]:
         """Return the kernels in order of launch."""
         return config.kernels
+
+    def kernels_up_to(self, checked: Checked[MoeProblem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
+        """Yield the kernels of every number of tokens up to ``max_m``."""
+        problem, target = checked.problem, get_target(gpu.target)
+        for choice in {choose(problem.with_m(m), gpu): None for m in range(1, max_m + 1)}:
+            yield from configure(problem, choice, target).kernels
 
     def arguments(
         self, problem: MoeProblem, config: MoeConfig, gpu: Gpu, resident: tuple[int, ...]
@@ -175,7 +182,7 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         self, problem: MoeProblem, config: MoeConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> Callable[[MoeProblem], tuple[Sizes, ...]]:
         """Return a function that maps a problem to the sizes of its launches."""
-        return lambda problem: all_sizes(problem, config, resident)
+        return sizes_for(problem, config, resident)
 
     def reference(self, problem: MoeProblem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute each expert with dequantized weights in fp32, and round where the kernels round."""
@@ -191,7 +198,9 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
             for expert in np.unique(local[local >= 0]):
                 token, choice = np.nonzero(local == expert)
                 both = x[token].astype(np.float32) @ w1[expert]
-                gate, up = both.reshape(len(token), -1, 2, 8).transpose(2, 0, 1, 3).reshape(2, len(token), -1)
+                gate, up = (
+                    both.reshape(len(token), -1, 2, GATE_COLUMNS).transpose(2, 0, 1, 3).reshape(2, len(token), -1)
+                )
                 hidden = (gate / (1 + np.exp(-gate)) * up).astype(x.dtype).astype(np.float32)
                 result = (hidden @ w2[expert]).astype(x.dtype).astype(np.float32)
                 np.add.at(total, token, factors[token, choice, None] * result)
@@ -225,7 +234,7 @@ def weight_of(w1: Any, w2: Any) -> Weight:
     """Return the arrays of a layer's weights for a launch. Raises ArgumentError or ArgumentTypeError."""
     first, second = check_weights(w1, w2)
     known = first.attachments.get(_WEIGHT)
-    if known is not None and known[0]() is second:
+    if known is not None and known[0] is second:
         weight: Weight = known[1]
         return weight
     if first.experts > MAX_EXPERTS:
@@ -241,5 +250,5 @@ def weight_of(w1: Any, w2: Any) -> Weight:
     key = first.device, *((w.shape, w.group_size, w.symmetric, w.dtype) for w in (first, second))
     formats: _Formats = context.runtime().part(_Formats)
     weight = Weight(formats.setdefault(key, _Format()), addresses, infos)
-    first.attachments[_WEIGHT] = weakref.ref(second), weight
+    first.attachments[_WEIGHT] = second, weight  # keeps w2 alive, because the launch reads its arrays
     return weight

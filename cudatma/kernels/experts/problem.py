@@ -26,7 +26,7 @@ FUNCTION = "marlin_moe"
 ACTIVATIONS = ("silu_glu",)
 #: Maximum number of pairs of tokens and experts, because the device divides their indices as 31-bit numbers.
 MAX_PAIRS = 2**31 - 1
-_ELEMENT_BYTES = 2
+ELEMENT_BYTES = 2
 #: K and N of both products must be multiples of this number, so that every row begins at a multiple of 32 bytes.
 _UNIT = 16
 #: Members of the launch structs.
@@ -46,10 +46,10 @@ MEMBERS = {
         Member("by_top_k", "Divisor", "divides by top_k"),
         WORK_MEMBERS["output_pitch"],
         MARLIN_MEMBERS["activation_pitch"],
-        Member("result_at", "u64", "offset of this kernel's results in the shared memory of the launches, in bytes"),
+        Member("result_at", "u64", "offset of this kernel's results in the workspace, in bytes"),
         Member("blocks_at", "u64", "offset of the number of blocks, and 16 bytes later of the blocks"),
         Member("pairs_at", "u64", "offset of the sorted pairs"),
-        Member("places_at", "u64", "offset of the places of the pairs in this order"),
+        Member("places_at", "u64", "offset of each pair's index in the sorted pairs"),
     )
 }
 
@@ -95,6 +95,11 @@ class MoeProblem:
             *(self.up, self.down, self.top_k, self.experts, self.global_experts, self.id_words),
             *(self.x_pitch_bytes, self.out_pitch_bytes, self.programmatic),
         )
+
+
+def max_pairs(k: int, intermediate: int) -> int:
+    """Return the maximum number of pairs, because TMA counts sorted rows of x and hidden rows as signed 32-bit ints."""
+    return MAX_PAIRS // (2 + k // intermediate)
 
 
 def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
@@ -155,8 +160,9 @@ def check_call(
     _check_dtype(ids, "topk_ids", ("int32", "int64"))
     if ids.shape != factors.shape:
         raise ArgumentError("topk_ids.shape", ids.shape, f"{factors.shape}, the shape of topk_weights")
-    if m * top_k > MAX_PAIRS:
-        raise ArgumentError("topk_ids.shape", ids.shape, f"at most {MAX_PAIRS} elements", "split the batch")
+    limit = max_pairs(k, columns // 2)
+    if m * top_k > limit:
+        raise ArgumentError("topk_ids.shape", ids.shape, f"at most {limit} elements", "split the batch")
     local = None
     if expert_map is not None:
         local = describe(expert_map, "expert_map")
@@ -172,7 +178,7 @@ def check_call(
     if info.device is None:
         _check_host_ids(ids, local, experts, global_experts)
     result = None
-    out_pitch = k * _ELEMENT_BYTES
+    out_pitch = k * ELEMENT_BYTES
     if out is not None:
         result = describe(out, "out")
         check_out(result, dtype, f"{dtype.name}, as in x", (m, k), arrays, FUNCTION)
@@ -199,11 +205,11 @@ def _check_dtype(info: ArrayInfo, field: str, allowed: tuple[str, ...]) -> None:
 
 def _check_rows(info: ArrayInfo, field: str) -> int:
     """Return the row pitch of a matrix, whose rows must be contiguous and aligned for TMA."""
-    pitch = info.shape[1] * _ELEMENT_BYTES if info.shape[0] <= 1 else info.strides_bytes[0]
+    pitch = info.shape[1] * ELEMENT_BYTES if info.shape[0] <= 1 else info.strides_bytes[0]
     if info.size_elems:
-        if info.shape[1] > 1 and info.strides_bytes[1] != _ELEMENT_BYTES:
+        if info.shape[1] > 1 and info.strides_bytes[1] != ELEMENT_BYTES:
             raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous rows", "make it contiguous")
-        if pitch < info.shape[1] * _ELEMENT_BYTES or pitch % TMA_ALIGNMENT_BYTES:
+        if pitch < info.shape[1] * ELEMENT_BYTES or pitch % TMA_ALIGNMENT_BYTES:
             allowed = f"a row pitch that is a multiple of {TMA_ALIGNMENT_BYTES} bytes, without overlap"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it first")
         if info.device is not None and (info.pointer % TMA_ALIGNMENT_BYTES or not info.pointer):

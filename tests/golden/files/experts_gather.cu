@@ -1,6 +1,5 @@
 // cudatma: kernels/experts_gather.cu.j2 for sm_90a
 // config: GatherConfig
-//   tile_m = 64
 // no ring: rows are copied from global memory to global memory
 
 // primitives.cu contains
@@ -20,7 +19,7 @@ struct Problem {
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of at most 64 rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of rows. The rows of all results are in the order of the sorted pairs.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs

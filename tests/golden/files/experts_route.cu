@@ -20,12 +20,12 @@ struct Problem {
     u32 id_words;                   // 32-bit words of an expert id: 1 or 2
     u64 blocks_at;                  // offset of the number of blocks, and 16 bytes later of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
-    u64 places_at;                  // offset of the places of the pairs in this order
+    u64 places_at;                  // offset of each pair's index in the sorted pairs
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of at most 8 rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of rows. The rows of all results are in the order of the sorted pairs.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
@@ -47,7 +47,9 @@ struct Routing {
 
 // Return the index of a pair's expert on this GPU, or a negative number if the weights of the expert are not on this GPU.
 __device__ __forceinline__ int local_expert(const Problem& problem, const int* topk_ids, const int* expert_map, u32 pair) {
-    const int id = topk_ids[(u64)pair * problem.id_words];   // the low word of an int64
+    const int* const words = topk_ids + (u64)pair * problem.id_words;
+    const int id = words[0];
+    if (problem.id_words == 2 && words[1] != 0) return -1;   // an int64 that is negative or too large
     if (id < 0 || (u32)id >= problem.global_experts) return -1;
     const int expert = expert_map == nullptr ? id : expert_map[id];
     return (u32)expert < problem.experts ? expert : -1;

@@ -82,14 +82,14 @@ struct Problem {
     u32 expert_rows;                // n64 rows of each expert in the weight
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_top_k;               // divides by top_k
-    u64 result_at;                  // offset of this kernel's results in the shared memory of the launches, in bytes
+    u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
     u64 blocks_at;                  // offset of the number of blocks, and 16 bytes later of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of at most 8 rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of rows. The rows of all results are in the order of the sorted pairs.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs

@@ -16,8 +16,8 @@ struct Problem {
     u32 n;                          // number of columns of the result
     u32 top_k;                      // experts of each token
     u64 output_pitch;               // elements from one row of the result to the next
-    u64 result_at;                  // offset of this kernel's results in the shared memory of the launches, in bytes
-    u64 places_at;                  // offset of the places of the pairs in this order
+    u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
+    u64 places_at;                  // offset of each pair's index in the sorted pairs
 };
 }  // namespace cudatma
 
