@@ -451,7 +451,7 @@ class Owners:
         return self._reserves[device]
 
     def _sweep(self, freed: list[object]) -> None:
-        """Drop the workspaces of threads and graphs that have ended."""
+        """Drop the workspaces of threads that have exited and of graphs that have been freed."""
         while streams.ended_threads:
             number = streams.ended_threads.popleft()
             for key in [key for key in self._recent if key[1] == number]:

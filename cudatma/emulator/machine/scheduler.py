@@ -332,7 +332,7 @@ class Scheduler:
             return
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
-            f"the kernel has not ended after {self.steps} steps (schedule {self.schedule}, seed {self.seed}) because "
+            f"the kernel has not completed after {self.steps} steps (schedule {self.schedule}, seed {self.seed}) because "
             f"of an infinite loop{loop and ' ' + loop}, or step_limit is too low"
         )
 
