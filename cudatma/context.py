@@ -230,7 +230,7 @@ def current_device() -> int:
 
 @contextlib.contextmanager
 def using(ordinal: int) -> Iterator[Any]:
-    """Make the primary context of a device current in a block, and yield the driver module of cuda.bindings.
+    """Make a device's primary context current inside a ``with`` block, and yield the driver of cuda.bindings.
 
     At the end of the block, the previous context is current again. A thread that had no context keeps the primary
     context, as with the CUDA runtime.

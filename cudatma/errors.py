@@ -256,8 +256,8 @@ class HazardError(CudaTmaError, RuntimeError):
 class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
     """A kernel compiled with ``debug=True`` waited too long, or attempted an operation that the hardware would trap.
 
-    The message lists the waiting threads and what they wait for. The kernel has ended and the context is usable, but
-    the results of the kernel are not valid.
+    The message lists the waiting threads and what they wait for. The kernel has completed and the context is usable,
+    but the results of the kernel are not valid.
 
     The parameters are also attributes.
 
@@ -282,8 +282,8 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
     """A rank of a process group did not send its shard of an all-reduce in time.
 
-    The rank has ended, or it is still busy. All later results are NaN, and the group needs a new AllReduce. A rank that
-    gives up stops sending, so ``rank`` may itself have waited for another rank.
+    The rank has exited, or it is still busy. All later results are NaN, and the group needs a new AllReduce. A rank
+    that gives up stops sending, so ``rank`` may itself have waited for another rank.
 
     The parameters are also attributes.
 

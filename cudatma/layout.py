@@ -176,8 +176,9 @@ def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: In
 def box_layout(counts: Sequence[int], element_bits: int, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
     """Return the layout of a box without interleave.
 
-    ``counts`` contains the positive number of elements of each dimension in TMA order. ``element_bits`` is the size of
-    an element in shared memory. Rows narrower than the swizzle span are padded to the span.
+    ``counts`` contains the number of elements along each dimension, in TMA order. Each must be positive.
+    ``element_bits`` is the size of an element in shared memory. Rows narrower than the swizzle span are padded to the
+    span.
     """
     row_bytes = counts[0] * element_bits // 8
     return BoxLayout(prod(counts[1:]), row_bytes, max(row_bytes, mode.span_bytes))

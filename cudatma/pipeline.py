@@ -166,7 +166,10 @@ class PipelineSpec:
             raise ArgumentError("operands", self.stage_tx_bytes, allowed, "use smaller boxes")
         if self.consumer_arrivals == 0 and self.cluster > 1:
             raise ArgumentError(
-                "consumer_arrivals", 0, "at least 1 in a cluster", "count the releases, for which multicasts must wait"
+                "consumer_arrivals",
+                0,
+                "at least 1 in a cluster",
+                "set it to the number of release() calls per slot and CTA",
             )
         if type(self.by_operand) is not bool:
             raise ArgumentTypeError("by_operand", type(self.by_operand).__name__, "bool")

@@ -1,7 +1,7 @@
 """Find the programs and headers of NVIDIA's CUDA toolkit.
 
-The order is the same for both: $CUDA_HOME and $CUDA_PATH, NVIDIA's wheels, PATH, /usr/local/cuda, and other packages
-that contain copies.
+The search order is the same for programs and headers: $CUDA_HOME and $CUDA_PATH, NVIDIA's wheels, PATH,
+/usr/local/cuda, and other packages that contain copies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A program that uses cuda.core, on the emulator: no GPU.
 
     pip install cuda-core
-    python examples/cuda_core_program.py             # no hazard, and the result is right
+    python examples/cuda_core_program.py             # no hazards, and the result is right
     python examples/cuda_core_program.py --broken    # a missing proxy fence: the emulator names it
 
 Each block doubles 1024 numbers in shared memory and copies them to global memory with one bulk copy (TMA). The copy

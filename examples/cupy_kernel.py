@@ -1,7 +1,7 @@
 """CuPy's RawKernel on the emulator: no GPU, and NumPy arrays instead of CuPy's.
 
     pip install cupy-cuda13x
-    python examples/cupy_kernel.py             # no hazard, and the result is right
+    python examples/cupy_kernel.py             # no hazards, and the result is right
     python examples/cupy_kernel.py --broken    # a missing __syncthreads(): the emulator names both lines
 
 Each block reverses 256 numbers in shared memory, so every thread reads what another thread wrote.

@@ -1,7 +1,7 @@
 """A warp-specialized GEMM in Gluon for Hopper, on the emulator: no GPU.
 
     pip install triton
-    python examples/gluon_gemm.py             # no hazard, and the product is right
+    python examples/gluon_gemm.py             # no hazards, and the product is right
     python examples/gluon_gemm.py --broken    # the consumer releases a slot too early: the emulator names the line
 
 One producer warp loads tiles of A and B into a ring of slots with TMA. One consumer warpgroup multiplies them with

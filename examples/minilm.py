@@ -287,7 +287,7 @@ def _run(options: argparse.Namespace) -> int:
         try:
             options.json.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
-            raise ArgumentError("--json", f"{error}", "a file that can be written") from error
+            raise ArgumentError("--json", f"{error}", "a writable file") from error
     return 0 if results["passed"] else 1
 
 

@@ -144,7 +144,7 @@ def export_model(model: Model, target: Path) -> list[Path]:
             shutil.copyfile(model.folder / name, target / name)
         (target / HALF).write_bytes(save(halves))
     except OSError as error:
-        raise WeightFileError("--export", f"{error}", "another folder that can be written") from error
+        raise WeightFileError("--export", f"{error}", "another writable folder") from error
     return [target / name for name in (HALF, CONFIG, TOKENIZER)]
 
 

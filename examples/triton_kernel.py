@@ -1,7 +1,7 @@
 """A Triton kernel on the emulator: no GPU, and NumPy arrays instead of torch tensors.
 
     pip install triton
-    python examples/triton_kernel.py             # no hazard, and the sums are right
+    python examples/triton_kernel.py             # no hazards, and the sums are right
     python examples/triton_kernel.py --broken    # adds without an atomic: the emulator names the line
 
 Each program sums a tile of a matrix along its rows and adds the sums to the result. All programs of a row of tiles add

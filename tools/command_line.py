@@ -179,12 +179,12 @@ def _number(text: str) -> float:
 
 
 def output_file(text: str) -> Path:
-    """Return the path of a file that can be written. Its folder need not exist."""
+    """Return the path of a writable file. Its folder need not exist."""
     return _output(text, is_folder=False)
 
 
 def output_folder(text: str) -> Path:
-    """Return the path of a folder in which files can be written. It need not exist."""
+    """Return the path of a writable folder. It need not exist."""
     return _output(text, is_folder=True)
 
 
@@ -192,7 +192,7 @@ def _output(text: str, is_folder: bool) -> Path:
     path = Path(text)
     if problem := output_problem(path, is_folder):
         kind = "folder" if is_folder else "file"
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a {kind} that can be written; {problem}")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: a writable {kind}; {problem}")
     return path
 
 

@@ -2,7 +2,7 @@
 
 CHECKPOINT is a folder with config.json and safetensors files. It contains a model that was quantized with GPTQ, AWQ,
 AutoRound, Marlin or compressed-tensors, or, with --quantize, a float model. OUT is a new folder, which transformers can
-load after a call of cudatma.integrations.transformers.register(). To continue an interrupted conversion, run the same
+load after a call to cudatma.integrations.transformers.register(). To continue an interrupted conversion, run the same
 command again. The conversion needs neither a GPU nor torch, and keeps only one layer in memory. If torch and
 transformers are installed, the command first compares the layers with the model class.
 """
@@ -165,10 +165,10 @@ def parser() -> Parser:
         help=f"number of weights that share a scale: {sizes} (default: 128)",
     )
     add("--asymmetric", action="store_true", help="quantize with zero points")
-    add("--clip-search", action="store_true", help="search for the range with the least squared error (20 x slower)")
+    add("--clip-search", action="store_true", help="search for the range with the least squared error (20x slower)")
     help_exclude = "name pattern of layers to leave unchanged, such as 'model.layers.0.*' (quote it); repeatable"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
-    add("--vision-tower", action="store_true", help="also quantize encoders of images, video and audio")
+    add("--vision-tower", action="store_true", help="also quantize the image, video and audio encoders")
     help_dtype = "type of scales and activations, float16 or bfloat16 (default: the model's type)"
     add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=help_dtype)
     add("--json", action="store_true", help="print the report as JSON")

@@ -42,7 +42,7 @@ EXAMPLES = """examples:
 
 
 def reports_of(argument: str, target: Target, source: Mapping[str, Any]) -> list[KernelReport]:
-    """Return the reports of the kernels in a file or folder, or of a kernel of the registry."""
+    """Return the reports of the kernels in a file or folder, or of a registered kernel."""
     for entry in REGISTRY.values():
         for job in jobs_for(entry, target, {}) if argument.startswith(entry.name) else ():
             if argument == job.name:

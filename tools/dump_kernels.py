@@ -428,9 +428,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dump_registry(
     command: Parser, options: argparse.Namespace, targets: Sequence[Target], show: Show
 ) -> list[KernelReport]:
-    """Write the files and return the reports of kernels of the registry."""
+    """Write the files and return the reports of registered kernels."""
     of_kernels = [action.dest for action in command.options if action.dest not in _FOR_FILES]
-    command.require_only(options, of_kernels, f"{options.kernel}, a kernel of cudatma")
+    command.require_only(options, of_kernels, f"{options.kernel}, one of cudatma's own kernels")
     entries = entries_of(options.kernel)
     config = parse_config(options.config)
     problem = _problem_of(options)

@@ -47,7 +47,7 @@ from .emulate_recording import run_recording
 from .emulate_run import Outcome, add_report_options, run_launch, run_sample, show, write_reports
 from .inspect_descriptor import open_source
 
-#: Kernels of the registry with generated operands.
+#: Registered kernels with generated operands.
 EMULATED = [entry.name for entry in REGISTRY.values() if entry.emulated]
 #: Default number of schedules for a kernel, and for each launch of a program or a recording.
 _SCHEDULES, _SCHEDULES_OF_LAUNCHES = 10, 2
@@ -290,7 +290,7 @@ def _set_schedules(options: argparse.Namespace, default: int) -> None:
 
 
 def _run_kernel(command: Parser, words: Sequence[str]) -> int:
-    """Run a kernel of a file or of the registry, or list the coverage of a PTX file. Return the exit status."""
+    """Run a kernel from a file or a registered kernel, or list the coverage of a PTX file. Return the exit status."""
     without_help = [word for word in words if word not in ("-h", "--help")]
     options, rest = command.parse_known_args(without_help)
     if len(without_help) < len(words):

@@ -142,7 +142,7 @@ def write_text(path: Path, content: str, option: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise ArgumentError(option, str(path), "a file that can be written", str(error)) from error
+        raise ArgumentError(option, str(path), "a writable file", str(error)) from error
 
 
 def run_sample(
@@ -278,7 +278,7 @@ def _outputs(launch: LaunchFile) -> dict[str, Path]:
     paths = {name: launch.folder / array["save"] for name, array in launch.arrays.items() if "save" in array}
     for name, path in paths.items():
         if problem := output_problem(path):
-            raise ArgumentError(f"arrays.{name}.save", str(path), "a file that can be written", problem)
+            raise ArgumentError(f"arrays.{name}.save", str(path), "a writable file", problem)
     return paths
 
 
@@ -331,7 +331,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
         say(f"unchecked: {line}")
     if report.hint:
         say(f"hint: {report.hint}")
-    verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
+    verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazards"
     run = ", ".join([counted(report.schedules, "schedule"), counted(report.steps, "step"), duration(report.seconds)])
     say(f"{verdict} in {run}", style="green" if report.is_clean else "red")
     for warning in report.warnings:

@@ -96,7 +96,7 @@ def open_source(source: str, field: str) -> Iterator[BinaryIO]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         if isinstance(error, DescriptorError | ArgumentError):
             raise
-        raise ArgumentError(field, ascii(source), "a file that can be read, or -", str(error)) from error
+        raise ArgumentError(field, ascii(source), "a readable file, or -", str(error)) from error
 
 
 def _lines(source: str) -> Iterator[bytes]:
@@ -167,7 +167,7 @@ def _write(path: str, text: str, field: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ArgumentError(field, ascii(path), "a file that can be written, or -", str(error)) from error
+        raise ArgumentError(field, ascii(path), "a writable file, or -", str(error)) from error
 
 
 def _numbers(text: str, field: str, count: int = 0) -> tuple[int, ...]:
@@ -228,7 +228,7 @@ def parser() -> Parser:
     add("--at", metavar="C0,C1,..", help="show the effect of a load or a store at these coordinates")
     add("--offsets", metavar="W,..", help="filter offsets of this im2col load")
     add("--element", metavar="R,C", help="show the place of element C in row R of the box")
-    add("--base", default="0", metavar="BYTES", help="shared address of the box (default: 0)")
+    add("--base", default="0", metavar="BYTES", help="shared-memory address of the box (default: 0)")
     add("--lint", action="store_true", help="list risks with their rules, sources and remedies")
     add("--target", metavar="sm_XXX", help="architecture for --lint; implies --lint")
     add(
@@ -245,13 +245,13 @@ def parser() -> Parser:
         "--theme",
         default="auto",
         choices=("auto", "light", "dark"),
-        help="colors of the picture (default: those of the reader's system)",
+        help="color scheme of the picture (default: follow the viewer's system setting)",
     )
     add("--bits", action="store_true", help="list the meaning of each of the 1024 bits, with the evidence")
     add(
         "--wide",
         action="store_true",
-        help="with --bits: decode an im2col wide map, of which some bits are not published",
+        help="with --bits: decode an im2col wide map, some of whose bits are undocumented",
     )
     add("--diff", nargs=2, metavar=("A", "B"), help="compare two maps by field and bit")
     add("--table", action="store_true", help="list the swizzle modes with span, alignment and address bits")

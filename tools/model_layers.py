@@ -83,7 +83,7 @@ MODELS: dict[str, Model] = BENCHMARKED | {
     "phi3-mini": Model(3072, 32, 32, 8192, "microsoft/Phi-3-mini-4k-instruct"),
     "phi4-14b": Model(5120, 40, 10, 17920, "microsoft/phi-4"),
 }
-#: Projections that tensor parallelism divides along K. It divides the other projections along N.
+#: Projections that tensor parallelism shards along K. It shards the other projections along N.
 _DIVIDED_ALONG_K = ("o", "down")
 
 

@@ -4,7 +4,7 @@ FILE is a .ptx or .cu file with a launch on the command line, or a launch file (
 A surviving mutant changes a synchronization that this launch does not need. To test such a synchronization, choose a
 launch in which rings wrap or each CTA has more than one tile.
 
-The exit status is 0 if the unchanged kernel is clean and at least 95 % of the mutants that are not exempt are reported,
+The exit status is 0 if the unchanged kernel is clean and at least 95% of the mutants that are not exempt are reported,
 2 if the command line is wrong, and 1 otherwise.
 """
 
@@ -85,7 +85,7 @@ class Result:
         lines += [f"{name:<21}" + "".join(f"{row[verdict]:>11}" for verdict in VERDICTS) for name, row in rows]
         lines += ["", *(_missed(outcome) for outcome in self.outcomes if outcome.verdict != REPORTED)]
         if self.outcomes:
-            lines.append(f"{100 * reported_share(counts):.0f} % of the mutants that are not exempt are reported")
+            lines.append(f"{100 * reported_share(counts):.0f}% of the mutants that are not exempt are reported")
         return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """Record the kernel launches of a Python program on a machine with a GPU.
 
 `cudatma emulate FOLDER` runs the recorded launches on the emulator, on any machine. Options before the program's name
-are for the recording. The program gets the arguments after its name. The exit status is that of the program.
+are for the recording. The program gets the arguments after its name. The command returns the program's exit status.
 """
 
 from __future__ import annotations

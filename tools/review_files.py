@@ -13,7 +13,7 @@ from cudatma.target import Target
 
 
 def is_file(argument: str) -> bool:
-    """Return whether an argument names a file or folder rather than a kernel of the registry."""
+    """Return whether an argument names a file or folder rather than a registered kernel."""
     return "/" in argument or Path(argument).suffix != "" or Path(argument).exists()
 
 

@@ -2,7 +2,7 @@
 
 For each layer and each M, the cost model selects candidates. The command first compiles all candidates. Then it checks
 the result of each candidate, and measures its time with weights that are not in L2. It writes the fastest candidate of
-each problem to the user's file immediately. To continue an interrupted run, run the same command again.
+each problem to the per-user tuning file immediately. To continue an interrupted run, run the same command again.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def parser() -> Parser:
     help_models = f"measure the layers of this model; repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
     help_gpus = (
-        "number of GPUs among which a model is divided, qkv and gate_up along N, o and down along K (default: 1)"
+        "number of GPUs across which a model is sharded, qkv and gate_up along N, o and down along K (default: 1)"
     )
     add("--tensor-parallel", type=integer(1, 10_000), default=1, metavar="GPUS", help=help_gpus)
     help_m = f"numbers of rows of the result; for attention, of queries (default: {','.join(map(str, M_VALUES))})"
@@ -262,7 +262,12 @@ def parser() -> Parser:
     )
     add("--seconds", type=seconds, default=5.0, metavar="S", help="measuring time per problem (default: 5)")
     add("--device", type=integer(0), default=0, metavar="N", help="ordinal of the GPU (default: 0)")
-    add("--file", type=output_file, metavar="FILE", help=f"output file (default: ${FILE_VARIABLE} or the user's file)")
+    add(
+        "--file",
+        type=output_file,
+        metavar="FILE",
+        help=f"output file (default: ${FILE_VARIABLE} or the per-user tuning file)",
+    )
     add("--again", action="store_true", help="also measure problems that are already in the file")
     add("--skip", action="append", default=[], metavar="LABEL", help="omit a candidate; repeatable")
     add("--json", action="store_true", help="print the outcome, or the plan, as JSON")

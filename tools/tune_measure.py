@@ -23,7 +23,7 @@ from cudatma.library_streams import stream_handle
 #: Duration of a graph, so long that the cost of launching the graph (some microseconds) is negligible, and the maximum
 #: number of launches in a graph.
 _GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
-#: Minimum M at which clocks fall in long runs. From this M on, candidates run one by one, in periods of _PERIOD_US.
+#: Minimum M at which clocks fall in long runs. At or above this M, candidates run one by one, in periods of _PERIOD_US.
 _SUSTAINED_FROM, _PERIOD_US = 256, 40_000.0
 #: Number of samples per candidate if candidates take turns. The GPU is idle before each sample, so that its power limit
 #: has no effect.
@@ -78,7 +78,7 @@ class GpuBench:
             self._stream.synchronize()
             results.append(bits.copy() if not index else bits)
         if not bool((results[0] == results[1]).all()):
-            raise LaunchError("candidate", candidate.label, "the same bits every time", "two runs of it differ")
+            raise LaunchError("candidate", candidate.label, "bitwise identical results", "two runs of it differ")
         return self._trial.out
 
     def keep(self, result: Any) -> Any:

@@ -56,9 +56,9 @@ def plan(
 
 
 def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], gpus: int = 1) -> list[tuple[int, int]]:
-    """Return ``shapes`` and the shapes of the models, divided among ``gpus`` GPUs, without duplicates.
+    """Return ``shapes`` and the shapes of the models, sharded across ``gpus`` GPUs, without duplicates.
 
-    Raise ArgumentError if a model's layers cannot be divided among the GPUs.
+    Raise ArgumentError if a model's layers cannot be sharded across the GPUs.
     """
     return list(dict.fromkeys([*shapes, *(shape for model in models for shape in model_shapes(model, gpus))]))
 

@@ -238,7 +238,7 @@ class Cache:
         return None if files is None else json.loads(files[_FACT])
 
     def remember(self, key: str, fact: Any) -> None:
-        """Store a small fact (JSON) that is slow to determine, if the folder can be written."""
+        """Store a small fact (JSON) that is slow to determine, if the folder is writable."""
         path = self._path("facts", key)
         if self.folder is not None:
             with contextlib.suppress(OSError):
@@ -343,7 +343,7 @@ def _require_safe(folder: Path, root: Path) -> None:
     if is_open and not status.st_mode & stat.S_ISVTX:
         mode = f"{status.st_mode & 0o7777:04o}"
         raise CacheError(
-            f"{folder}, which contains {root}, can be written by others (mode {mode}); run chmod go-w, or {_REMEDY}"
+            f"{folder}, which contains {root}, is writable by other users (mode {mode}); run chmod go-w, or {_REMEDY}"
         )
 
 
@@ -363,7 +363,7 @@ def _require_private(folder: Path) -> None:
         raise CacheError(f"{folder} belongs to user {status.st_uid}, not to user {os.geteuid()}; {_REMEDY}")
     if status.st_mode & 0o022:
         mode = f"{status.st_mode & 0o777:04o}"
-        raise CacheError(f"{folder} can be written by others (mode {mode}); run chmod 700, or {_REMEDY}")
+        raise CacheError(f"{folder} is writable by other users (mode {mode}); run chmod 700, or {_REMEDY}")
 
 
 def _check_names(files: Mapping[str, bytes]) -> None:

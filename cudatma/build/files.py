@@ -55,7 +55,7 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError(field, ascii(name), "a file that can be read", str(error)) from error
+        raise ArgumentError(field, ascii(name), "a readable file", str(error)) from error
 
 
 def file_state(path: str) -> tuple[int, int, int]:

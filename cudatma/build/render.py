@@ -245,7 +245,7 @@ def render(
             loaded = environment.get_template(template)
         body = loaded.render(values)
         if is_source and "shared_address" in template and (uses := running.get().names):
-            uses.setdefault("shared_address", shown)  # the arguments of primitives are shared addresses
+            uses.setdefault("shared_address", shown)  # the arguments of primitives are shared-memory addresses
         library = render_library(environment, values)
     except TemplateError:
         raise

@@ -92,7 +92,7 @@ def load(ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[st
     ... '''
     >>> x = np.arange(4, dtype=np.int32)
     >>> print(emulator.load(ptx).launch("twice", grid=1, block=4, args=(x,)))
-    twice: no hazard in 2 schedules
+    twice: no hazards in 2 schedules
     >>> x
     array([0, 2, 4, 6], dtype=int32)
     """
@@ -506,7 +506,7 @@ class EmulatedModule:
 
 
 def _located(launch: Launch, error: TrapError) -> TrapError:
-    """Return the error with the instruction, the source line, the CTA and the warp."""
+    """Return the error with its location added: instruction, source line, CTA and warp."""
     split, at = trapped_at(launch, error)
     program = split.frame.program
     instruction = program.instruction(at)

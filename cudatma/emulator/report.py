@@ -125,7 +125,7 @@ class Report:
     def __str__(self) -> str:
         lines = [str(hazard) for hazard in self.hazards]
         if self.is_clean:
-            lines.append(f"{self.kernel}: no hazard in {counted(self.schedules, 'schedule')}")
+            lines.append(f"{self.kernel}: no hazards in {counted(self.schedules, 'schedule')}")
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"unchecked: {note}" for note in self.unchecked]
         lines += [f"hint: {self.hint}"] if self.hint else []
@@ -265,7 +265,7 @@ class _LaunchView:
         self.section = number
         self.title = report.title or report.kernel
         self.seconds = duration(report.seconds)
-        self.verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
+        self.verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazards"
         self.wrong = [comparison.name for comparison in report.compared if not comparison.passed]
 
     @property

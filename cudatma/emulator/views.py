@@ -238,7 +238,7 @@ def _related(
 
 
 def _key(event: Event) -> tuple[object, ...]:
-    """Return a key that is equal for an access and for the copy that it issues."""
+    """Return a key that is the same for an instruction's own access and for the copy that the instruction issues."""
     return _issuer(event), event.line, event.begin
 
 

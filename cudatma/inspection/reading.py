@@ -242,7 +242,7 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
     - a CuPy, torch or NumPy array of 128 bytes that contains the map
     - a CUtensorMap of cuda.bindings
     - text in any format that this module parses
-    - a pointer (int), with ``device`` as the CUDA ordinal of its memory
+    - a pointer (int) to memory on CUDA device ``device``
 
     Raises ArgumentTypeError, ArgumentError, DescriptorError or DriverError if the map cannot be read.
     """

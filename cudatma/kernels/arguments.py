@@ -94,7 +94,7 @@ class Arguments:
     cluster : int
         Number of CTAs per cluster, or 1 without clusters.
     early : tuple[str, ...]
-        Names of arrays that the kernel may read before the previous kernel has ended.
+        Names of arrays that the kernel may read before the previous kernel has completed.
     """
 
     template: str

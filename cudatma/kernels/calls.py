@@ -108,7 +108,7 @@ def calls_of(operation: Operation[P, C]) -> Calls[P, C]:
 
 
 class _Common(NamedTuple):
-    """Properties that all calls of one shape have in common.
+    """Properties that all calls with one shape have in common.
 
     Attributes
     ----------

@@ -312,9 +312,9 @@ class Decision(Generic[S]):
 def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     """Return the configuration for a problem on a GPU, and the reason.
 
-    A pinned configuration takes precedence over a tuning entry, and a tuning entry over the cheapest kernel of the
-    menu. The user's tuning entries take precedence over shipped tuning entries. A problem with a constraint uses the
-    menu only. The result stays the same until the process ends or calls forget().
+    A pinned configuration takes precedence over a tuning entry, and a tuning entry over the cheapest kernel on the
+    menu. The user's tuning entries take precedence over shipped tuning entries. For a problem with a constraint, only
+    the menu is considered. The result stays the same until the process ends or calls forget().
     """
     if (config := pinned_config(family, problem, gpu)) is not None:
         return Decision(config, "pinned", "pinned by the caller")

@@ -67,7 +67,7 @@ class KernelConfig(ABC):
     cluster_m, cluster_n : int
         Number of CTAs per cluster along M and N. These CTAs share loads.
     cluster_k : int
-        Number of CTAs per cluster that divide K.
+        Number of CTAs per cluster that split K.
     ctas_per_sm : int
         Number of CTAs per SM.
     """
@@ -77,7 +77,7 @@ class KernelConfig(ABC):
     #: Name of the public function.
     function: ClassVar[str]
     presets: ClassVar[Mapping[str, Preset]]
-    #: Revision of the kernels. Increment it when a kernel's time changes by more than 2 %, the smallest gain for which
+    #: Revision of the kernels. Increment it when a kernel's time changes by more than 2%, the smallest gain for which
     #: a tuning entry is shipped.
     revision: ClassVar[int]
     version: str

@@ -73,12 +73,12 @@ def run(
         ``"auto"``.
     weight : Weight, optional
         Weight whose arrays are inputs of many calls.
-    subject : object, optional
+    resource : object, optional
         Object against which check() validates the call, for example a weight.
     workspace : Workspace, optional
         Memory for partial sums and flags. Default: the stream's workspace; during capture, one workspace per graph
         branch.
-    numbers : tuple of int
+    size_options : tuple of int
         Options that are sizes. check() receives them before the other options.
     """
     key = None

@@ -57,7 +57,7 @@ class Explanation:
     decision : Decision
         The configuration, its source, and the reason.
     schedule : Schedule
-        Division of the work among CTAs.
+        Distribution of the work among CTAs.
     prediction : Cost
         Time that the cost model predicts for operands that are not in L2.
     candidates : tuple of Listed
@@ -125,9 +125,9 @@ class Explanation:
 
     def __str__(self) -> str:
         gpu, cost, work = self.gpu, self.prediction, self.schedule
-        divided = f", {counted(work.stream_tiles, 'tile')} divided among CTAs" if work.stream_tiles else ""
+        divided = f", {counted(work.stream_tiles, 'tile')} split among CTAs" if work.stream_tiles else ""
         if self.config.cluster_k > 1:
-            divided = f", the K of each tile divided among the {self.config.cluster_k} CTAs of a cluster"
+            divided = f", the K of each tile split among the {self.config.cluster_k} CTAs of a cluster"
         clusters = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
         assumed = "" if selected_backend("auto") == "cuda" else " (assumed; this machine has no usable GPU)"
         terms = [(words, getattr(cost, f"{term}_us")) for term, words in _TERMS.items()]

@@ -136,11 +136,11 @@ class Family(Generic[P, S]):
         ``times(problem, ms, gpu)`` returns each configuration that may run problems of this shape, with its predicted
         time in microseconds at each M in the int64 array ``ms``, or inf where the configuration cannot run. No
         configuration occurs twice. ``problem.m`` is ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()``
-        at M. Among configurations with equal times, the first one is chosen. Configurations that take at least 25 %
+        at M. Among configurations with equal times, the first one is chosen. Configurations that take at least 25%
         longer than the cheapest one at every M may be missing. Raises TargetError or ArgumentError if a call with this
         shape would raise it.
     schedule : callable
-        ``schedule(config, problem, gpu)`` returns the division of the work among CTAs, for explanations.
+        ``schedule(config, problem, gpu)`` returns the distribution of the work among CTAs, for explanations.
     trial : str
         Object reference, ``"module:class"``, to a Trial (sample.py). The tuner creates the Trial with a device ordinal.
     index : tuple of str

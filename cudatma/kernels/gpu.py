@@ -24,7 +24,7 @@ _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
 #: SMs in GPCs of at most 18 SMs runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, with one CTA per
 #: SM. [H200, cuOccupancyMaxActiveClusters]
 _IN_CLUSTERS = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 5: 0.84, 6: 0.78, 8: 0.91}
-#: Numbers of CTAs that may divide K.
+#: Numbers of CTAs that may split K.
 CLUSTER_K = tuple(_IN_CLUSTERS)
 
 

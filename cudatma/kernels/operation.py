@@ -96,7 +96,7 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[P]:
-        """Validate a call. Raises ArgumentError or ArgumentTypeError. run() describes ``options`` and ``resource``."""
+        """Validate a call. Raises ArgumentError or ArgumentTypeError. See run() for ``options`` and ``resource``."""
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
@@ -136,9 +136,9 @@ class Operation(ABC, Generic[P, C]):
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
         """Return the problem with other sizes and the shapes of its results, or None if check() must validate the call.
 
-        ``shapes`` contains the shapes of the inputs and of out, with None for each missing array. If
-        ``joins_axes`` is False, ``strides_bytes`` contains their strides. Only leading axes differ from the call with
-        this problem, and an axis of one element still has one element. run() describes ``size_options``.
+        ``shapes`` contains the shapes of the inputs and of out, with None for each missing array. If ``joins_axes`` is
+        False, ``strides_bytes`` contains their strides. Only leading axes differ from the call with this problem, and
+        an axis of one element still has one element. See run() for ``size_options``.
         """
         return None
 

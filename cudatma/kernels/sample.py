@@ -81,7 +81,7 @@ class Trial(Protocol):
         Creates the operands, and may free the operands of the previous problem.
     launcher(candidate, copies, stream)
         Loads the candidate's kernel, and returns a function that launches the kernel on one of ``copies`` copies in the
-        same way as a call of the family's function. Raises LaunchError if the call would launch another kernel.
+        same way as a call to the family's function. Raises LaunchError if the call would launch another kernel.
     """
 
     @property

@@ -48,7 +48,7 @@ class TiledConfig(Protocol):
     cluster_tile_m, cluster_tile_n : int
         Tile size of the cluster.
     cluster_k : int
-        Number of CTAs that divide K.
+        Number of CTAs that split K.
     launch_cluster : int
         Number of CTAs per cluster in the launch.
     is_persistent : bool
@@ -104,7 +104,7 @@ class Schedule:
     k_iterations : int
         Number of stages per tile.
     stream_tiles : int
-        Number of tiles whose K is divided among all clusters. All other tiles are assigned whole.
+        Number of tiles whose K is split among all clusters. All other tiles are assigned whole.
     cluster : int
         Number of CTAs per cluster.
     work_ranges : int
@@ -151,7 +151,7 @@ class Assignment:
     Attributes
     ----------
     stream_tiles : int
-        Number of tiles whose K is divided, or 0 if all tiles are whole.
+        Number of tiles whose K is split, or 0 if all tiles are whole.
     whole_stages, divided_stages : int
         Number of stages of the longest work range in whole tiles and in divided tiles.
     others : int
@@ -226,10 +226,10 @@ def schedule(
     divide: bool = True,
     eager: bool = False,
 ) -> Schedule:
-    """Divide an (m, n, k) problem among ``resident_ctas`` CTAs, in whole clusters, that run at the same time.
+    """Split an (m, n, k) problem among ``resident_ctas`` CTAs, in whole clusters, that run at the same time.
 
     Tiles of full waves are assigned whole. Tiles of the last, partial wave are also assigned whole if dividing them
-    does not reduce the time (``config.division()``). Otherwise the K of these tiles is divided, together with the K of
+    does not reduce the time (``config.division()``). Otherwise the K of these tiles is split, together with the K of
     one full wave or, if there are several rows of tiles, alone. The numbers of stages of the work ranges then differ by
     at most one.
 

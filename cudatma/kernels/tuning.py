@@ -310,7 +310,7 @@ _LARGER_M = 1.25
 
 @contextlib.contextmanager
 def pinned(config: object) -> Iterator[None]:
-    """Use a config for every call of its function inside the ``with`` block.
+    """Use a config for every call to its function inside the ``with`` block.
 
     The tuner uses this function to launch each candidate.
 

@@ -34,11 +34,11 @@ def warm_up(
     progress: bool | None = None,
     **options: Any,
 ) -> None:
-    """Compile and load every kernel that calls of a function may need.
+    """Compile and load every kernel that calls to a function may need.
 
     Later calls with operands of this kind, these options and sizes up to ``max_m`` do not compile anything. Kernels
-    that are not in the cache are compiled in parallel. Nothing is launched. Results have the same bits with and without
-    warm-up.
+    that are not in the cache are compiled in parallel. Nothing is launched. Results are bitwise identical with and
+    without warm-up.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def warm_up(
         )
     name = getattr(function, "__name__", type(function).__name__)
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
-        raise ArgumentError("function", name, f"a function of cudatma: {', '.join(_FUNCTIONS)}")
+        raise ArgumentError("function", name, f"one of cudatma's functions: {', '.join(_FUNCTIONS)}")
 
     def prepare_call(operation: Operation[Any, Any], checked: Checked[Any], device: int, weight: Weight | None) -> None:
         prepare([(operation, checked, weight)], device, max_m, progress)

@@ -56,7 +56,10 @@ class Exemptions:
         return ""
 
     def _tiles_of_no_map(self) -> str:
-        """Return a reason if no tensor map loads tiles. A wgmma descriptor then has no swizzle to contradict."""
+        """Return a reason if no tensor map loads tiles.
+
+        There is then no tensor-map swizzle that the wgmma descriptor could contradict.
+        """
         copies = [instruction for instruction in self.all if instruction.parts[:2] == ("cp", "async")]
         if not copies or any("tensor" in instruction.parts for instruction in copies):
             return ""

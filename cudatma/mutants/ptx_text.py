@@ -1,4 +1,4 @@
-"""Instructions in a PTX text: their positions, the control flow between them, and their memory accesses."""
+"""Instructions in PTX source: their positions, the control flow between them, and their memory accesses."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def touches_shared(instruction: Instruction) -> bool:
 
 
 def is_copy(instruction: Instruction) -> bool:
-    """Return whether an instruction is a form of cp.async that copies data, not a group, arrival or prefetch."""
+    """Return whether this is a cp.async that copies data, as opposed to a commit, wait, arrive or prefetch."""
     parts = set(instruction.parts)
     return instruction.parts[0] == "cp" and not parts & {"commit_group", "wait_group", "wait_all", "arrive", "prefetch"}
 

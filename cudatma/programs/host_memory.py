@@ -146,7 +146,7 @@ class HostMemory:
         return address_of(block)
 
     def add(self, variable: Array) -> None:
-        """Make a variable of a module accessible to copies."""
+        """Register a module variable as memory that copies may access."""
         self._variables[address_of(variable)] = variable
 
     def remove(self, variable: Array) -> None:

@@ -72,7 +72,7 @@ class LaunchEntry:
         if not self.is_checked:
             result = "not checked"
         elif report.is_clean:
-            result = f"no hazard in {counted(report.schedules, 'schedule')}"
+            result = f"no hazards in {counted(report.schedules, 'schedule')}"
         else:
             result = f"{counted(len(report.hazards), 'hazard')}: {', '.join(sorted(report.kinds))}"
         grid = "x".join(map(str, launch.grid))
@@ -234,7 +234,7 @@ def emulate_launches(
     trace: bool = False,
     step_limit: int = STEP_LIMIT,
 ) -> Iterator[LaunchLog]:
-    """Run kernel launches of Triton, Gluon, CuPy, cuda.core and cuda-python on the emulator, without a GPU.
+    """Run kernel launches of Triton, Gluon, CuTe DSL, CuPy, cuda.core and cuda-python on the emulator.
 
     Parameters
     ----------

@@ -93,16 +93,16 @@ class _Reached:
 
 
 class Recorder:
-    """Writes launches to a folder. `record` creates it.
+    """Writer of launches to a folder, created by `record`.
 
     Parameters
     ----------
     folder : Path
         Folder to write to.
     limit_bytes : int
-        Maximum number of bytes that a launch may reach.
+        Maximum total size, in bytes, of the memory that a launch can access.
     only : str or None
-        Part of the names of the kernels to record.
+        Substring of the names of the kernels to record.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, only: str | None) -> None:
@@ -150,7 +150,7 @@ class Recorder:
         return getattr(self._thread, "is_paused", False)
 
     def pause_during(self, patches: Patches, owner: Any, name: str) -> None:
-        """Record no launches during calls of a method."""
+        """Record no launches during calls to a method."""
 
         def without_recording(*args: Any, **options: Any) -> Any:
             with self.paused():
@@ -210,7 +210,7 @@ class Recorder:
             write_aside(self.folder / FILE, text.encode("utf-8"))
         except OSError as error:
             remedy = "record again into a folder on a disk with enough space"
-            raise RecordingError(FILE, str(error), "a file that can be written", remedy) from None
+            raise RecordingError(FILE, str(error), "a writable file", remedy) from None
 
     def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
         """Return the parameters of a launch, and the allocations to which they point."""

@@ -453,7 +453,9 @@ def read_recording(folder: str | Path) -> Recording:
     try:
         content = json.loads((path / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RecordingError("folder", str(folder), f"a folder with {FILE}, as `cudatma record` writes it") from None
+        raise RecordingError(
+            "folder", str(folder), f"a folder written by `cudatma record`, which contains {FILE}"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise RecordingError(FILE, str(error), "the JSON file of a recording", "record the program again") from None
     top = _Reader(FILE, content)

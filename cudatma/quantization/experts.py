@@ -281,7 +281,7 @@ def pack_experts(weights: Sequence[PackedWeight], *, gated: bool = False) -> Pac
 
 
 def _gate_order(columns: int) -> NDArray[np.int64]:
-    """Return the column of (gate, up) that is stored at each position of a gated weight."""
+    """Return, for each stored column, its column in the concatenation of gate and up."""
     halves = np.arange(columns).reshape(2, -1, GATE_COLUMNS)
     return np.ascontiguousarray(halves.transpose(1, 0, 2)).reshape(-1)
 

@@ -1,14 +1,14 @@
-"""Choose the form in which one multiply-add can apply a weight's scale and offset with the same bits.
+"""Choose the form in which one multiply-add can apply a weight's scale and offset with bitwise identical results.
 
 A nibble v whose lowest bit is bit b of a half, with zeros above the nibble, is the subnormal number v 2^(b - u). The
 constant u is 24 for fp16 and 133 for bf16. Therefore fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once,
-and has the same bits as the product of (v - 8) and s. In bf16, bit 7 is the lowest bit of the exponent. The smallest
+and is bitwise identical to the product of (v - 8) and s. In bf16, bit 7 is the lowest bit of the exponent. The smallest
 normal numbers continue where the subnormal numbers end, so bits 0 to 7 form one number.
 
 s 2^(u - b) must be finite. Larger scales are multiplied by 2^-p, with one p for the whole weight, and the sums of
-products are multiplied by 2^p. The result has the same bits unless a weight, product or sum leaves the normal range of
-its type in only one of the two computations. In bf16, nearly every weight has a form. In fp16, a weight has a form if
-its scales are within a factor of 32 of each other.
+products are multiplied by 2^p. The result is bitwise identical unless a weight, product or sum leaves the normal range
+of its type in only one of the two computations. In bf16, nearly every weight has a form. In fp16, a weight has a form
+if its scales are within a factor of 32 of each other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Divide a packed weight among GPUs, along the columns (N), or along the rows (K) at group boundaries."""
+"""Shard a packed weight across GPUs, along the columns (N), or along the rows (K) at group boundaries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
     count : int
         Number of shards.
     by : {"columns", "rows"}
-        "columns" divides N, the outputs of a layer, so the shard has shape (K, N / count). "rows" divides K, the inputs
+        "columns" shards N, the outputs of a layer, so the shard has shape (K, N / count). "rows" shards K, the inputs
         of a layer, so the shard has shape (K / count, N).
 
     Returns
@@ -37,7 +37,7 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
     ArgumentTypeError
         If ``weight`` is not a PackedWeight.
     QuantizationError
-        If the rows cannot be divided because a shard would not have a whole number of groups, or because the weight has
+        If the rows cannot be sharded because a shard would not have a whole number of groups, or because the weight has
         an activation order, so that each group has rows in all shards.
 
     Notes
@@ -75,9 +75,12 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
     if count == 1:
         return
     if weight.perm is not None:
-        remedy = "divide the weight by columns, or quantize without activation order (desc_act=False)"
+        remedy = "shard the weight by columns, or quantize without activation order (desc_act=False)"
         raise QuantizationError(
-            "weight", "a weight with activation order", "a weight without activation order for shards by rows", remedy
+            "weight",
+            "a weight with activation order",
+            "a weight without activation order, if it is sharded by rows",
+            remedy,
         )
     if weight.group_size != -1 and size % weight.group_size:
         sizes = [str(other) for other in GROUP_SIZES if other == -1 or size % other == 0]

@@ -118,7 +118,7 @@ def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str
         os.replace(aside, path)
     except (OSError, SafetensorError) as error:
         raise WeightFileError(
-            str(path), f"{error}", "a path that can be written", "check the folder and the free space"
+            str(path), f"{error}", "a writable path", "check the folder and the free space"
         ) from error
     finally:
         aside.unlink(missing_ok=True)

@@ -122,7 +122,7 @@ def _content(path: Path) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError("file", ascii(str(path)), "a file that can be read", str(error)) from error
+        raise ArgumentError("file", ascii(str(path)), "a readable file", str(error)) from error
 
 
 def _of_cubin(name: str, data: bytes, file: str) -> Image:

@@ -1,4 +1,4 @@
-"""Calls of NVIDIA's command-line programs, which disassemble cubins, assemble PTX, and extract code from files."""
+"""Calls to NVIDIA's command-line programs, which disassemble cubins, assemble PTX, and extract code from files."""
 
 from __future__ import annotations
 

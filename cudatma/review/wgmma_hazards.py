@@ -86,7 +86,11 @@ def wgmma_hazards(code: Code) -> tuple[WgmmaHazard, ...]:
 
 
 def _merge(left: InFlight, right: InFlight) -> InFlight:
-    """Merge the states of two paths. A wgmma is in flight if it is in flight on either path. Keep the smaller count."""
+    """Merge the states of two paths.
+
+    A wgmma is in flight if it is in flight on either path. The smaller number of committed groups is kept, because a
+    wait retires the wgmma later for a smaller number.
+    """
     merged = dict(left)
     for address, committed in right.items():
         merged[address] = min(merged.get(address, committed), committed)

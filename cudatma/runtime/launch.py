@@ -184,7 +184,7 @@ class DebugPlan(LaunchPlan):
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
         """Reshape the launch.
 
-        The launch is never programmatic, because the notes must be written after the previous kernel has ended.
+        The launch is never programmatic, because the notes must be written after the previous kernel has completed.
         """
         super().reshape(grid, shared_bytes, False)
 

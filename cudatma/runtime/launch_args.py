@@ -157,6 +157,13 @@ def _value(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any
     return _array(parameter, value, field, into)
 
 
+def _expected(parameter: Parameter) -> str:
+    """Return "a 4-byte int for n", or "16 bytes for s" if the parameter is a structure."""
+    size, kind = parameter.size_bytes, parameter.kind
+    value = f"{size} bytes" if kind == "bytes" else f"{'an' if size == 8 else 'a'} {size}-byte {kind}"
+    return f"{value} for {parameter.name}"
+
+
 def _sized(parameter: Parameter, value: Any, size: int, field: str) -> Any:
     if size != parameter.size_bytes:
         got = f"{type(value).__name__} of {size} bytes"
@@ -168,9 +175,7 @@ def _integer(parameter: Parameter, value: int, field: str) -> Any:
     bits = 8 * parameter.size_bytes
     if parameter.kind != "int":
         remedy = "pass a NumPy or ctypes value of its type"
-        raise LaunchError(
-            field, value, f"{parameter.kind} of {parameter.size_bytes} bytes for {parameter.name}", remedy
-        )
+        raise LaunchError(field, value, _expected(parameter), remedy)
     if not -(1 << (bits - 1)) <= value < 1 << bits:
         raise LaunchError(field, value, f"-2**{bits - 1} to 2**{bits} - 1 for {parameter.name}")
     return _INTEGERS[parameter.size_bytes](value & ((1 << bits) - 1))
@@ -178,7 +183,7 @@ def _integer(parameter: Parameter, value: int, field: str) -> Any:
 
 def _float(parameter: Parameter, value: float, field: str) -> Any:
     if parameter.kind != "float" or parameter.size_bytes not in _FLOATS:
-        allowed = f"{parameter.kind} of {parameter.size_bytes} bytes for {parameter.name}"
+        allowed = _expected(parameter)
         raise LaunchError(
             field, value, allowed, "pass a NumPy scalar of the parameter's type, or an int for an integer"
         )
@@ -226,7 +231,7 @@ def _tensor_map(parameter: Parameter, value: Any, field: str, into: Arguments) -
 
 
 def _not_a_pointer(parameter: Parameter, got: str, field: str) -> LaunchError:
-    allowed = f"{parameter.kind} of {parameter.size_bytes} bytes for {parameter.name}"
+    allowed = _expected(parameter)
     return LaunchError(field, got, allowed, "check the order of the arguments")
 
 

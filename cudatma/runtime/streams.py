@@ -32,7 +32,7 @@ _ACTIVE, _NO_DESTRUCTOR_SYNC, _MOVE = 1, 1, 1
 _SEMAPHORE_BYTES = 64
 
 _thread_numbers = itertools.count(_LEGACY_IDENTITY - 1, -1)
-#: Identities of per-thread default streams whose threads have ended. The owner of their resources removes them.
+#: Identities of per-thread default streams whose threads have exited. The owner of their resources removes them.
 ended_threads: deque[int] = deque()
 
 

@@ -230,7 +230,7 @@ def test_the_folder_is_private(cache: Cache) -> None:
 @pytest.mark.parametrize("part", ["", "entries"])
 def test_a_folder_that_others_write_to_is_refused(cache: Cache, mode: int, part: str) -> None:
     (cache.root / part).chmod(mode)
-    with pytest.raises(CacheError, match="written by others"):
+    with pytest.raises(CacheError, match="writable by other users"):
         Cache(cache.root)
 
 
@@ -246,7 +246,7 @@ def test_a_folder_that_others_could_replace_is_refused(tmp_path: Path, mode: int
     if not refused:
         assert Cache(root).folder == root
         return
-    with pytest.raises(CacheError, match=f"{root.parents[depth - 1]}, which contains .* can be written by others"):
+    with pytest.raises(CacheError, match=f"{root.parents[depth - 1]}, which contains .* is writable by other users"):
         Cache(root)
 
 
@@ -276,7 +276,7 @@ def test_the_parents_of_what_a_link_inside_the_cache_leads_to_count(cache: Cache
     shared.chmod(0o755)
     assert Cache(cache.root).folder is not None
     (shared / "mine").chmod(0o777)
-    with pytest.raises(CacheError, match="entries can be written by others"):
+    with pytest.raises(CacheError, match="entries is writable by other users"):
         Cache(cache.root)
 
 

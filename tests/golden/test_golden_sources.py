@@ -183,7 +183,7 @@ def test_the_primitives(golden: Golden) -> None:
     texts = (
         code
         if len(of) == 1
-        else textwrap.fill(", ".join(kernels), 116, initial_indent="// In ", subsequent_indent="// ") + f"\n{code}"
+        else textwrap.fill(", ".join(kernels), 116, initial_indent="// Used in ", subsequent_indent="// ") + f"\n{code}"
         for of in forms.values()
         for code, kernels in of.items()
     )

@@ -283,7 +283,7 @@ def test_a_bad_line_is_an_object_of_its_own(
         ("\0", ArgumentError, "a file that exists"),
         ("\ud800\n", ArgumentError, "a file that exists"),
         ("x" * 5000, ArgumentError, r"xxx\.\.\."),
-        ("/", ArgumentError, "can be read"),
+        ("/", ArgumentError, "readable file"),
         ("/dev/null", DescriptorError, "0 bytes"),
         ("/dev/zero", DescriptorError, "more than 65536 bytes"),
     ],

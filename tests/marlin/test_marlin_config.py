@@ -203,7 +203,7 @@ def test_an_unknown_dtype(base: MarlinConfig) -> None:
         (WGMMA, {"tile_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage has 1 commit group"),
         (WGMMA, {"tile_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "2 commit groups"),
         (WGMMA, {"tile_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "increase tile_k"),
-        (WGMMA, {"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations or divide K"),
+        (WGMMA, {"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations or split K"),
     ],
     ids=lambda value: getattr(value, "version", str(value)),
 )
@@ -272,7 +272,7 @@ def test_the_entry_is_a_c_identifier(config: MarlinConfig) -> None:
 
 @given(configs)
 def test_shared_memory_has_no_overlap_and_slots_are_aligned(config: MarlinConfig) -> None:
-    """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024; 16 for
+    """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, with the 128-byte swizzle to 1024; 16 for
     vector accesses and stmatrix, 8 for mbarriers."""
     layout = config.smem_layout()
     offsets = {name: offset for name, offset, _ in layout}

@@ -142,7 +142,7 @@ def test_the_mistake_of_an_example_is_found(
     monkeypatch.setattr(sys, "argv", [example])
     assert main() == 0
     printed = capsys.readouterr().out
-    assert "no hazard in 2 schedules" in printed
+    assert "no hazards in 2 schedules" in printed
     assert printed.endswith("wrong elements: 0\n")
     monkeypatch.setattr(sys, "argv", [example, "--broken"])
     assert main() == 1

@@ -108,4 +108,4 @@ def test_the_step_limit_is_an_option(
 ) -> None:
     monkeypatch.setattr(scheduler, "LAST_STEPS", 0)
     assert cli.main(["emulate", "--step-limit", "1", program]) == 1
-    assert "has not ended after" in capsys.readouterr().err
+    assert "has not completed after" in capsys.readouterr().err

@@ -199,7 +199,7 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda folder: (folder / FILE).unlink(), "a folder with launches.json"),
+        (lambda folder: (folder / FILE).unlink(), "which contains launches.json"),
         (lambda folder: (folder / FILE).write_text("{"), "the JSON file of a recording"),
         (lambda folder: (folder / FILE).write_text('{"format": "x", "version": 9}'), "'x' version 9"),
         (damage(lambda launch: launch.update(module="../../secret")), "got ../../secret; allowed: a digest"),

@@ -183,7 +183,7 @@ def test_the_mistake_of_an_example_is_found(
     main = importlib.import_module(example).main
     monkeypatch.setattr(sys, "argv", [example])
     assert main() == 0
-    assert "no hazard in 2 schedules" in capsys.readouterr().out
+    assert "no hazards in 2 schedules" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", [example, "--broken"])
     assert main() == 1
     printed = capsys.readouterr().out

@@ -349,7 +349,7 @@ def test_group_sizes_that_would_fit_are_named() -> None:
 def test_activation_order_by_rows_is_refused_with_a_remedy() -> None:
     weight = weight_of(128, 64, 32, perm=True)
     with pytest.raises(
-        QuantizationError, match=r"^weight: got a weight with activation order.*divide the weight by columns"
+        QuantizationError, match=r"^weight: got a weight with activation order.*shard the weight by columns"
     ):
         shard(weight, 0, 2, by="rows")
     np.testing.assert_array_equal(shard(weight, 0, 1, by="rows").dequantize(), weight.dequantize())

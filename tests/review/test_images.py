@@ -147,7 +147,7 @@ def amd(cubin: bytes) -> bytes:
         ("none.ptx", lambda _: b".version 8.0\n.target sm_90a\n.address_size 64\n", "none, which contains no kernel"),
         ("last.cubin", lambda cubin: cubin[:-1], "a corrupt or truncated cubin"),
         ("end.ptx", lambda _: PTX[: PTX.index(b"ret;")], "end.ptx, truncated PTX"),
-        ("missing/k.cubin", None, "a file that can be read"),
+        ("missing/k.cubin", None, "a readable file"),
     ],
 )
 def test_other_files_are_refused(name: str, change: Callable[[bytes], bytes] | None, why: str, tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_files_that_are_too_old_or_too_large_and_folders_without_kernels(tmp_pat
     [
         (["x.cubin", "--config", "stages=3"], "--config: got together with a file"),
         (["x.cubin", "--jobs", "99"], "--jobs: got together with a file"),
-        (["tile_copy", "-D", "X"], "-D: got together with tile_copy, a kernel of cudatma"),
-        (["tile_copy", "--block", "64"], "--block: got together with tile_copy, a kernel of cudatma"),
+        (["tile_copy", "-D", "X"], "-D: got together with tile_copy, one of cudatma's own kernels"),
+        (["tile_copy", "--block", "64"], "--block: got together with tile_copy, one of cudatma's own kernels"),
     ],
 )
 def test_options_of_the_other_kind_are_refused(arguments: list[str], why: str, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-#: Differs between releases of NVRTC and between runs: lines and registers of PTX, shared addresses, counts and times.
+#: Differs between releases of NVRTC and between runs: lines and registers of PTX, shared-memory addresses, counts and
+#: times.
 _VARIES = re.compile(r"PTX line \d+|%\w+|(?:address|mbarrier at) 0x\w+|\d+ (?:steps|times)|[\d.]+ m?s\b")
 
 

@@ -100,9 +100,9 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["tune", "--shape", "64x64", "--dry-run", "--compile-only"], "--compile-only: got together with --dry-run"),
         (["emulate", "tile_copy", "--schedules", "0"], "--schedules: got 0; allowed: an integer of at least 1"),
         (["emulate", "tile_copy", "--tolerance", "nan"], "--tolerance: got nan; allowed: a finite number, at least 0"),
-        (["emulate", "x.cu", "--html", "/dev/null/x"], "--html: got /dev/null/x; allowed: a file that can be written"),
-        (["emulate", "x.cu", "--sarif", "."], "--sarif: got .; allowed: a file that can be written; . is a folder"),
-        (["dump", "tile_copy", "--out", "/dev/null"], "--out: got /dev/null; allowed: a folder that can be written"),
+        (["emulate", "x.cu", "--html", "/dev/null/x"], "--html: got /dev/null/x; allowed: a writable file"),
+        (["emulate", "x.cu", "--sarif", "."], "--sarif: got .; allowed: a writable file; . is a folder"),
+        (["dump", "tile_copy", "--out", "/dev/null"], "--out: got /dev/null; allowed: a writable folder"),
         (["dump", "x.cu", "--block", "1025"], "--block: got 1025; allowed: an integer from 1 to 1024"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_clean_kernel_with_the_expected_result(folder: Path, capsys: pytest.Ca
     np.save("wanted.npy", np.arange(64, dtype=np.float32)[::-1])
     assert emulate("reverse.cu", *CALL, "--expect", "y=wanted.npy", "--save", "y=y.npy") == 0
     shown = capsys.readouterr().out
-    assert "no hazard in 3 schedules" in shown
+    assert "no hazards in 3 schedules" in shown
     assert "y: relative error 0.00e+00, within 0" in shown
     assert np.array_equal(np.load("y.npy"), np.load("wanted.npy"))
 

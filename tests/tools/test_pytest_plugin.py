@@ -111,7 +111,7 @@ def test_collected(emulate):
 def test_errors(emulate):
     with pytest.raises(cudatma.ArgumentError, match="hazards"):
         emulate(SOURCE, 1, 64, (), hazards="loud")
-    with pytest.raises(cudatma.ArgumentError, match="a file that can be read"):
+    with pytest.raises(cudatma.ArgumentError, match="a readable file"):
         emulate("nowhere.ptx", 1, 64)
     with pytest.raises(cudatma.ArgumentTypeError, match="kernel"):
         emulate(7, 1, 64)

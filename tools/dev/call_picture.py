@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tools.dev.drawing import BLUE, FAINT, GREEN, GREY, INK, ORANGE, ROOT, Drawing, write_picture
 
 PICTURE = ROOT / "docs" / "pictures" / "path_of_a_call.svg"
-TITLE = "A call of a public function, from its arrays to a launch, on each of the engine's three levels"
+TITLE = "A call to a public function, from its arrays to a launch, on each of the engine's three levels"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Build the wheel and the sdist, check their contents, and test both in clean environments.
 
-`make release` runs this script. zopfli (from the extra "release") compresses the wheel again and makes it 3 % smaller
+`make release` runs this script. zopfli (from the extra "release") compresses the wheel again and makes it 3% smaller
 than zlib does. The script fails if the checkout has uncommitted changes, or if the first section with entries in the
 CHANGELOG is for another version. With --packages, the script accepts any checkout and creates no environments. `make
 packages` and CI run it in this way.

@@ -1,6 +1,6 @@
 """Add a tuner's entries to the table that is part of the package.
 
-An entry is added only if it is at least 2 % faster than the cost model's choice.
+An entry is added only if it is at least 2% faster than the cost model's choice.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def isspacep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("mapa", "getctarank")
 def cluster_address(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for mapa and getctarank. Bits 24 and up of a shared address contain the rank of the CTA."""
+    """Emit code for mapa and getctarank. Bits 24 and up of a shared-memory address contain the rank of the CTA."""
     code = kind(e, i)
     address = e.src(i.operands[1], code)
     if i.parts[0] == "getctarank":

@@ -46,7 +46,7 @@ class Box:
     valid
         Number of bytes of each chunk, from its first byte, that are inside the tensor, int64.
     smem
-        Swizzled shared addresses without the CTA's rank, int64.
+        Swizzled shared-memory addresses without the CTA's rank, int64.
     flipped
         Whether the swizzle exchanges the halves of each chunk, bool, or None if it never does.
     unit_bytes
@@ -92,7 +92,7 @@ def read_map(data: bytes, target: Target | None = None) -> MapSpec:
 
 
 def tiled_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
-    """Return the layout of a box at coordinates (innermost first) and shared address ``destination``."""
+    """Return the layout of a box at coordinates (innermost first) and shared-memory address ``destination``."""
     counts, steps = list(traversed(spec.box, spec.element_strides, spec.interleave)), spec.element_strides
     if spec.interleave is not Interleave.NONE:
         counts[-2] = 1  # A copy transfers one channel slice, regardless of the box.

@@ -223,7 +223,7 @@ class Agents(Observer):
         return known
 
     def knowers(self, w: Warp, indices: Array) -> list[tuple[Clock, Array]]:
-        """Divide the granules of an access by the clocks of the lanes, and return (clock, granules) pairs."""
+        """Group the granules of an access by the clock of the lane that accesses them, as (clock, granules) pairs."""
         known = self.known(w)
         parted = self._parted.get(w.agent)
         groups = parted.groups(lanes_now(w)) if parted is not None else ()

@@ -52,7 +52,7 @@ class GlobalRaces(Observer):
     # ---- the previous grid
 
     def grid_waited(self, w: Warp) -> None:
-        """Record that the previous grid has finished and that its writes are visible."""
+        """Record that the previous grid has completed and that its writes are visible."""
         if self._grid >= 0:
             for clock in self._agents.learners(w):
                 clock.order[self._grid] = 1

@@ -34,7 +34,8 @@ CAUSES: dict[str, str] = {
     "store_source_reused": "the source of a bulk copy is written while the copy may still read it; use "
     "cp.async.bulk.wait_group.read for a store, or a synchronization with the destination CTA for a copy between CTAs",
     "exit_with_pending_store": "cp.async.bulk.wait_group.read is missing after the bulk stores",
-    "exit_with_pending_load": "no thread waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
+    "exit_with_pending_load": "no thread waits for the copy's phase before the CTA exits or the mbarrier is "
+    "invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
     "wgmma_registers": "accumulators or fragments are accessed before wgmma.wait_group",
     "wgmma_missing_fence": "wgmma.fence is missing between register writes and the next wgmma",
@@ -343,7 +344,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
 
 
 def _merged(hazards: Iterable[Hazard]) -> list[Hazard]:
-    """Merge hazards of one kind that lack the same synchronization after the same earlier access."""
+    """Merge hazards of the same kind that share the earlier access and the missing synchronization."""
     result: dict[object, Hazard] = {}
     for hazard in hazards:
         earlier = tuple((other.verb, other.source or other.ptx_line) for other in hazard.others)

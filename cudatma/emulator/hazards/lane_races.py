@@ -75,7 +75,7 @@ class LaneRaces(Observer):
         self._copies: dict[int, tuple[int, int, Array]] = {}
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
-        """Return the stamps of ``count`` granules, which are divided evenly among the lanes in lane order."""
+        """Return the stamps of ``count`` granules, which are split evenly among the lanes in lane order."""
         epoch = self._agents.epoch(w)
         known = self._bases.get(w.agent)
         if known is None or known[0] != epoch:

@@ -208,7 +208,7 @@ class SharedRaces(Observer):
         proxy: bool,
         copy: Copy | None = None,
     ) -> None:
-        """Report a read without a wait for the copy that writes the bytes."""
+        """Report a read that does not wait for the copy that writes the bytes."""
         self._astray.add(w.agent)
         barriers = [self._cluster.blocks[place[1]].mbarriers.get(place[2]) for place in awaited.places]
         by_bytes = any(b is not None and (b.tx < 0 or self.lacks_bytes(b)) for b in barriers)

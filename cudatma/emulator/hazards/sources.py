@@ -34,7 +34,7 @@ class Sources:
     def locate(self, source: str) -> tuple[str, int] | None:
         """Return the innermost (file, line) of "k.cu:12, inlined at k.cu:40" whose text is available, or None.
 
-        The first file of `lines` takes precedence over included files, and the call of a function takes precedence over
+        The first file of `lines` takes precedence over included files, and the call to a function takes precedence over
         an asm statement inside the function.
         """
         known = [(name, line) for name, line in places(source) if line in self.lines.get(name, {})]

@@ -30,7 +30,7 @@ _MISALIGNED = 32
 _PLANE_BITS = 20
 #: Maximum number of reads per instruction that are examined to determine whether the instruction applies the swizzle.
 _READS_CHECKED = 64
-_UNSWIZZLE = "the swizzle in the reader's address (chunk ^= row % 8 for 128B), or swizzle none in the tensor map"
+_UNSWIZZLE = 'the swizzle in the reader\'s address (chunk ^= row % 8 for 128B), or swizzle="none" in the tensor map'
 _LANES = np.arange(LANES)
 _LANE_BITS = _LANES[:, None] >> np.arange(5) & 1
 
@@ -145,8 +145,8 @@ class Swizzles(Observer):
         """Record a load by a whole warp that traverses a swizzled box as if the box were not swizzled.
 
         Code that applies the swizzle accesses the elements in a regular order, and therefore the bytes in an irregular
-        order. A read with regular bytes and irregular elements is a mistake, a raw dump of the tile, or the first half
-        of an in-place update. A store to the same bytes indicates an update.
+        order. A read whose byte order is regular but whose element order is not is a mistake, a raw dump of the tile,
+        or the first half of an in-place update. A store to the same bytes indicates an update.
         """
         program = w.split.frame.program
         key = program.function.name, at

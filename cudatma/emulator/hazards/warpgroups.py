@@ -108,7 +108,7 @@ class Warpgroups(Observer):
         own.append(event)
 
     def block_ended(self, block: Block) -> None:
-        """Report instructions that only some warps of a warpgroup have executed in a CTA that has ended."""
+        """Report instructions that only some warps of a warpgroup have executed in a CTA that has exited."""
         self._report_missing(block.warps)
 
     def deadlocked(self) -> None:

@@ -273,7 +273,7 @@ def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> 
 
 
 def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) -> tuple[Any, Array]:
-    """Return the CTA and the int64 offsets of shared addresses. All addresses must be inside one CTA's memory."""
+    """Return the CTA and the int64 offsets of shared-memory addresses, which must be in one CTA's memory."""
     block = w.block
     own = block.shared.inside(addresses, size)
     if own is not None:
@@ -309,7 +309,7 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
 
 
 def _by_rank(w: Warp, addresses: Array) -> list[Any]:
-    """Return lane indices, grouped by the CTA in the lanes' shared addresses."""
+    """Return lane indices, grouped by the CTA in the lanes' shared-memory addresses."""
     if w.block.shared.inside(addresses, 1) is not None:
         return [slice(None)]
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)

@@ -194,7 +194,7 @@ class Observer:
         """A warp executes fence.proxy.tensormap::generic.acquire on the tensor maps at these addresses."""
 
     def grid_waited(self, w: Any, /) -> None:
-        """A warp executes griddepcontrol.wait. The previous grid has finished."""
+        """A warp executes griddepcontrol.wait. The previous grid has completed."""
 
     # ---- asynchronous copies
 

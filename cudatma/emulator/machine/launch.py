@@ -104,7 +104,7 @@ class GridLaunch:
         #: Emulated time in ns in addition to the steps, and whether the kernel has read a clock since the time last
         #: advanced.
         self._waited_ns, self._has_read_clock = 0, False
-        #: Clusters that have started and have not ended.
+        #: Clusters that have started and have not exited.
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
         #: Clusters among which the schedule selects the next one to start.
@@ -188,7 +188,7 @@ class GridLaunch:
         return self._take(self.scheduler.pick)
 
     def block_ended(self, block: Block) -> None:
-        """Remove a cluster after its last CTA has ended, so that another one can start."""
+        """Remove a cluster after its last CTA has exited, so that another one can start."""
         if block.cluster.is_done:
             self.resident.remove(block.cluster)
 

@@ -65,7 +65,7 @@ def _ranges(lines: set[int]) -> str:
 
 
 def _state_of(split: Split) -> tuple[int, bool]:
-    """Return the state of a split. A split visits a barrier twice, on arrival and after its release."""
+    """Return the state of a split. A split visits a barrier twice: when it arrives, and after it has been released."""
     return state_of(split), split.token is None
 
 

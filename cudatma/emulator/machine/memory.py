@@ -1,8 +1,8 @@
 """Memories of the emulated device, as arrays of bytes.
 
 Global addresses are the host addresses of the arrays' bytes, so that a tensor map that contains the pointer of a NumPy
-array works unchanged. Bits 24 and up of a shared address contain the CTA's rank in its cluster. Shared memory starts at
-offset 0x400, as on Hopper. The generic windows of shared and local memory are at 2^60 and 2^61.
+array works unchanged. Bits 24 and up of a shared-memory address contain the CTA's rank in its cluster. Shared memory
+starts at offset 0x400, as on Hopper. The generic windows of shared and local memory are at 2^60 and 2^61.
 """
 
 from __future__ import annotations

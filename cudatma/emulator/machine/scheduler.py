@@ -189,7 +189,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until all clusters have ended. Raises Deadlock, StepLimitError, TrapError, and exceptions of programs."""
+        """Run until all clusters have exited. Raises Deadlock, StepLimitError, TrapError, and programs' exceptions."""
         idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         launch = self.launch
@@ -332,8 +332,8 @@ class Scheduler:
             return
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
-            f"the kernel has not ended after {self.steps} steps (schedule {self.schedule}, seed {self.seed}) because "
-            f"of an infinite loop{loop and ' ' + loop}, or step_limit is too low"
+            f"the kernel has not completed after {self.steps} steps (schedule {self.schedule}, seed {self.seed}) "
+            f"because of an infinite loop{loop and ' ' + loop}, or step_limit is too low"
         )
 
     def _choose(self) -> Split:

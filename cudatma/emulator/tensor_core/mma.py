@@ -131,7 +131,7 @@ def mma(
 
 
 def product_of(left: Array, right: Array, logic: str) -> Array:
-    """Return the product A B. For single bits, count the set bits of ``A & B`` or ``A ^ B``."""
+    """Return the product A B. For single-bit operands, count the set bits of ``A & B`` or ``A ^ B``."""
     product: Array = left @ right
     if logic == "xor":
         count: Array = left.sum(axis=1)[:, None] + right.sum(axis=0)[None, :] - 2 * product

@@ -140,7 +140,7 @@ class BlockView:
 
     @property
     def warps(self) -> list[int]:
-        """Warps of the CTA, with producers first and the other warps in order."""
+        """Warps of the CTA: producers first, then all others, each in ascending order."""
         numbers = {warp for warp, _ in self._of_warp}
         return sorted(numbers, key=lambda number: ("producer" not in self.role(number), number))
 
@@ -157,7 +157,11 @@ class BlockView:
         return sorted(self.of_warp(warp, "mma") + self.of_warp(warp, "wgmma"), key=lambda event: event.begin)
 
     def works(self, warp: int) -> list[Work]:
-        """Return the intervals of a warp from a wait for a full stage to the next wait, or until the slot is free."""
+        """Return the intervals in which a warp works on stages.
+
+        Each interval begins at a wait for a full stage, and ends at the next wait or, if there is none, when the slot
+        is freed or its last tensor-core instruction has completed.
+        """
         passed = self.of_warp(warp, "acquire")
         turns = sorted({event.begin for event in passed} | {event.begin for event in self.of_warp(warp, "wait")})
         products = self.products(warp)

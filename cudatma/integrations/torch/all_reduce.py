@@ -56,12 +56,12 @@ _libraries: list[Any] = globals().get("_libraries", [])
 
 
 class AllReduce:
-    """Sum tensors over the ranks of a process group, in place and with the same bits on every rank.
+    """Sum tensors over the ranks of a process group, in place and with bitwise identical results on every rank.
 
     A one-shot kernel sums fp16 and bf16 tensors of up to ``max_bytes``. The kernel writes the tensor to the memory of
     all peers and adds the tensors of all ranks in fp32, in rank order. Other tensors are summed by the group's
-    all-reduce. All ranks must create, call and close the object in the same order. The calls of a rank must be made on
-    one stream or be ordered by events.
+    all-reduce. All ranks must create, call and close the object in the same order. A rank's calls must be made on one
+    stream or be ordered by events.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     device : torch.device or str, optional
         Device of the buffers. Default: torch's default device.
     batch_invariant : bool, default False
-        Whether each row has the same bits at every M; see ``marlin_gemm``.
+        Whether each row is bitwise identical at every M; see ``marlin_gemm``.
 
     Raises
     ------

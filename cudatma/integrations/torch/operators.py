@@ -91,7 +91,7 @@ def _writes(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _with_sides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a variant of an attention function that takes the sides of its window as ``left`` and ``right``."""
+    """Return a variant of an attention function that takes ``left`` and ``right`` instead of ``window``."""
 
     def call(*arrays: Any, left: int | None = None, right: int | None = None, **options: Any) -> Any:
         window = None if left is None and right is None else (left, right)

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is divided among the GPUs of a torch process group."""
+"""Linear layers whose weight is sharded across the GPUs of a torch process group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudatma.quantization.sharding import shard
 
 
 class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer whose outputs are divided among the ranks of a group.
+    """A linear layer whose outputs are sharded across the ranks of a group.
 
     Every rank takes the whole x. Rank r computes y[..., r * N / ranks : (r + 1) * N / ranks].
 
@@ -76,7 +76,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         ArgumentError, ArgumentTypeError, QuantizationError
-            If ``shard`` cannot divide the weight, or if the bias has an invalid shape.
+            If ``shard()`` does not support the weight, or if the bias has an invalid shape.
         """
         rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="columns")
@@ -113,7 +113,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
 
 
 class RowParallel(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer whose inputs are divided among the ranks of a group.
+    """A linear layer whose inputs are sharded across the ranks of a group.
 
     Rank r reads x[..., r * K / ranks : (r + 1) * K / ranks], which is the result of a ColumnParallel on this rank. An
     all-reduce adds the partial results, so every rank gets the same y.
@@ -185,7 +185,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         ArgumentError, ArgumentTypeError, QuantizationError
-            If ``shard`` cannot divide the weight.
+            If ``shard()`` does not support the weight.
         """
         rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="rows")
@@ -218,5 +218,5 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
 
 def _checked(layer: Any) -> MarlinLinear:
     if not isinstance(layer, MarlinLinear):
-        raise ArgumentTypeError("layer", type(layer).__name__, "MarlinLinear", "divide a weight with from_packed()")
+        raise ArgumentTypeError("layer", type(layer).__name__, "MarlinLinear", "shard a weight with from_packed()")
     return layer

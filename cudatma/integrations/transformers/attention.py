@@ -1,6 +1,6 @@
 """The attention implementation "cudatma" for transformers.
 
-The kernels of cudatma compute attention for the masks that they support. For all other masks, sdpa computes attention.
+cudatma's own kernels compute attention for the masks that they support. For all other masks, sdpa computes attention.
 
 transformers calls attention_mask() once per forward pass, with the pattern and the padding, and passes the result to
 attention_forward() in each layer. transformers does not modify four-dimensional masks, so attention_mask() can return
@@ -122,7 +122,7 @@ def is_decode(mask: Any) -> bool:
 
 
 def is_causal(mask: Any) -> bool:
-    """Return whether an int32 mask is for causal attention."""
+    """Return whether an int32 mask is a causal mask."""
     return bool(mask.shape[1] == 1)
 
 
@@ -241,7 +241,7 @@ def _calls_of(
     softcap: float | None,
     has_sink: bool,
 ) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
-    """Yield one call of each attention function for one kind of layer."""
+    """Yield one call to each attention function for one kind of layer."""
     q = torch.empty(1, 2, heads, dim, dtype=dtype, device=device)
     k = v = torch.empty(1, 2, kv_heads, dim, dtype=dtype, device=device)
     ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
@@ -274,7 +274,7 @@ def attention_forward(
     s_aux: Any = None,
     **options: Any,
 ) -> tuple[Any, None]:
-    """Compute attention with the kernels of cudatma, or with sdpa if the kernels do not support the call.
+    """Compute attention with cudatma's own kernels, or with sdpa if the kernels do not support the call.
 
     The parameters are those of transformers' attention interface. Views of q, k and v are not copied unless there is
     padding. If sdpa would ignore an option, the model's own eager function computes attention. A warning is issued once

@@ -99,14 +99,14 @@ def _quantization_device(weight: Any) -> Any:
 
 
 def check_ranks(options: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for options of from_pretrained() that divide layers among processes."""
+    """Raise ArgumentError for options of from_pretrained() that shard layers across processes."""
     distributed = options.get("distributed_config")
     if not isinstance(distributed, DistributedConfig):
         settings = distributed or {name: options.get(name) for name in ("tp_plan", "tp_size")}
         distributed = DistributedConfig.from_dict(settings)
     if (count := distributed.tp_size or 1) > 1:
-        remedy = "load the model on one GPU, serve it with vLLM, or divide layers with ColumnParallel and RowParallel"
-        raise ArgumentError("tp_size", count, "1, because int4 layers are not divided among processes", remedy)
+        remedy = "load the model on one GPU, serve it with vLLM, or shard layers with ColumnParallel and RowParallel"
+        raise ArgumentError("tp_size", count, "1, because int4 layers are not sharded across processes", remedy)
 
 
 def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:

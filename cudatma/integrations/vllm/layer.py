@@ -134,7 +134,7 @@ class PackedLayer:
 
 @functools.cache
 def _enable_direct_calls() -> None:
-    """Enable direct calls of marlin_gemm in compiled models if this version of torch's Inductor supports them."""
+    """Enable direct calls to marlin_gemm in compiled models if this version of torch's Inductor supports them."""
     try:
         importlib.import_module("cudatma.integrations.torch.inductor")
     except Exception as error:  # These functions of torch are not public and may change.

@@ -26,7 +26,7 @@ _COUNTER_BYTES = 4
 #: Maximum number of bytes of keys and values in a raster group of several heads, and maximum ratio of the number of
 #: heads in the last group to that in the other groups. [H100, docs/lab/attention.md]
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
-#: Maximum number of parts into which a sequence's keys are divided, microseconds to add each part, and microseconds to
+#: Maximum number of parts into which a sequence's keys are split, microseconds to add each part, and microseconds to
 #: start and end a CTA. [H200, attention_decode with 2 to 1024 tiles]
 _MAX_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
 #: Maps each parameter to its array if their names differ.
@@ -177,8 +177,8 @@ def _fastest_parts(
 def _overlaps(problem: DecodeProblem) -> bool:
     """Return whether to use programmatic dependent launch.
 
-    A launch with a large e4m3 cache takes up to 4 % longer if it overlaps with the previous kernel. No other launch
-    takes longer, and small launches are up to 9 % faster. [H100, docs/lab/attention.md]
+    A launch with a large e4m3 cache takes up to 4% longer if it overlaps with the previous kernel. No other launch
+    takes longer, and small launches are up to 9% faster. [H100, docs/lab/attention.md]
     """
     if not problem.has_fp8_cache:
         return True

@@ -43,7 +43,7 @@ def check_attention(
     version: str = "",
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention(). ``version`` is a name, or "" for any. _checked() describes ``options``.
+    """Validate a call to attention(). ``version`` is a name, or "" for any. See _checked() for ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """
@@ -67,9 +67,9 @@ def check_varlen(
     out: Any = None,
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention_varlen(). Offsets in device memory are not checked.
+    """Validate a call to attention_varlen(). Offsets in device memory are not checked.
 
-    _checked() describes ``options``.
+    See _checked() for ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """
@@ -106,9 +106,9 @@ def check_decode(
     out: Any = None,
     **options: Any,
 ) -> Checked[DecodeProblem]:
-    """Validate a call of attention_decode(). Lengths and pages in device memory are not checked.
+    """Validate a call to attention_decode(). Lengths and pages in device memory are not checked.
 
-    _checked() describes ``options``.
+    See _checked() for ``options``.
 
     Raises ArgumentError or ArgumentTypeError.
     """

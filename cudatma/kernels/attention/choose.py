@@ -88,7 +88,7 @@ def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
     """Return whether a config is worth ranking.
 
     If several versions support the problem, a persistent version replaces a3's tiles of several warpgroups, because a3
-    was slower in most of 48 measured calls and up to 4.5 % faster in only 4 of them. [H100] A config with one slot of
+    was slower in most of 48 measured calls and up to 4.5% faster in only 4 of them. [H100] A config with one slot of
     queries is ranked only if its tile leaves no room for two slots.
     """
     if config.is_persistent:

@@ -1,4 +1,4 @@
-"""Configurations of attention's kernels. PRESETS describes the versions."""
+"""Configurations of the attention kernels. PRESETS describes the versions."""
 
 from __future__ import annotations
 
@@ -187,14 +187,14 @@ PRESETS: Mapping[str, AttentionPreset] = {
         clocks=(Clocks(tile_m=64, around=2000, products=12), Clocks(tile_m=128, around=2000, products=10)),
     ),
     "decode": AttentionPreset(
-        summary="attention of a few queries to a cache, wgmma, keys divided among CTAs",
+        summary="attention of a few queries to a cache, wgmma, keys split among CTAs",
         template="decode",
         is_decode=True,
         allowed=_DECODE_ALLOWED,
         tiles=_DECODE_TILES,
     ),
     "decode_mma_sync": AttentionPreset(
-        summary="attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
+        summary="attention of a few queries to a cache, mma.sync: for SM120, keys split among CTAs",
         mma="mma_sync",
         template="decode",
         is_decode=True,
@@ -202,7 +202,7 @@ PRESETS: Mapping[str, AttentionPreset] = {
         tiles=_DECODE_TILES,
     ),
     "decode_fp8": AttentionPreset(
-        summary="attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
+        summary="attention of a few queries to an e4m3 cache, mma.sync, keys split among CTAs and warps",
         mma="mma_sync",
         template="decode",
         is_decode=True,

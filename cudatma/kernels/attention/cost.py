@@ -1,4 +1,4 @@
-"""Predict the time of attention's kernels on a GPU, in order to rank every tile of every version.
+"""Predict the time of the attention kernels on a GPU, in order to rank every tile of every version.
 
 ``m`` is an int or an int64 array, because a choice table evaluates each tile at all M at once.
 """

@@ -40,7 +40,7 @@ def attention_decode(
 ) -> Any:
     """Compute attention of new queries over a cache that already contains their keys and values.
 
-    The division of a sequence's keys among CTAs depends only on the capacity, and partial results are added in a fixed
+    The split of a sequence's keys among CTAs depends only on the capacity, and partial results are added in a fixed
     order. The result is therefore bitwise reproducible.
 
     Parameters

@@ -1,4 +1,4 @@
-"""The members of the ``Problem`` struct of attention's kernels, and the members that each kernel reads."""
+"""The members of the ``Problem`` struct of the attention kernels, and the members that each kernel reads."""
 
 from __future__ import annotations
 

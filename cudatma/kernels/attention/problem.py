@@ -273,7 +273,9 @@ class Problem:
         """Raise ArgumentError if a call has nothing to compute."""
         if not self.has_keys:
             shapes = self.layouts.q.shape, self.layouts.k.shape
-            raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths of at least 1", "pass nonempty arrays")
+            raise ArgumentError(
+                "q.shape, k.shape", shapes, "a batch size and sequence lengths of at least 1", "pass nonempty arrays"
+            )
 
     def resized(
         self: P, batch: int, q_length: int, k_length: int, shapes: Sequence[Any], strides_bytes: Sequence[Any]

@@ -54,7 +54,7 @@ def copy(
         the stream that ``__cuda_array_interface__`` names.
     out : array, optional
         The result, with the window's shape and the source's dtype. Its elements must not share memory with each other
-        or with the window. Default: a new C-ordered array of the source's library, allocated on the stream of the
+        or with the window. Default: a new C-ordered array from the source's library, allocated on the stream of the
         launch.
     offset : sequence of int, optional
         Index of the window's first element, one int per axis. It may be negative with ``pad``. Default: zeros.

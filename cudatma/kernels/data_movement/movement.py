@@ -29,7 +29,7 @@ class LaunchLimits(NamedTuple):
 class Movement(Operation[P, tuple[Arguments, ...]]):
     """An operation that moves data between arrays.
 
-    plan() chooses both the division of the bytes among CTAs and the ring, because the ring depends on the division.
+    plan() chooses both the split of the bytes among CTAs and the ring, because the ring depends on the split.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("src",)

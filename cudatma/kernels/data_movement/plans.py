@@ -34,8 +34,8 @@ def tensor_map(
 ) -> Map:
     """Return a tiled tensor map over an array, or over the part that begins ``offset_bytes`` after its first element.
 
-    ``info`` provides the address, shape, strides and dtype of the part. The last axis is the innermost. map_over()
-    describes ``options``. Raises DescriptorError or TargetError.
+    ``info`` provides the address, shape, strides and dtype of the part. The last axis is the innermost. See map_over()
+    for ``options``. Raises DescriptorError or TargetError.
     """
     axes = tuple(reversed(range(len(info.shape))))
     tiled = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
@@ -73,7 +73,9 @@ def run_plan(
         raise DescriptorError("address", got, "the same offset in a 16-byte chunk", "pass an aligned copy")
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
-        raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
+        raise DescriptorError(
+            "address", got, "an address and a size that are multiples of 16 bytes in a reduction", "pad the arrays"
+        )
     body = nbytes - head - tail
     ring_setting = setting or _run_setting(limits, op, body)
     ctas, stage = ring_setting.ctas(limits.ctas), ring_setting.slot(limits.target)
@@ -150,7 +152,7 @@ def window_plan(
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
     if boxes >= _MAX_BOXES:
-        raise DescriptorError("shape", f"{boxes} boxes", "fewer than 2**31", "divide the window among several calls")
+        raise DescriptorError("shape", f"{boxes} boxes", "fewer than 2**31", "split the window among several calls")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
     return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(limits.ctas), boxes)))
 

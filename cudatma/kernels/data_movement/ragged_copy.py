@@ -393,7 +393,7 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfi
     total = int(boxes.sum())
     if total > _MAX_BOXES:
         raise ArgumentError(
-            "sources", f"{total} boxes", f"at most {_MAX_BOXES}", "divide the arrays among several launches"
+            "sources", f"{total} boxes", f"at most {_MAX_BOXES}", "split the arrays among several launches"
         )
     table["first_box"] = boxes.cumsum() - boxes
     table["boxes_x"] = -(-table["columns"].astype(np.int64) // config.box_columns)

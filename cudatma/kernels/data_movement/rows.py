@@ -246,7 +246,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
     boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
         raise DescriptorError(
-            "rows", f"{outside} rows, {boxes} boxes", "fewer than 2**31", "divide the rows among several calls"
+            "rows", f"{outside} rows, {boxes} boxes", "fewer than 2**31", "split the rows among several calls"
         )
     config = RowsConfig(op, *usual_ring(limits.target))
     sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)

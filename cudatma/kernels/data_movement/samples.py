@@ -60,7 +60,7 @@ def transpose_sample(
 
 
 def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str = "float32", blocks: int = 2) -> Sample:
-    """Return a call of halo_tiles() for a matrix."""
+    """Return a call to halo_tiles() for a matrix."""
     source = _numbers((64, 64), dtype)
     side, counts = tile + 2 * halo, (-(-64 // tile),) * 2
     result = np.ones((*counts, side, side), source.dtype)
@@ -75,7 +75,7 @@ def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str =
 def im2col_sample(
     target: Target, *, size: int = 12, channels: int = 16, taps: int = 3, stride: int = 1, blocks: int = 2
 ) -> Sample:
-    """Return a call of im2col() for two images."""
+    """Return a call to im2col() for two images."""
     source = _numbers((2, size, size, channels), "float32")
     conv = convolution((size, size), taps, stride, taps // 2, 1)
     shape = (2, *conv.out, *conv.taps, channels)

@@ -273,7 +273,7 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
     tiles = tiles_x * tiles_y * source.shape[0]
     # place_of() in the template multiplies a row of tiles by a raster group.
     if max(tiles, tiles_x * config.raster_group) >= _MAX_TILES:
-        raise DescriptorError("src.shape", f"{tiles} tiles", "fewer than 2**31", "divide the array among several calls")
+        raise DescriptorError("src.shape", f"{tiles} tiles", "fewer than 2**31", "split the array among several calls")
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(limits.ctas, tiles)))
 
 

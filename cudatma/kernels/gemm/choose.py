@@ -101,13 +101,13 @@ _TILES_OF = {
 }
 #: Minimum number of waves of 128 x 256 tiles at which idle SMs in the last wave cost little.
 _MANY_WAVES = 8
-#: Versions from which "auto" chooses, on targets with wgmma and on other targets. No other version is 2 % faster for
-#: any measured product except one: version v5 is 10 % faster at 256 x 8192 x 28672 on an H100, but the cost model would
+#: Versions from which "auto" chooses, on targets with wgmma and on other targets. No other version is 2% faster for
+#: any measured product except one: version v5 is 10% faster at 256 x 8192 x 28672 on an H100, but the cost model would
 #: still choose version v6. [H100, H200]
 _LADDER, _LADDER_OF_SCALES, _MMA_SYNC = ("v6", "v7", "v5", "v4", "v3"), ("v5", "v4"), ("mma_sync",)
 #: Tiles for clusters that share loads. If rows split L2 sectors, these clusters may use any tile, because they read a
-#: shared operand half as often. Otherwise, they use the first of these tiles if TMA reads A's block scales (0.2 to 3 %
-#: faster than version v4 on an H100), and the second tile if it does not (1 to 3 % faster on an H200).
+#: shared operand half as often. Otherwise, they use the first of these tiles if TMA reads A's block scales (0.2 to 3%
+#: faster than version v4 on an H100), and the second tile if it does not (1 to 3% faster on an H200).
 _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = Tile(m=256, n=128, warpgroups=2), Tile(m=256, n=160, warpgroups=2)
 _EVERY_M = np.ones(1, np.bool_)
 
@@ -179,7 +179,7 @@ def _serves(problem: Problem, tile: Tile, ms: NDArray[np.int64], gpu: Gpu) -> ND
 
 
 def _is_divided(config: GemmConfig, problem: Problem) -> bool:
-    """Return whether CTAs may divide the K of a problem."""
+    """Return whether CTAs may split the K of a problem."""
     return not problem.batch_invariant and (config.cluster_k - 1) * config.tile_k < problem.k
 
 

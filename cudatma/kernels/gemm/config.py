@@ -82,7 +82,7 @@ PRESETS: Mapping[str, GemmPreset] = {
         allowed={**_ALLOWED, "tile_n": _MULTIPLES_OF_16},
     ),
     "v6": GemmPreset(
-        summary="dense GEMM, wgmma, version v6: clusters that divide K",
+        summary="dense GEMM, wgmma, version v6: clusters that split K",
         # The CTAs of a cluster share the columns of the tile evenly.
         allowed={**_ALLOWED, "tile_n": (64, 128, 256), "cluster_k": (2, 4)},
     ),
@@ -113,7 +113,7 @@ _SPAN_BYTES = 128
 #: Maximum number of useful stages.
 _MAX_USEFUL_STAGES = 8
 #: Maximum number of bytes of shared memory that leave 60 KiB to L1. The next larger size leaves 28 KiB, which is too
-#: little for block scales: tiles of 256 x 128 are then 12 % slower at K = 16384, 11 % slower at K = 7168, and not
+#: little for block scales: tiles of 256 x 128 are then 12% slower at K = 16384, 11% slower at K = 7168, and not
 #: slower at K = 1536. [H100]
 _MAX_BYTES_BESIDE_L1 = 195 << 10
 #: Maximum number of fp32 sums per thread. A persistent wgmma kernel without an epilogue has registers for more sums.
@@ -159,7 +159,7 @@ class GemmConfig(KernelConfig):
     cluster_n : int
         Number of CTAs per cluster along N, which share loads of A.
     cluster_k : int
-        Number of CTAs per cluster that divide K.
+        Number of CTAs per cluster that split K.
     ctas_per_sm : int
         Number of CTAs per SM.
 
@@ -234,7 +234,7 @@ class GemmConfig(KernelConfig):
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
-        if self.cluster_k > 1 and problem.batch_invariant:  # Dividing K changes the order of the additions.
+        if self.cluster_k > 1 and problem.batch_invariant:  # Splitting K changes the order of the additions.
             allowed = f"False for version {self.version}"
             raise ArgumentError("batch_invariant", True, allowed, "choose another version")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
@@ -573,7 +573,7 @@ class GemmConfig(KernelConfig):
     # ---- Choice and tuning
 
     def divide_tiles(self, problem: Problem, sm_count: int) -> Schedule:
-        """Return the division of the tiles of all matrices of the batch among CTAs."""
+        """Return the distribution of the tiles of the batch's matrices among CTAs."""
         m = problem.batch * ceil_div(problem.m, self.cluster_tile_m) * self.cluster_tile_m
         resident_ctas = sm_count * self.ctas_per_sm if self.is_persistent else None
         return whole_tiles(self, m, problem.n, problem.k, resident_ctas)

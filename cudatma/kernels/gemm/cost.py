@@ -2,7 +2,7 @@
 
 Most constants were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The constants for split rows and for
 unused columns were fitted to ``gemm_middle.json``. _UNHIDDEN_PART and the constants for block scales were fitted on
-H100s. tests/gemm/test_gemm.py bounds the loss of the choice.
+H100s. tests/gemm/test_gemm.py bounds the slowdown of the chosen tile.
 
 ``m`` is an int or an int64 array, because a choice table evaluates each tile at all M at once.
 """
@@ -21,7 +21,7 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
 #: Microseconds per launch, keyed by the schedule, and additional microseconds for clusters. CTAs of a cluster that
-#: share loads wait for each other (longer with block scales [H100]), and CTAs that divide K synchronize. [H200]
+#: share loads wait for each other (longer with block scales [H100]), and CTAs that split K synchronize. [H200]
 _LAUNCH_US = {"one_tile": 0.3, "persistent": 0.5, "pingpong": 0.5}
 _CLUSTER_LAUNCH_US, _CLUSTER_LAUNCH_OF_SCALES_US, _CLUSTER_K_LAUNCH_US, _MMA_SYNC_LAUNCH_US = 0.9, 2.2, 0.5, 0.9
 #: Clocks between two stages in which a single warpgroup does not multiply, keyed by the loader, and the same quantity
@@ -40,7 +40,7 @@ _LOADED_BYTES = 330
 _UNUSED_BYTES = 40
 #: Clocks that TMA takes for 128 bytes of a row that splits L2 sectors, and for 128 bytes of any other row.
 _SPLIT_ROW_CLOCKS, _ROW_CLOCKS = 4.3, 2.2
-#: Bytes per clock that L2 sends if neighboring CTAs read different data, such as CTAs that divide K.
+#: Bytes per clock that L2 sends if neighboring CTAs read different data, such as CTAs that split K.
 _L2_BYTES = 6600
 #: Clocks until the first stage of a tile arrives, and from the request of a later stage to its arrival.
 _FIRST_STAGE_CLOCKS = 2700

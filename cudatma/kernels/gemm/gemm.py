@@ -78,7 +78,7 @@ def gemm(
         different scales. TMA reads the block scales of a if the scales of neighboring rows are adjacent and the scales
         of each block of K begin at a multiple of 16 bytes.
     batch_invariant : bool, default False
-        Whether each row has the same bits at every M.
+        Whether each row is bitwise identical at every M.
     version : {"auto", "v1", ..., "v7", "mma_sync"}
         Version of the kernel (docs/design/gemm.md). The environment or a file can also set it (kernels/version.py).
     backend : str, optional

@@ -167,7 +167,7 @@ class Problem:
     scales_by_tma : bool
         Whether TMA can read the scales of a.
     batch_invariant : bool
-        Whether the bits of a row must be independent of m.
+        Whether each row must be bitwise identical for every m.
     operands : Operands
         Other properties on which a launch depends, but not the choice of a configuration.
 
@@ -295,7 +295,7 @@ def call_of(
     batch_invariant: Any = False,
     version: str = "",
 ) -> tuple[tuple[Any, ...], GemmOptions]:
-    """Return the inputs and options of run() for a call of gemm(). Numeric scales are options."""
+    """Return the inputs and options of run() for a call to gemm(). Numeric scales are options."""
     a_factor = b_factor = None
     if a_scale is not None and isinstance(a_scale, numbers.Real):
         a_factor, a_scale = a_scale, None

@@ -82,7 +82,7 @@ def gemm_call(
 
 
 def checked_call(a: Any, b: Any, out: Any = None, **options: Any) -> Checked[Problem]:
-    """Return a checked call of gemm() with operands that the kernels can read."""
+    """Return a checked call to gemm() with operands that the kernels can read."""
     inputs, others = call_of(a, b, **options)
     return GEMM_CALL.with_readable_inputs(check_call(inputs, out, others), "emulator", None)
 

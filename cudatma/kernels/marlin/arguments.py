@@ -35,7 +35,7 @@ _ARRAYS = {
     "partials": PARTIALS,
     "flags": FLAGS,
 }
-#: Arrays that kernels may read before the previous kernel has ended.
+#: Arrays that kernels may read before the previous kernel has completed.
 _EARLY = ("qweight", "scales", "zeros", "perm", "bias")
 #: Number of elements of K in a row of the 128-byte swizzle.
 _SPAN = 64
@@ -51,7 +51,7 @@ def gemm_arguments(problem: Problem, config: MarlinConfig, work: Schedule, targe
     config : MarlinConfig
         The kernel, in the form that the weight's scales allow.
     work : Schedule
-        Division of tiles among CTAs.
+        Distribution of tiles among CTAs.
     target : Target
         Target of the kernel.
     """
@@ -173,9 +173,8 @@ def _table(layer: LinearShape, config: MarlinConfig, name: str) -> Map:
 def _activations(problem: Problem, config: MarlinConfig) -> Map:
     """Return the tensor map of the activations.
 
-    Each CTA of a cluster loads some of the rows for the whole cluster.
-    If a box has several blocks, the map divides K into blocks of 64. Raises DescriptorError if K is then not a multiple
-    of 64.
+    Each CTA of a cluster loads some of the rows for the whole cluster. If a box has several blocks, the map splits K
+    into blocks of 64. Raises DescriptorError if K is then not a multiple of 64.
     """
     k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), config.loaded_m
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)

@@ -36,7 +36,7 @@ from cudatma.target import KIB, Target, get_target
 #: Maximum number of useful stages.
 MAX_STAGES = 12
 
-# ---- Skinny: one configuration for each division of N and K among CTAs -----------------------------------------------
+# ---- Skinny: one configuration for each split of N and K among CTAs --------------------------------------------------
 
 #: The largest M for each number of rows per box. For larger M, mma.sync bounds the time, not the loads of
 #: the weight.
@@ -62,7 +62,7 @@ _SMEM_FOR_TWO_BYTES = 192 * KIB
 def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
     """Return this kernel's configurations with their predicted times.
 
-    For each number of CTAs that may divide K, the result contains the best division of a stage for each size.
+    For each number of CTAs that may split K, the result contains the best split of a stage for each size.
     """
     target, layer = get_target(gpu.target), problem.layer
     if ms.min() > _SIZES[-1] or not target.has("mma_sync") or not target.has("tma"):
@@ -88,7 +88,7 @@ def ring_stages(k: int, n_tiles: int, tile_k: int) -> int:
 def has_deep_box(layer: LinearShape, tile_m: int, n_tiles: int) -> bool:
     """Return whether one box should load a stage's activations.
 
-    A tile_m below 8 requires it. With a tile_m of 8 and several N tiles, one box per 64 elements of K is up to 2 %
+    A tile_m below 8 requires it. With a tile_m of 8 and several N tiles, one box per 64 elements of K is up to 2%
     faster.
     """
     return layer.k % 64 == 0 and (n_tiles == 1 or tile_m != MMA_COLUMNS)
@@ -102,7 +102,7 @@ def tile_rows(layer: LinearShape, m: int, tile_k: int) -> int:
 
 
 class _Division(NamedTuple):
-    """Division of N and K: number of N tiles per CTA, number of CTAs that divide K, and number of CTAs per SM."""
+    """Split of N and K: number of N tiles per CTA, number of CTAs that split K, and number of CTAs per SM."""
 
     n_tiles: int
     cluster_k: int = 1
@@ -110,7 +110,7 @@ class _Division(NamedTuple):
 
 
 def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
-    """Yield, for each number of CTAs that may divide K, the division with the fewest N tiles that adds no wave."""
+    """Yield, for each number of CTAs that may split K, the split with the fewest N tiles that adds no wave."""
     n_tiles = ceil_div(n, N_TILE)
     waves = ceil_div(n_tiles, sm_count * _MAX_N_TILES)
     # A second CTA on the SM, if its ring fits in shared memory, works while one wave follows another.
@@ -179,7 +179,7 @@ def _layer_config(layer: LinearShape, **fields: Any) -> MarlinConfig:
 
 # ---- wgmma: tiles fitted to M, whole or divided by clusters ----------------------------------------------------------
 
-#: Minimum M. Below it, the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
+#: Minimum M. Below it, the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10%. [H200]
 _MIN_M = 9
 #: Values of tile_m. The steps are small for small M, so that few rows of the last tile are empty.
 _WGMMA_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
@@ -261,10 +261,10 @@ class WgmmaTile:
 
 
 _DIVIDED_64 = (16, 24, 32, 40, 48, 56, 64)
-#: Tiles of the wgmma kernel. The warpgroups of the first tile divide K. A single warpgroup with 64 columns pays off
-#: with a large tile_m, because each weight is dequantized only once. 192 columns are for layers that 128 or 256 columns
+#: Tiles of the wgmma kernel. The warpgroups of the first tile split K. A single warpgroup with 64 columns pays off with
+#: a large tile_m, because each weight is dequantized only once. 192 columns are for layers that 128 or 256 columns
 #: divide into slightly more than one wave; with 192 columns and a tile_m above 128, ptxas spills. For small M, MMAs are
-#: short, and fewer commit groups are 1 to 4 % faster. The last tile is for values of M that need several tiles: one
+#: short, and fewer commit groups are 1 to 4% faster. The last tile is for values of M that need several tiles: one
 #: while the other multiplies. [H200]
 WGMMA_TILES = (
     WgmmaTile(
@@ -317,7 +317,7 @@ def is_shared(config: MarlinConfig) -> bool:
 def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
     """Return this kernel's configurations with their predicted times.
 
-    Each tile is combined with each number of CTAs that may divide K.
+    Each tile is combined with each number of CTAs that may split K.
     """
     if not get_target(gpu.target).has_wgmma:
         return []
@@ -344,7 +344,7 @@ def _wgmma_candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[MarlinConfig],
     """Return the configs that a GPU can run for weights of one format, and their columns.
 
     The columns contain the terms of the cost model, the first and the last M at which the tile is worth ranking, and
-    the number of clusters that run at the same time if the CTAs of a cluster divide K, otherwise inf.
+    the number of clusters that run at the same time if the CTAs of a cluster split K, otherwise inf.
     """
     target, configs, limits = get_target(gpu.target), [], []
     for tile in WGMMA_TILES:

@@ -79,11 +79,11 @@ decide, choose_by_cost = partial(choice.decide, MARLIN), partial(choice.choose_b
 
 
 def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return configs that compute each row with the same bits at every M, if the schedule divides no tile.
+    """Return configs whose rows are bitwise identical at every M, if the schedule divides no tile.
 
     A floating-point sum depends on the order of the additions. Every instance of these kernels adds over K in the same
     order: one warp or warpgroup computes its columns of W alone, from the first to the last element of K, 16 at a time,
-    with weights that are already scaled. Tiles are not divided among CTAs (``divide`` of schedule()), K is not divided
+    with weights that are already scaled. Tiles are not split among CTAs (``divide`` of schedule()), K is not split
     among warps, and only the target determines the kernel. These configs are slower than others if there are few tiles.
     """
     target, layer = get_target(gpu.target), problem.layer

@@ -112,7 +112,7 @@ MMA_COLUMNS = 8
 _MAX_WARPS = 16
 _WARPGROUP_THREADS = 128
 _REGISTERS_PER_CTA = 65536
-#: Maximum number of warpgroups. With four warpgroups, a thread has too few registers: none of 91 layers is 2 % faster
+#: Maximum number of warpgroups. With four warpgroups, a thread has too few registers: none of 91 layers is 2% faster
 #: at any of 13 values of M. [H200]
 _MAX_WARPGROUPS = 3
 #: Maximum number of accumulators per thread with wgmma, and the maximum for two or more warpgroups without setmaxnreg.
@@ -139,7 +139,7 @@ _WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 
 
 def min_tile_m(tile_k: int) -> int:
-    """Return the smallest tile_m for a tile_k, because a stage must hold whole periods of the swizzle."""
+    """Return the smallest tile_m for a tile_k. A stage must hold a whole number of swizzle periods."""
     return max(1, _SWIZZLE_ROWS * 64 // tile_k)
 
 
@@ -159,12 +159,12 @@ class MarlinConfig(KernelConfig):
     stages : int
         Number of stages of the ring.
     slice_k : int
-        Number of warps, or of warpgroups with wgmma, that compute the same columns and divide the K of each stage.
-        Their sums are added in shared memory.
+        Number of warps, or of warpgroups with wgmma, that compute the same columns and split the K of each stage. Their
+        sums are added in shared memory.
     cluster_n : int
         Number of CTAs per cluster along N, which share loads of activations.
     cluster_k : int
-        Number of CTAs per cluster that divide the K of a tile into whole stages and exchange sums.
+        Number of CTAs per cluster that split the K of a tile into whole stages and exchange sums.
     ctas_per_sm : int
         Number of CTAs per SM.
     consumer_registers : int
@@ -181,7 +181,7 @@ class MarlinConfig(KernelConfig):
         Number of commit groups that the tensor cores execute while the next weights are dequantized.
     scale_form : str
         Form in which one multiply-add applies scale and offset to a weight (quantization/scale_range.py), or "none".
-        All forms give the same bits.
+        The results of all forms are bitwise identical.
     pingpong : bool
         Whether two warpgroups compute tiles in turn, so that one stores its tile while the other multiplies.
     warps_n : int
@@ -281,7 +281,7 @@ class MarlinConfig(KernelConfig):
             allowed = f"a multiple of {8 * self.cluster_n} with cluster_n = {self.cluster_n}"
             raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if self.cluster_k > 1 and self.cluster_n > 1:
-            why = "set either cluster_n or cluster_k to 1, because CTAs either share activations or divide K"
+            why = "set either cluster_n or cluster_k to 1, because CTAs either share activations or split K"
             raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n = {self.cluster_n}", why)
         if self.pingpong:
             for field in ("warpgroups", "slice_k", "cluster_k"):
@@ -533,7 +533,7 @@ class MarlinConfig(KernelConfig):
         """Return the number of stages of weights that a dependent launch loads before it waits for the previous launch.
 
         More stages would delay the first activations. [docs/lab/marlin.md, "Chains of dependent launches"] With wgmma,
-        two stages are 0 to 4 % faster than one for long layers up to M = 16. [H200]
+        two stages are 0 to 4% faster than one for long layers up to M = 16. [H200]
         """
         max_rows = 16 if self.has_wgmma and self.cluster_k == 1 else MMA_COLUMNS
         return 2 if self.tile_m < 8 or (self.tile_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
@@ -542,7 +542,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def warp_tiles(self) -> int:
-        """Number of parts of a tile that one warp, or a group of warps that divide K, computes.
+        """Number of parts of a tile that one warp, or a group of warps that split K, computes.
 
         Each part has a flag in the workspace.
         """
@@ -577,7 +577,7 @@ class MarlinConfig(KernelConfig):
     def n_tiles(self) -> int:
         """Number of N tiles per CTA of the skinny kernel.
 
-        An N tile is computed by one warp or by several warps that divide K.
+        An N tile is computed by one warp or by several warps that split K.
         """
         return self.tile_n // N_TILE
 

@@ -29,7 +29,7 @@ _SUSTAINED_FROM = 256
 #: Bytes per int4 weight, including one 16-bit scale per 128 weights.
 _WEIGHT_BYTES = 0.516
 #: Clocks that TMA takes to fill 64 elements of a row beyond M with zeros, for boxes of the skinny and the wgmma kernel.
-#: For 14336 x 4096 at M = 2, boxes of 8 rows take 14 % longer than boxes of 2 rows. [H200]
+#: For 14336 x 4096 at M = 2, boxes of 8 rows take 14% longer than boxes of 2 rows. [H200]
 _SKINNY_FILL, _WGMMA_FILL = 8, 6
 
 
@@ -118,7 +118,7 @@ _TILE, _RESULT = 700, 700
 _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
 #: Clocks that the CTAs of a cluster with shared activations wait for each other before the first stage.
 _MULTICAST = 2000
-#: Exchange of sums among the CTAs of a cluster that divide K: clocks per CTA, and bytes per clock.
+#: Exchange of sums among the CTAs of a cluster that split K: clocks per CTA, and bytes per clock.
 _MEETING, _SUMS_BYTES = 45, 12.7
 #: Fraction of each time that counts towards the total: clocks of the busiest SM, memory, operations, and operations at
 #: the power limit.

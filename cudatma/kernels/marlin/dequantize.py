@@ -1,7 +1,7 @@
 """Dequantize a packed weight to a dense matrix (K, N) on the GPU. TMA loads packed tiles and stores dequantized tiles.
 
-The result has the same bits as PackedWeight.dequantize(), rounded once to the weight's type. Rows are always in the
-order of the activation's columns, even if the rows of the packed weight are permuted. The kernel is memory-bound
+The result is bitwise identical to that of PackedWeight.dequantize(), rounded once to the weight's type. Rows are always
+in the order of the activation's columns, even if the rows of the packed weight are permuted. The kernel is memory-bound
 (docs/design/marlin.md).
 """
 
@@ -335,7 +335,7 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
 def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
     """Return a new (K, N) array whose rows are padded to multiples of 16 bytes.
 
-    empty_like_library() describes ``stream``.
+    See empty_like_library() for ``stream``.
     """
     k, n = w.shape
     shape, dtype = (k, dense_pitch_bytes(n) // _ELEMENT_BYTES), activation_type(w.dtype).numpy

@@ -79,14 +79,14 @@ def marlin_gemm(
         Default: the stream's workspace; during capture, one workspace per graph branch, which is freed with the graph.
     programmatic : bool, default False
         Whether to use programmatic dependent launch. The GEMM may then read the weight and the bias before the previous
-        kernel has ended, so the previous kernel must not write them. The GEMM accesses activations, workspace and out
-        only after the previous kernel has ended.
+        kernel has completed, so the previous kernel must not write them. The GEMM accesses activations, workspace and
+        out only after the previous kernel has completed.
     batch_invariant : bool, default False
-        Whether each row has the same bits at every M. Such kernels are slower.
+        Whether each row is bitwise identical at every M. Such kernels are slower.
     debug : bool, optional
         Whether to run kernels whose waits time out and report the barrier (docs/howto/debug_a_hang.md). The call then
-        waits until the kernels have ended. Default: the setting of ``cudatma.debugging()``, or of ``$CUDATMA_DEBUG`` at
-        the first call of a kind.
+        waits until the kernels have completed. Default: the setting of ``cudatma.debugging()``, or of
+        ``$CUDATMA_DEBUG`` at the first call of a kind.
 
     Returns
     -------

@@ -34,7 +34,7 @@ class MarlinLinear:
     bias : array (N,), optional
         The bias, with the weight's dtype and on its device.
     batch_invariant : bool, default False
-        Whether each row has the same bits at every M; see ``marlin_gemm``.
+        Whether each row is bitwise identical at every M; see ``marlin_gemm``.
 
     Raises
     ------

@@ -109,7 +109,7 @@ class Problem:
     m : int
         Number of rows of x.
     batch_invariant : bool
-        Whether the bits of a row must be independent of M.
+        Whether each row must be bitwise identical for every M.
     x_pitch_bytes, out_pitch_bytes : int, optional
         Row pitch, or 0 to repeat one row. Default: dense rows.
     has_aligned_x, has_aligned_out : bool

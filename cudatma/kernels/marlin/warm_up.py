@@ -38,7 +38,7 @@ def warm_up(
     """Compile and load every kernel that ``marlin_gemm`` may need for these weights and up to ``max_m`` rows.
 
     Later calls with at most ``max_m`` rows do not compile anything, whether or not x is aligned and a bias is passed.
-    Kernels that are not in the cache are compiled in parallel. Results have the same bits with and without warm-up.
+    Kernels that are not in the cache are compiled in parallel. Results are bitwise identical with and without warm-up.
 
     Parameters
     ----------

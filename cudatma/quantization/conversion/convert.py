@@ -75,7 +75,7 @@ def convert_checkpoint(
     source : str or os.PathLike
         The checkpoint's folder.
     out : str or os.PathLike
-        The new folder. It must be nonexistent, empty, or the result of an interrupted conversion.
+        The new folder. It must not exist, be empty, or contain the result of an interrupted conversion.
     quantize : bool, default False
         Whether to quantize the matrices in the numbered blocks of a float model.
     group_size : int, default 128

@@ -73,9 +73,7 @@ class Journal:
             out.mkdir(parents=True, exist_ok=True)
             folder = os.open(out, os.O_RDONLY)
         except OSError as error:
-            raise WeightFileError(
-                str(out), f"{error}", "a folder that can be written", "choose another folder"
-            ) from error
+            raise WeightFileError(str(out), f"{error}", "a writable folder", "choose another folder") from error
         try:
             _lock(folder, out)
             for left in out.glob(f".*{PARTIAL}"):
@@ -219,7 +217,7 @@ def _copy_file(source: Path, target: Path) -> None:
         os.replace(aside, target)
     except OSError as error:
         raise WeightFileError(
-            str(target), f"{error}", "a file that can be written", "check the folder and the free space"
+            str(target), f"{error}", "a writable file", "check the folder and the free space"
         ) from error
 
 

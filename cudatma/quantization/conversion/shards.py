@@ -125,9 +125,7 @@ class ShardWriter:
         self.entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, self._end]}
 
     def _error(self, error: OSError) -> WeightFileError:
-        return WeightFileError(
-            str(self.path), f"{error}", "a file that can be written", "check the folder and the free space"
-        )
+        return WeightFileError(str(self.path), f"{error}", "a writable file", "check the folder and the free space")
 
 
 def file_digest(path: Path) -> str:
@@ -155,7 +153,7 @@ def write_text(path: Path, text: str) -> None:
         os.replace(aside, path)
     except OSError as error:
         raise WeightFileError(
-            str(path), f"{error}", "a file that can be written", "check the folder and the free space"
+            str(path), f"{error}", "a writable file", "check the folder and the free space"
         ) from error
     finally:
         aside.unlink(missing_ok=True)
@@ -195,9 +193,9 @@ class ShardPlan:
 
 
 def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[ShardPlan]:
-    """Divide the units among files of at most about ``shard_bytes``, in the model's order.
+    """Distribute the units among files of at most about ``shard_bytes``, in the model's order.
 
-    A unit is never divided between files. ``group_size`` applies to the layers of a float checkpoint. The plan depends
+    A unit is never split between files. ``group_size`` applies to the layers of a float checkpoint. The plan depends
     only on the source and the options.
     """
     packed = {name for parts in source.layers.values() for name in parts.values()} | source.inventory.left_out.keys()

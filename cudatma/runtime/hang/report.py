@@ -205,7 +205,7 @@ class StuckWait:
 
     @property
     def is_half_done(self) -> bool:
-        """Whether some, but not all, arrivals or bytes have reached the barrier in this phase."""
+        """Whether the barrier has received some, but not all, of this phase's arrivals or bytes."""
         if self.bits is None:
             return not self.rule
         if self.is_over:

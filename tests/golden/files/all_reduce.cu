@@ -117,9 +117,9 @@ __device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, co
 // packet contains the number of its launch, so inboxes need not be cleared. The number cannot be a launch parameter, because a graph
 // replays a launch with the same parameters. Instead, each CTA counts the launches. All launches must have the same grid.
 //
-// Two slots suffice. A rank's launch n + 2 overwrites the packets of launch n, but it starts only after the rank's launch n + 1 has ended.
-// Launch n + 1 has then received a packet from every peer, and each peer sent its packet after its own launch n had read all packets. This
-// argument requires that the launches of a rank do not overlap, so they must be in one stream or ordered by events.
+// Two slots suffice. A rank's launch n + 2 overwrites the packets of launch n, but it starts only after the rank's launch n + 1 has
+// completed. Launch n + 1 has then received a packet from every peer, and each peer sent its packet after its own launch n had read all
+// packets. This argument requires that the launches of a rank do not overlap, so they must be in one stream or ordered by events.
 //
 // After a peer has failed to send, later launches neither send nor wait, and all results are NaNs. The host reads `failure` and raises an
 // error.

@@ -334,8 +334,8 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     }
 }
 
-// Process a block of keys: compute the scores and the softmax, and multiply by the values. `q`, `k` and `v` are the shared addresses of the
-// tile's queries and of the slots. `row0` is the warp's first query in the sequence.
+// Process a block of keys: compute the scores and the softmax, and multiply by the values. `q`, `k` and `v` are the shared-memory addresses
+// of the tile's queries and of the slots that hold the keys and values. `row0` is the warp's first query in the sequence.
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
                                              u32 warpgroup, u32 lane) {
     Scores scores;

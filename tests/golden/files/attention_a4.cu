@@ -414,8 +414,8 @@ __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane)
     v_ring.advance();
 }
 
-// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. `q` is the shared address of
-// the queries, and `row0` is the warpgroup's first query in the sequence.
+// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. `q` is the shared-memory
+// address of the queries, and `row0` is the warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;

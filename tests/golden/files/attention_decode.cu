@@ -105,7 +105,7 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// Divide the blocks among `parts` CTAs, and return part number `part`.
+// Split the blocks among `parts` CTAs, and return part number `part`.
 __device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 parts) {
     const u32 count = blocks.end - blocks.begin;
     return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
@@ -587,8 +587,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. `q` is the shared address of
-// the queries, and `row0` is the warpgroup's first query in the sequence.
+// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. `q` is the shared-memory
+// address of the queries, and `row0` is the warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
@@ -615,7 +615,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     wgmma_wait_group<0>();
 }
 
-// Compute the attention of a tile's queries to the keys in `blocks`, one of the `parts` parts of the sequence's keys. All threads of the
+// Compute the attention of a tile's queries to the keys in `blocks`, one of the `parts` splits of the sequence's keys. All threads of the
 // consumer warps must call this function. The last CTA of the tile combines the parts.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const u16* q, u16* output_rows,
                                         const LogSums& logs, float* partials, u32* counters, const Place& place, const Blocks& blocks, u32 parts,

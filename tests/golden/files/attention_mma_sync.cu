@@ -375,7 +375,7 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 // ---- Consumers ------------------------------------------------------------------------------------------------------
 // Process a block of keys: compute the scores and the softmax, and multiply by the values. `row` is the thread's first query in the
 // sequence.
-// `q` is the shared address of the queries. `first` is the warp's first query in the tile.
+// `q` is the shared-memory address of the queries. `first` is the warp's first query in the tile.
 template <bool IsMasked>
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
                                              u32 q, u32 block, u32 first, u32 row, u32 lane) {
@@ -395,8 +395,8 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k
     v_ring.advance();
 }
 
-// Process the blocks of keys for a warp's 16 queries, from the last block to the first. `q` is the shared address of the queries. `row0` is
-// the first query of the warp's warpgroup in the sequence.
+// Process the blocks of keys for a warp's 16 queries, from the last block to the first. `q` is the shared-memory address of the queries.
+// `row0` is the first query of the warp's warpgroup in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 first = 64 * at.warpgroup + 16 * at.warp, first_row = row0 + 16 * at.warp, lane = at.lane, row = first_row + lane / 4;

@@ -32,7 +32,7 @@ namespace cudatma {
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 8;   // rows of x per CTA, which are columns of the MMAs
 constexpr u32 FRAGMENTS_8 = TILE_M < 8 ? 1 : TILE_M / 8;   // fragments of 8 rows of x; if TILE_M < 8, the fragment repeats its rows
-constexpr u32 N_TILE = 32, FRAGMENTS_16 = N_TILE / 16;   // columns of W per N tile, which are rows of the MMAs; fragments per N tile
+constexpr u32 N_TILE = 32, FRAGMENTS_16 = N_TILE / 16;   // columns of W per N tile, which become the rows (M) of the MMAs; fragments per N tile
 constexpr u32 N_TILES = 4;   // N tiles per CTA
 constexpr u32 TILE_K = 256;   // elements of K per stage
 constexpr u32 SLICE_K = 2;   // warps that share an N tile; each multiplies a slice of every stage's K
@@ -393,7 +393,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
 }
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
-// OWNERS warps of the SLICE_K warps that share an N tile own OWN fragments each. An owner adds up the sums of its fragments and stores the
+// Of the SLICE_K warps that share an N tile, OWNERS warps own OWN fragments each. An owner adds up the sums of its fragments and stores the
 // result.
 constexpr u32 OWNERS = SLICE_K < FRAGMENTS_16 ? SLICE_K : FRAGMENTS_16, OWN = FRAGMENTS_16 / OWNERS;
 typedef float OwnSums[OWN][FRAGMENTS_8][4];

@@ -32,10 +32,10 @@ namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 64;   // rows of M per CTA, which are columns of the MMAs
-constexpr u32 TILE_N = 256;   // columns of N per CTA, which are rows of the MMAs
+constexpr u32 TILE_N = 256;   // columns of N per CTA, which become the rows (M) of the MMAs
 constexpr u32 TILE_K = 128;   // elements of K per stage
 constexpr u32 WARPGROUPS = 2;   // warpgroups along N
-constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which divide each stage's K
+constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which split each stage's K
 constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, each of 64 columns
 constexpr u32 STAGES = 6;
 constexpr u32 MMAS_PER_COMMIT = 2;   // wgmmas per accumulator and commit group; each multiplies 16 elements of K
@@ -278,7 +278,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-        load_packed(weights, slots, ring.stage, 0);   // the loop loads the other blocks while it multiplies the previous one
+        load_packed(weights, slots, ring.stage, 0);   // the loop loads each later block while it multiplies the block before it
 #pragma unroll
         for (u32 i = 0; i < K64_PER_SLICE; ++i) {
             if (i + 1 < K64_PER_SLICE) load_packed(weights, slots, ring.stage, i + 1);

@@ -91,7 +91,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
 }
 
 // Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
-// 16 bytes, and a shared address cannot overflow them.
+// 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -185,7 +185,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // bytes of a warp's 16 staging rows
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory with the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -228,7 +228,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// ---- Loads: all threads copy 16-byte vectors to shared memory in the 128-byte swizzle -------------------------------
+// ---- Loads: all threads copy 16-byte vectors to shared memory with the 128-byte swizzle -----------------------------
 
 // Copy one slot of an operand of `rows` x `columns` elements, beginning at (row0, column0). A slot has Spans parts of Rows rows and SPAN
 // columns. Elements outside the operand become zero. `pitch` is the number of elements from one row to the next.

@@ -98,7 +98,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
 }
 
 // Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
-// 16 bytes, and a shared address cannot overflow them.
+// 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -184,7 +184,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // bytes of a warp's 16 staging rows
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory with the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -278,8 +278,8 @@ constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // 64 rows of 128 bytes
 
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// Stage a warpgroup's whole part of a tile in the 128-byte swizzle. One thread stores the part by TMA while the warpgroup computes the next
-// tile. TMA stores a few large boxes faster than many small ones. `place` is the position of the warpgroup's part.
+// Stage a warpgroup's whole part of a tile with the 128-byte swizzle. One thread stores the part by TMA while the warpgroup computes the
+// next tile. TMA stores a few large boxes faster than many small ones. `place` is the position of the warpgroup's part.
 __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, const ThreadPosition& at) {
     const Place of_warp{place.row0 + 16 * at.warp, place.column0, place.batch};

@@ -32,7 +32,7 @@ constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 288;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = false;   // otherwise M-major or N-major
-constexpr u32 CLUSTER_K = 2;   // CTAs per cluster, which divide K among them
+constexpr u32 CLUSTER_K = 2;   // CTAs per cluster, which split K
 
 // ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 A = 0;                          // 49152 B
@@ -102,7 +102,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
 }
 
 // Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
-// 16 bytes, and a shared address cannot overflow them.
+// 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -193,7 +193,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // bytes of a warp's 16 staging rows
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, beginning at fragment n, to shared memory with the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -294,7 +294,7 @@ __device__ __forceinline__ u32 cluster_sums_bytes(u32 rank) {
     return (CLUSTER_K - 1) * WARP_TILES * FRAGMENTS_16 * own_fragments(rank) * CLUSTER_FRAGMENT_BYTES;
 }
 
-// Return the shared address at which a CTA receives a warp's sums from its peer number `sender`.
+// Return the shared-memory address at which a CTA receives a warp's sums from its peer number `sender`.
 __device__ __forceinline__ u32 cluster_sums(u32 smem, u32 sender, u32 warp_tile, u32 lane) {
     return smem + CLUSTER_SUMS + (sender * WARP_TILES + warp_tile) * FRAGMENTS_16 * OWN * CLUSTER_FRAGMENT_BYTES + lane * 16;
 }
@@ -373,7 +373,7 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
 }
 }  // namespace cudatma
 
-// C = A B, version v6. This version is like v3, but the CTAs of a cluster divide the K of one tile and exchange their sums. Each CTA then
+// C = A B, version v6. This version is like v3, but the CTAs of a cluster split the K of one tile and exchange their sums. Each CTA then
 // stores a part of the columns.
 extern "C" __global__ void __launch_bounds__(288, 1)
 gemm_v6_f16_cr_128x256x64_w2_s3_k2(
@@ -386,7 +386,7 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
     const u32 smem = shared_address(dynamic_shared);
     // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
-    // The CTAs of a cluster divide the stages of the tile's K in the order of their ranks.
+    // The CTAs of a cluster split the stages of the tile's K in the order of their ranks.
     const u32 rank = cluster_ctarank();
     const u32 k_begin = rank * problem.k_iterations / CLUSTER_K, k_end = (rank + 1) * problem.k_iterations / CLUSTER_K;
     u32 tile_m, tile_n;
@@ -403,7 +403,7 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
         mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, cluster_sums_bytes(rank));
     }
     __syncthreads();                    // no thread may use the barriers before they are initialized
-    barrier_cluster_arrive_relaxed();   // relaxed, because fence_mbarrier_init() has ordered the barriers; reduce_cluster() waits
+    barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() already orders the initialization; reduce_cluster() waits
     griddepcontrol_wait();              // launch_dependents is omitted, because clusters that start early are slower
     if (warp_index == CONSUMER_WARPS) {
         if (elect_sync()) produce(ring, problem, k_begin, k_end, smem, Maps{&a_map, &b_map}, place);

@@ -31,10 +31,10 @@ namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 8;   // rows of M per CTA, which are columns of the MMAs
-constexpr u32 TILE_N = 128;   // columns of N per CTA, which are rows of the MMAs
+constexpr u32 TILE_N = 128;   // columns of N per CTA, which become the rows (M) of the MMAs
 constexpr u32 TILE_K = 256;   // elements of K per stage
 constexpr u32 WARPS_N = 4, WARP_N = 32;   // warps along N, each with all rows of M; columns per warp
-constexpr u32 SLICE_K = 2;   // warps with the same columns of N, which divide each stage's K
+constexpr u32 SLICE_K = 2;   // warps with the same columns of N, which split each stage's K
 constexpr u32 STAGES = 4;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
@@ -84,7 +84,7 @@ struct Problem {
     u32 raster_m;                   // number of rows of tiles per raster group
     u32 k_iterations;               // number of stages per tile
     u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
-    u32 stream_tiles;               // number of leading tiles that are divided among all work ranges
+    u32 stream_tiles;               // number of leading tiles that are split among all work ranges
     u32 stream_stages;              // number of stages of the divided tiles per work range
     u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
@@ -371,7 +371,7 @@ __device__ __forceinline__ void load_table(u32 smem, u32 full, const TensorMap* 
     cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * TILE_N, k * TILE_K / GROUP_SIZE);
 }
 
-// Load activations as K64_PER_STAGE boxes of TILE_M rows and 64 elements of K in the 128-byte swizzle. TMA fills elements outside the
+// Load activations as K64_PER_STAGE boxes of TILE_M rows and 64 elements of K with the 128-byte swizzle. TMA fills elements outside the
 // tensor with zeros.
 __device__ __forceinline__ void load_activations(u32 smem, u32 full, const TensorMap* map, u32 tile_m, u32 k) {
 #pragma unroll
@@ -627,9 +627,9 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// Y = X W, computed as Y^T = W^T X^T, so that columns of N are rows of the MMAs. The last warps are producers, which fill the slots of the
-// ring. The first CONSUMER_WARPS warps are consumers, which dequantize weights, multiply, and store. Producers and consumers process the
-// same sequence of work units.
+// Y = X W, computed as Y^T = W^T X^T, so that the N dimension becomes the rows (M) of the MMAs. The last warps are producers, which fill
+// the slots of the ring. The first CONSUMER_WARPS warps are consumers, which dequantize weights, multiply, and store. Producers and
+// consumers process the same sequence of work units.
 extern "C" __global__ void __launch_bounds__(288, 1)
 marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,

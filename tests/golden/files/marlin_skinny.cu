@@ -32,12 +32,12 @@ namespace cudatma {
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 16;   // rows of x per CTA, which are columns of the MMAs
 constexpr u32 FRAGMENTS_8 = TILE_M < 8 ? 1 : TILE_M / 8;   // fragments of 8 rows of x; if TILE_M < 8, the fragment repeats its rows
-constexpr u32 N_TILE = 32, FRAGMENTS_16 = N_TILE / 16;   // columns of W per N tile, which are rows of the MMAs; fragments per N tile
+constexpr u32 N_TILE = 32, FRAGMENTS_16 = N_TILE / 16;   // columns of W per N tile, which become the rows (M) of the MMAs; fragments per N tile
 constexpr u32 N_TILES = 3;   // N tiles per CTA
 constexpr u32 TILE_K = 256;   // elements of K per stage
 constexpr u32 SLICE_K = 2;   // warps that share an N tile; each multiplies a slice of every stage's K
 constexpr u32 CONSUMER_WARPS = N_TILES * SLICE_K;
-constexpr u32 CLUSTER_K = 2;   // CTAs per cluster, which share a tile and divide its K
+constexpr u32 CLUSTER_K = 2;   // CTAs per cluster, which share a tile and split its K
 constexpr u32 GROUP_SIZE = 64;   // elements of K that share a scale
 
 // ---- Packed weights: an n64 row contains 64 columns of W as 64 x 64 blocks along K ----------------------------------
@@ -172,7 +172,7 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 sme
     cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, maps.zero_map, full, tile.first_row * 64, group);
 }
 
-// Load activations as K64_PER_STAGE boxes of TILE_M rows and 64 elements of K in the 128-byte swizzle. TMA fills elements outside x with
+// Load activations as K64_PER_STAGE boxes of TILE_M rows and 64 elements of K with the 128-byte swizzle. TMA fills elements outside x with
 // zeros.
 __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile,
                                                  u32 k) {
@@ -399,7 +399,7 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 }
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
-// OWNERS warps of the SLICE_K warps that share an N tile own OWN fragments each. An owner adds up the sums of its fragments and stores the
+// Of the SLICE_K warps that share an N tile, OWNERS warps own OWN fragments each. An owner adds up the sums of its fragments and stores the
 // result.
 constexpr u32 OWNERS = SLICE_K < FRAGMENTS_16 ? SLICE_K : FRAGMENTS_16, OWN = FRAGMENTS_16 / OWNERS;
 typedef float OwnSums[OWN][FRAGMENTS_8][4];
@@ -525,9 +525,9 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
 }
 }  // namespace cudatma
 
-// y = x W for small M, computed as y^T = W^T x^T, so that columns of W are rows of the MMAs. A CTA computes N_TILES N tiles over all of K
-// or, in a cluster, over its part of K. The last warp is the producer. It waits until the consumers have released a slot, and loads the
-// next stage into that slot. The other warps are consumers. They wait until a slot is full, multiply, and release the slot.
+// y = x W for small M, computed as y^T = W^T x^T, so that the N dimension becomes the rows (M) of the MMAs. A CTA computes N_TILES N tiles
+// over all of K or, in a cluster, over its part of K. The last warp is the producer. It waits until the consumers have released a slot, and
+// loads the next stage into that slot. The other warps are consumers. They wait until a slot is full, multiply, and release the slot.
 extern "C" __global__ void __launch_bounds__(224, 1)
 marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -554,7 +554,7 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     // elect_sync() shows ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
     if (is_producer && elect_sync()) fill_ring(ring, smem, maps, tile, problem, policy);
     __syncwarp();
-    barrier_cluster_arrive_relaxed();   // relaxed, because fence_mbarrier_init() has ordered the barriers; reduce_cluster() waits
+    barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() already orders the initialization; reduce_cluster() waits
     __syncthreads();   // consumers wait until the producer has initialized the barriers
     if (is_producer) {
         if (elect_sync()) refill_ring(ring, smem, maps, tile, policy);

@@ -36,10 +36,10 @@ namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128;   // rows of M per CTA, which are columns of the MMAs
-constexpr u32 TILE_N = 128;   // columns of N per CTA, which are rows of the MMAs
+constexpr u32 TILE_N = 128;   // columns of N per CTA, which become the rows (M) of the MMAs
 constexpr u32 TILE_K = 128;   // elements of K per stage
 constexpr u32 WARPGROUPS = 1;   // warpgroups along N
-constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which divide each stage's K
+constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which split each stage's K
 constexpr u32 PINGPONG = 2;   // warpgroups, which process the CTA's work units alternately
 constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, each of 64 columns
 constexpr u32 STAGES = 4;
@@ -117,7 +117,7 @@ struct Problem {
     u32 raster_m;                   // number of rows of tiles per raster group
     u32 k_iterations;               // number of stages per tile
     u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
-    u32 stream_tiles;               // number of leading tiles that are divided among all work ranges
+    u32 stream_tiles;               // number of leading tiles that are split among all work ranges
     u32 stream_stages;              // number of stages of the divided tiles per work range
     u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
@@ -360,8 +360,8 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
 // ---- int4 -> fp16, scale and offset in one multiply-add --------------------------------------------------------
 // A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24), so a mask suffices to extract a weight. The
 // multiply-add v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s rounds once, like a multiplication after a subtraction of 8, and
-// gives the same bits. The factor s 2^(24 - b) must be finite. Packing therefore multiplies all scales of a weight by the same power
-// 2^-p, and scale_back() multiplies the sums by 2^p.
+// gives a bitwise identical result. The factor s 2^(24 - b) must be finite. Packing therefore multiplies all scales of a weight by
+// the same power 2^-p, and scale_back() multiplies the sums by 2^p.
 constexpr u32 NIBBLE_LOW = 0, NIBBLE_HIGH = NIBBLE_LOW + 4;   // b for columns g and g + 8
 constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
 // MINUS_POWER is -2^11 in both halves, and TO_FACTORS is 2^(10 - b) for columns g and g + 8. Their product with -8 s is s 2^(24 - b).
@@ -494,7 +494,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-        load_packed(weights, slots, ring.stage, 0);   // the loop loads the other blocks while it multiplies the previous one
+        load_packed(weights, slots, ring.stage, 0);   // the loop loads each later block while it multiplies the block before it
 #pragma unroll
         for (u32 i = 0; i < K64_PER_SLICE; ++i) {
             if (i + 1 < K64_PER_SLICE) load_packed(weights, slots, ring.stage, i + 1);
@@ -564,8 +564,8 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const S
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * TILE_N, row);
 }
 
-// Load LOADED_M rows of the activations into every CTA of the cluster, as K64_PER_STAGE boxes of 64 elements of K in the 128-byte swizzle.
-// TMA fills elements outside the tensor with zeros.
+// Load LOADED_M rows of the activations into every CTA of the cluster, as K64_PER_STAGE boxes of 64 elements of K with the 128-byte
+// swizzle. TMA fills elements outside the tensor with zeros.
 __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
                                                  u32 smem, u32 rank, const Policies& policies) {
     const u32 row = rank * LOADED_M, target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
@@ -658,9 +658,9 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// Y = X W, computed as Y^T = W^T X^T, so that columns of N are rows of the MMAs. One thread of the last warps is the producer, which fills
-// the slots of the ring by TMA. The other warpgroups are consumers. They dequantize weights into the registers of operand A, multiply, and
-// store. Producer and consumers process the same sequence of work units.
+// Y = X W, computed as Y^T = W^T X^T, so that the N dimension becomes the rows (M) of the MMAs. One thread of the last warps is the
+// producer, which fills the slots of the ring by TMA. The other warpgroups are consumers. They dequantize weights into the registers of
+// operand A, multiply, and store. Producer and consumers process the same sequence of work units.
 // The two consumer warpgroups process work units alternately, so that one warpgroup stores its tile while the other multiplies.
 extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(

@@ -14,7 +14,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// In all_reduce, marlin_mma_sync, marlin_wgmma
+// Used in all_reduce, marlin_mma_sync, marlin_wgmma
 // ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
@@ -22,39 +22,39 @@ __device__ __forceinline__ float low_to_float(u32 pair) {
     return d;
 }
 
-// In attention_scalar, marlin_skinny, experts_skinny_up, experts_sum
+// Used in attention_scalar, marlin_skinny, experts_skinny_up, experts_sum
 // ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     return __uint_as_float(pair << 16);
 }
 
-// In all_reduce, marlin_mma_sync
+// Used in all_reduce, marlin_mma_sync
 __device__ __forceinline__ float high_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
     return d;
 }
 
-// In attention_scalar, marlin_skinny, experts_skinny_up, experts_sum
+// Used in attention_scalar, marlin_skinny, experts_skinny_up, experts_sum
 __device__ __forceinline__ float high_to_float(u32 pair) {
     return __uint_as_float(pair & 0xffff0000u);
 }
 
-// In all_reduce, marlin_mma_sync, marlin_wgmma
+// Used in all_reduce, marlin_mma_sync, marlin_wgmma
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// In attention_scalar, marlin_skinny, experts_skinny_up, experts_sum
+// Used in attention_scalar, marlin_skinny, experts_skinny_up, experts_sum
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 
-// In attention_a1, attention_a2, attention_a3, attention_a4, attention_mma_sync, attention_decode, gemm_v5
+// Used in attention_a1, attention_a2, attention_a3, attention_a4, attention_mma_sync, attention_decode, gemm_v5
 // ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
@@ -62,7 +62,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// In gemm_v1, gemm_v2, gemm_v3, gemm_v4, gemm_v6, gemm_v7, gemm_mma_sync, experts_wgmma_down
+// Used in gemm_v1, gemm_v2, gemm_v3, gemm_v4, gemm_v6, gemm_v7, gemm_mma_sync, experts_wgmma_down
 // ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
@@ -85,7 +85,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
+// [PTX ISA, cvta] Return the 32-bit shared-memory address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
@@ -109,8 +109,8 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0 to 16) bytes
-// are read, and the other bytes become zero. Both addresses must be 16-byte aligned.
+// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared-memory address `dst`, bypassing L1. Only the first `src_bytes` (0 to 16)
+// bytes are read, and the other bytes become zero. Both addresses must be 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
@@ -135,9 +135,9 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
     return values;
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
-// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
-// each matrix.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned
+// shared-memory addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans
+// variants transpose each matrix.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
@@ -202,8 +202,9 @@ __device__ __forceinline__ bool elect_sync() {
     return elected != 0;
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
-// other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must synchronize.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared-memory address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase.
+// Before other threads use the barrier, this thread must call fence_mbarrier_init(), and then all threads of the CTA or cluster must
+// synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -241,7 +242,7 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
-// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// shared-memory address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
 // elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
@@ -249,7 +250,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const Tens
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// In attention_a2, attention_a3, attention_decode, gemm_v2, gemm_v3, marlin_mma_sync, experts_wgmma_down
+// Used in attention_a2, attention_a3, attention_decode, gemm_v2, gemm_v3, marlin_mma_sync, experts_wgmma_down
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -266,7 +267,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const Tens
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -286,8 +287,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -339,7 +340,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In attention_a4
+// Used in attention_a4
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -356,7 +357,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -376,8 +377,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -440,7 +441,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In attention_mma_sync, transpose, ragged_copy, tile_copy, permute_columns, dequantize
+// Used in attention_mma_sync, transpose, ragged_copy, tile_copy, permute_columns, dequantize
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -457,7 +458,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -477,8 +478,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -528,7 +529,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In window_copy, run_copy, gather_boxes, im2col, rows
+// Used in window_copy, run_copy, gather_boxes, im2col, rows
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -545,7 +546,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -583,7 +584,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In broadcast
+// Used in broadcast
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -600,7 +601,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -612,8 +613,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -655,7 +656,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In gemm_v4, gemm_v7
+// Used in gemm_v4, gemm_v7
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -673,7 +674,7 @@ struct TmaPipeline {
 template <u32 Stages>
 struct TmaPipeline {
     static constexpr u32 SUSPEND_NS = 10000000;   // maximum time for which a wait suspends the thread
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -693,8 +694,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -746,7 +747,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In gemm_v5
+// Used in gemm_v5
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -764,7 +765,7 @@ struct TmaPipeline {
 template <u32 Stages>
 struct TmaPipeline {
     static constexpr u32 SUSPEND_NS = 10000000;   // maximum time for which a wait suspends the thread
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -776,8 +777,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -826,7 +827,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In gemm_v6
+// Used in gemm_v6
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -843,7 +844,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -855,8 +856,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -908,7 +909,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In gemm_mma_sync
+// Used in gemm_mma_sync
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -925,7 +926,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -945,8 +946,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -1000,7 +1001,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In marlin_skinny
+// Used in marlin_skinny
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -1017,7 +1018,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -1029,8 +1030,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -1076,7 +1077,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In marlin_wgmma
+// Used in marlin_wgmma
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -1093,7 +1094,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -1105,8 +1106,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -1155,7 +1156,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// In experts_skinny_up
+// Used in experts_skinny_up
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -1172,7 +1173,7 @@ struct TmaPipeline {
 // change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
@@ -1192,8 +1193,8 @@ struct TmaPipeline {
     }
 
     // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
-    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls of expect_tx() or arrive() that fill a
-    // slot. `consumer_arrivals` is the number of calls of release*(), in all CTAs of the cluster, that free a slot.
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -1264,8 +1265,8 @@ struct ThreadPosition {
     u32 warpgroup, warp, lane;
 };
 
-// [PTX ISA, cp.async.bulk.tensor] Store a box from shared address `src` to element (c0, c1, ...) and the following elements of `map` as
-// part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// [PTX ISA, cp.async.bulk.tensor] Store a box from shared-memory address `src` to element (c0, c1, ...) and the following elements of `map`
+// as part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
 // not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
@@ -1303,31 +1304,31 @@ __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
-// In attention_mma_sync, gemm_mma_sync
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
-// addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants
-// transpose each matrix.
+// Used in attention_mma_sync, gemm_mma_sync
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned
+// shared-memory addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans
+// variants transpose each matrix.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// In marlin_mma_sync, marlin_skinny, experts_skinny_up
+// Used in marlin_mma_sync, marlin_skinny, experts_skinny_up
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// In attention_mma_sync, gemm_mma_sync
+// Used in attention_mma_sync, gemm_mma_sync
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// In transpose
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
-// addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants
-// transpose each matrix.
+// Used in transpose
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned
+// shared-memory addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans
+// variants transpose each matrix.
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
@@ -1347,9 +1348,9 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// In window_copy
+// Used in window_copy
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
-// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// shared-memory address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
 // elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 // Load with an L2 policy from createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
@@ -1359,7 +1360,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
                  :: "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1) : "memory");
 }
 
-// In marlin_mma_sync
+// Used in marlin_mma_sync
 // Load with an L2 policy from createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
@@ -1368,8 +1369,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
                  :: "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store a box from shared address `src` to element (c0, c1, ...) and the following elements of `map` as
-// part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// [PTX ISA, cp.async.bulk.tensor] Store a box from shared-memory address `src` to element (c0, c1, ...) and the following elements of `map`
+// as part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
 // not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 // Store with an L2 policy from createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_store_hint(const TensorMap* map, u32 src, int c0, int c1, u64 policy) {
@@ -1391,22 +1392,23 @@ __device__ __forceinline__ u64 createpolicy_evict_first() {
     return policy;
 }
 
-// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes from `src` to shared address `dst`. Barrier `bar` counts the bytes as they arrive.
-// Call this function from one thread. The addresses and the size must be multiples of 16.
+// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes from `src` to shared-memory address `dst`. Barrier `bar` counts the bytes as they
+// arrive. Call this function from one thread. The addresses and the size must be multiples of 16.
 __device__ __forceinline__ void cp_async_bulk_load(u32 dst, const void* src, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Store `bytes` contiguous bytes from shared address `src` to `dst` as part of this thread's current bulk group.
+// [PTX ISA, cp.async.bulk] Store `bytes` contiguous bytes from shared-memory address `src` to `dst` as part of this thread's current bulk
+// group.
 __device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  :: "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes) : "memory");
 }
 
-// In transpose, gather_boxes, gemm_v2, gemm_v3, gemm_v4, gemm_v5, gemm_v6, gemm_v7, gemm_mma_sync
+// Used in transpose, gather_boxes, gemm_v2, gemm_v3, gemm_v4, gemm_v5, gemm_v6, gemm_v7, gemm_mma_sync
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
-// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// shared-memory address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
 // elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
@@ -1414,15 +1416,15 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const Tens
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// In experts_skinny_up, dequantize
+// Used in experts_skinny_up, dequantize
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store a box from shared address `src` to element (c0, c1, ...) and the following elements of `map` as
-// part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// [PTX ISA, cp.async.bulk.tensor] Store a box from shared-memory address `src` to element (c0, c1, ...) and the following elements of `map`
+// as part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
 // not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* map, u32 src, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
@@ -1447,7 +1449,7 @@ __device__ __forceinline__ u32 cluster_ctarank() {
     return rank;
 }
 
-// [PTX ISA, mapa] Return the shared::cluster address of shared address `addr` in the CTA of rank `rank`.
+// [PTX ISA, mapa] Return the shared::cluster address of shared-memory address `addr` in the CTA of rank `rank`.
 __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     u32 remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(addr), "r"(rank));
@@ -1470,8 +1472,8 @@ __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes from `src` to shared address `dst`. Barrier `bar` counts the bytes as they arrive.
-// Call this function from one thread. The addresses and the size must be multiples of 16.
+// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes from `src` to shared-memory address `dst`. Barrier `bar` counts the bytes as they
+// arrive. Call this function from one thread. The addresses and the size must be multiples of 16.
 // Load into every CTA of the cluster whose bit is set in `mask`. The destination and the barrier have the same offsets in each of these
 // CTAs, and the barrier of each CTA must expect the bytes.
 __device__ __forceinline__ void cp_async_bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u16 mask) {
@@ -1486,8 +1488,8 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(const TensorMap
                  :: "l"(map), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store a box from shared address `src` to element (c0, c1, ...) and the following elements of `map` as
-// part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// [PTX ISA, cp.async.bulk.tensor] Store a box from shared-memory address `src` to element (c0, c1, ...) and the following elements of `map`
+// as part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
 // not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_store(const TensorMap* map, u32 src, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
@@ -1511,7 +1513,7 @@ __device__ __forceinline__ void fence_proxy_tensormap_acquire_gpu(const TensorMa
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` that begins at element (c0, c1, ...), where c0 is the innermost coordinate, to
-// shared address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
+// shared-memory address `dst`. Call this function from one thread. Barrier `bar` counts the bytes of the whole box, because TMA also fills
 // elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
@@ -1519,28 +1521,29 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const Tens
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, tensormap.cp_fenceproxy] Copy a tensor map from shared address `src` to global memory and release it. All lanes of a warp must
-// call this function. Threads that use the map must first call fence_proxy_tensormap_acquire_gpu(dst).
+// [PTX ISA, tensormap.cp_fenceproxy] Copy a tensor map from shared-memory address `src` to global memory and release it. All lanes of a
+// warp must call this function. Threads that use the map must first call fence_proxy_tensormap_acquire_gpu(dst).
 __device__ __forceinline__ void tensormap_cp_fenceproxy_release_gpu(TensorMap* dst, u32 src) {
     asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;"
                  :: "l"(__cvta_generic_to_global(dst)), "r"(src) : "memory");
 }
 
-// [PTX ISA, tensormap.replace] Set the global address of the tensor map at shared address `map`. No TMA operation may be using the map.
+// [PTX ISA, tensormap.replace] Set the global address of the tensor map at shared-memory address `map`. No TMA operation may be using the
+// map.
 __device__ __forceinline__ void tensormap_replace_global_address(u32 map, const void* address) {
     asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;"
                  :: "r"(map), "l"(__cvta_generic_to_global(address)) : "memory");
 }
 
-// [PTX ISA, tensormap.replace] Set the tensor size, in elements, of dimension Ordinal (0 is innermost) of the tensor map at shared address
-// `map`.
+// [PTX ISA, tensormap.replace] Set the tensor size, in elements, of dimension Ordinal (0 is innermost) of the tensor map at shared-memory
+// address `map`.
 template <u32 Ordinal>
 __device__ __forceinline__ void tensormap_replace_global_dim(u32 map, u32 value) {
     asm volatile("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], %1, %2;"
                  :: "r"(map), "n"(Ordinal), "r"(value) : "memory");
 }
 
-// [PTX ISA, tensormap.replace] Set the stride, in bytes, of dimension Ordinal + 1 of the tensor map at shared address `map`.
+// [PTX ISA, tensormap.replace] Set the stride, in bytes, of dimension Ordinal + 1 of the tensor map at shared-memory address `map`.
 template <u32 Ordinal>
 __device__ __forceinline__ void tensormap_replace_global_stride(u32 map, u64 stride_bytes) {
     asm volatile("tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%0], %1, %2;"
@@ -1609,7 +1612,7 @@ __device__ __forceinline__ void ld_shared_v4_f32(float (&values)[4], u32 smem) {
                  : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]) : "r"(smem) : "memory");
 }
 
-// Add the four values of a fragment at shared address `smem` to this thread's sums.
+// Add the four values of a fragment at shared-memory address `smem` to this thread's sums.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
     ld_shared_v4_f32(other, smem);
@@ -1658,17 +1661,17 @@ __device__ __forceinline__ void st_shared_v4_f32(u32 smem, const float (&values)
                  : : "r"(smem), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
-// addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants
-// transpose each matrix.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned
+// shared-memory addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans
+// variants transpose each matrix.
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
-// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
-// each matrix.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned
+// shared-memory addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans
+// variants transpose each matrix.
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
@@ -1681,7 +1684,7 @@ __device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
     return d;
 }
 
-// In marlin_mma_sync, experts_wgmma_down
+// Used in marlin_mma_sync, experts_wgmma_down
 // ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
@@ -1689,7 +1692,7 @@ __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     return d;
 }
 
-// In marlin_skinny, experts_skinny_up, dequantize
+// Used in marlin_skinny, experts_skinny_up, dequantize
 // ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
@@ -1744,22 +1747,22 @@ __device__ __forceinline__ u64 createpolicy_evict_last() {
     return policy;
 }
 
-// In marlin_wgmma
+// Used in marlin_wgmma
 __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
-// In dequantize
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
-// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
-// each matrix.
+// Used in dequantize
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned
+// shared-memory addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans
+// variants transpose each matrix.
 __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
-// In marlin_wgmma
+// Used in marlin_wgmma
 // ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
@@ -1767,14 +1770,14 @@ __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     return d;
 }
 
-// In experts_wgmma_down
+// Used in experts_wgmma_down
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
-// In dequantize
+// Used in dequantize
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));

@@ -32,7 +32,7 @@ constexpr u32 STORED_PANEL_BYTES = 16384;   // a panel contains SIDE rows of all
 constexpr int TILE_ROWS = SQUARES_Y * SIDE, TILE_COLUMNS = SQUARES_X * SIDE;
 constexpr int RASTER_GROUP = 16;   // rows of tiles per raster group
 
-// Return the address of a 16-byte chunk of a row of a panel in the 128-byte swizzle. Panels are aligned to 1024 bytes.
+// Return the address of a 16-byte chunk of a row of a panel with the 128-byte swizzle. Panels are aligned to 1024 bytes.
 __device__ __forceinline__ u32 chunk_at(u32 panel, u32 row, u32 chunk) {
     return panel + row * LINE_BYTES + ((chunk ^ (row & 7)) << 4);
 }

@@ -128,7 +128,7 @@ LAUNCHES = [
     Case("arguments in a set", LaunchError, "args", "set", lambda b: launch({1, 2, 3, 4})),
     Case("an array on the host", LaunchError, "args[0]", "host memory",
          lambda b: launch((np.zeros(4), *RIGHT_ARGS[1:]))),
-    Case("a float for a pointer", LaunchError, "args[0]", "int of 8 bytes", lambda b: launch((1.5, *RIGHT_ARGS[1:]))),
+    Case("a float for a pointer", LaunchError, "args[0]", "8-byte int", lambda b: launch((1.5, *RIGHT_ARGS[1:]))),
     Case("an array for an int", LaunchError, "args[1]", "float16",
          lambda b: launch((None, on_device(), 1.0, bytes(128)))),
     Case("an int beyond 32 bits", LaunchError, "args[1]", "2**32 - 1",

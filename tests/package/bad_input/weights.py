@@ -154,6 +154,6 @@ FILES = [
          lambda b: c.save_weights([host_weight()], b.folder / "w")),
     Case("saving an array", ArgumentTypeError, "weights['a']", "ndarray",
          lambda b: c.save_weights({"a": Q}, b.folder / "w")),
-    Case("saving into no folder", WeightFileError, "w", "written",
+    Case("saving into no folder", WeightFileError, "w", "writable",
          lambda b: host_weight().save(b.folder / "gone" / "w")),
 ]
