@@ -138,7 +138,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted("SKIPPED_STAGE", "expired", "full[1]", "no thread has arrived", _CONSUMER, 0, leads=False),
     Planted("WRONG_BARRIER", "expired", "full[0]", "1024 announced bytes never arrived", _CONSUMER, 0),
     Planted(
-        "UNINITIALIZED", "refused", "empty[1]|full[1]", "mbarrier_init was not called", "", rule="barrier_uninitialized"
+        "UNINITIALIZED", "refused", "empty[1]|full[1]", "was not called", "", rule="barrier_uninitialized"
     ),
     Planted("NAMED_COUNT", "expired", "named barrier 1", "64 of 96 threads", "bar_sync(1"),
     Planted(
