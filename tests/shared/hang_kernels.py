@@ -137,9 +137,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted("CONSUMER_LEAVES", "expired", "empty[1]", "1 of 2 arrivals are missing", _PRODUCER, 0, leads=False),
     Planted("SKIPPED_STAGE", "expired", "full[1]", "no thread has arrived", _CONSUMER, 0, leads=False),
     Planted("WRONG_BARRIER", "expired", "full[0]", "1024 announced bytes never arrived", _CONSUMER, 0),
-    Planted(
-        "UNINITIALIZED", "refused", "empty[1]|full[1]", "was not called", "", rule="barrier_uninitialized"
-    ),
+    Planted("UNINITIALIZED", "refused", "empty[1]|full[1]", "was not called", "", rule="barrier_uninitialized"),
     Planted("NAMED_COUNT", "expired", "named barrier 1", "64 of 96 threads", "bar_sync(1"),
     Planted(
         "MISALIGNED_BARRIER", "refused", "full[0] + 4 B", "8-byte aligned", "mbarrier_init", rule="barrier_alignment"
