@@ -44,7 +44,7 @@ from .command_line import DEFAULT_TARGET, Parser, add_source_options, integer, o
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_program import run_program
 from .emulate_recording import run_recording
-from .emulate_run import Outcome, add_report_options, run_launch, run_sample, show, write_reports
+from .emulate_run import Outcome, add_report_options, check_report_files, run_launch, run_sample, show, write_reports
 from .inspect_descriptor import open_source
 
 #: Registered kernels with generated operands.
@@ -275,11 +275,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = command.parse_args(words[: at + 1])
         command.require_only(options, _FOR_PROGRAMS, "a program")
         _set_schedules(options, _SCHEDULES_OF_LAUNCHES)
+        check_report_files(options)
         return run_program(options, words[at + 1 :])
     if kernel not in REGISTRY and (kernel.endswith(".rec") or os.path.isdir(kernel)):
         options = command.parse_args(words)
         command.require_only(options, _FOR_RECORDINGS, "a folder")
         _set_schedules(options, _SCHEDULES_OF_LAUNCHES)
+        check_report_files(options)
         return run_recording(options)
     return _run_kernel(command, words)
 
@@ -308,6 +310,7 @@ def _run_kernel(command: Parser, words: Sequence[str]) -> int:
         )
     if rest and options.kernel not in REGISTRY:
         command.refuse(rest)
+    check_report_files(options)
     not_here = ("only", "launch")
     command.require_only(options, [each.dest for each in command.options if each.dest not in not_here], "a kernel")
     _set_schedules(options, _SCHEDULES)

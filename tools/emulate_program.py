@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -27,7 +28,8 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run a program under `emulate_launches`, print its launches, and return the exit status."""
     program = options.kernel
     if not os.path.isfile(program):
-        raise ArgumentError("program", program, "a Python file")
+        raise ArgumentError("program", program, "an existing Python file")
+    process = os.getpid()
     reported: set[tuple[Any, ...]] = set()
     with ExitStack() as stack:
         if options.json:
@@ -46,6 +48,12 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             )
         )
         status = run_script(program, arguments)
+        if os.getpid() != process:  # a fork of the program, whose parent writes the reports
+            sys.stdout.flush()
+            os._exit(status)
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()  # as Python does at the end of a program
     if not status and not any(entry.is_checked for entry in log):
         which = f" whose name contains {options.only!r}" if options.only else ""
         print(f"cudatma: {program} launched no kernel{which} through a supported library", file=sys.stderr)

@@ -127,6 +127,21 @@ def add_report_options(parser: argparse._ActionsContainer) -> None:
     add("--sarif", type=output_file, metavar="FILE", help="write the hazards as SARIF 2.1.0, for code scanning")
 
 
+def check_report_files(options: argparse.Namespace) -> None:
+    """Raise ArgumentError if two reports have the same file, or if a report would replace an input."""
+    source = None if options.kernel is None else Path(options.kernel).resolve()
+    files: dict[Path, str] = {}
+    for option in ("html", "sarif"):
+        if (path := getattr(options, option)) is None:
+            continue
+        file = path.resolve()
+        if file in files:
+            raise ArgumentError(f"--{option}", path, f"another file than --{files[file]}")
+        if source is not None and (file == source or source in file.parents) and source.exists():
+            raise ArgumentError(f"--{option}", path, "a file that is not an input", "choose another name")
+        files[file] = option
+
+
 def write_reports(reports: Sequence[Report], options: argparse.Namespace) -> list[Path]:
     """Write the page (--html) and the SARIF file (--sarif) of some reports, and return their paths."""
     if options.html is not None:

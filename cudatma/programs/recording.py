@@ -519,7 +519,10 @@ class _Reader:
         return x, y, z
 
     def has(self, name: str) -> bool:
-        return self._content.get(name) is not None
+        """Return whether the value is not null. Raises RecordingError for a missing name."""
+        if name not in self._content:
+            raise self.error(name, "no such name", "a value or null")
+        return self._content[name] is not None
 
     def digest(self, name: str, value: Any = None) -> str:
         value = self._content.get(name) if value is None else value
@@ -554,12 +557,15 @@ def _read_memory_entry(reader: _Reader) -> RecordedMemory:
     dtype = reader.get("dtype", str) if reader.has("dtype") else None
     if dtype is not None and dtype not in TYPES:
         raise reader.error("dtype", dtype, ", ".join(sorted(TYPES)))
+    before, after = (reader.digest(name) if reader.has(name) else None for name in ("before", "after"))
+    if (before is None) != (after is None):
+        raise reader.error("before, after", (before, after), "two digests, or null for both")
     return RecordedMemory(
         name=reader.get("name", str),
         size_bytes=reader.size("size_bytes", _MAX_MEMORY_BYTES),
         dtype=dtype,
-        before=reader.digest("before") if reader.has("before") else None,
-        after=reader.digest("after") if reader.has("after") else None,
+        before=before,
+        after=after,
     )
 
 

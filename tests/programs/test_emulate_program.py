@@ -100,7 +100,7 @@ def test_json_and_a_name_that_no_kernel_has(program: str, capsys: pytest.Capture
 
 def test_a_program_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["emulate", "nowhere.py"]) == 2
-    assert "program: got nowhere.py; allowed: a Python file" in capsys.readouterr().err
+    assert "program: got nowhere.py; allowed: an existing Python file" in capsys.readouterr().err
 
 
 def test_the_step_limit_is_an_option(
@@ -109,3 +109,15 @@ def test_the_step_limit_is_an_option(
     monkeypatch.setattr(scheduler, "LAST_STEPS", 0)
     assert cli.main(["emulate", "--step-limit", "1", program]) == 1
     assert "has not completed after" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--html", "{0}"], ["--sarif", "{0}"], ["--html", "{1}", "--sarif", "{1}"]])
+def test_a_report_replaces_no_input_and_no_other_report(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit(3)\n")
+    given = [option.format(program, tmp_path / "report") for option in options]
+    assert cli.main(["emulate", *given, str(program)]) == 2
+    assert re.search(r"--(html|sarif): got .*(not an input|another file)", capsys.readouterr().err)
+    assert program.read_text() == "raise SystemExit(3)\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,16 +26,17 @@ def sample(
     kernel: str,
     target: Target,
     *,
-    m: int = 12,
-    experts: int = 4,
+    m: int = 8,
+    experts: int = 2,
     top_k: int = 2,
     k: int = 256,
-    intermediate: int = 128,
+    intermediate: int = 64,
     dtype: str = "float16",
     group_size: int = 64,
     tile_m: int = 8,
     tile_n: int = 64,
-    sm_count: int = 2,
+    stages: int = 2,
+    sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
     """Return one launch of marlin_moe for m tokens. The launches before it have run.
@@ -53,7 +55,9 @@ def sample(
     version = "wgmma" if kernel.startswith(("wgmma", "gather")) else "skinny"
     if version == "wgmma":
         target.require("wgmma", f"experts_{kernel}")
-    call = _Call(version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, sm_count, seed)
+    call = _Call(
+        version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, stages, sm_count, seed
+    )
     index = call.names.index(name)
     call.emulate(call.launches[:index])
     arguments = call.launches[index]
@@ -89,6 +93,7 @@ class _Call:
         group_size: int,
         tile_m: int,
         tile_n: int,
+        stages: int,
         sm_count: int,
         seed: int,
     ) -> None:
@@ -108,7 +113,8 @@ class _Call:
         checked = MARLIN_MOE.check((x, factors, ids, None), self.out, MoeOptions("silu_glu", True), (w1, w2))
         problem, self._target = checked.problem, target
         make = wgmma_config if version == "wgmma" else product_config
-        up, down = (make(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
+        longest = (make(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
+        up, down = (replace(config, stages=stages) for config in longest)
         config = MoeConfig.of(experts, up, down)
         self.names = [name for name, _, _ in config.named_kernels]
         resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
