@@ -33,6 +33,8 @@ _INCLUDE = re.compile(
 _HAS_INCLUDE = re.compile(
     rb"has_include\w*\s*\(" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_]\w*(?:" + _GAP + rb"\([^()\n]*\))?))", re.IGNORECASE
 )
+#: Matches a macro that is another name of __has_include. Its uses are not found.
+_ALIAS = re.compile(rb"#[ \t]*define[ \t]+\w+[ \t]+__has_include(?:_next)?\b(?![ \t]*\()")
 #: Matches the text that may precede a directive on its line.
 _BEFORE = re.compile(rb"(?:.*\*/)?" + _GAP)
 _MACRO = re.compile(r"(?P<name>\w+)\s*(?:\((?P<argument>[^()]*)\))?\s*(?://.*|/\*.*)?", re.DOTALL)
@@ -82,7 +84,7 @@ def includes_of(source: str, options: Sequence[str], folder: str, major: int) ->
     """
     text = source.encode(errors="surrogatepass")  # the compiler reports lone surrogates
     directives, first = _Directives(text), option_values(options, "-include", "--pre-include")
-    if not (first or directives.names or directives.macros):
+    if not (first or directives.names or directives.macros or directives.has_alias):
         return None
     folders = cuda_headers(major)
     search = [os.path.abspath(path) for path in option_values(options, "-I", "--include-path") if path]
@@ -90,17 +92,19 @@ def includes_of(source: str, options: Sequence[str], folder: str, major: int) ->
     scan.follow(directives, folder)
     scan.follow_names(((name, True) for name in first), os.getcwd())
     is_complete = scan.follow_macros(text, option_values(options, "-D", "--define-macro"))
+    is_complete = is_complete and not scan.has_alias
     return Includes(tuple(sorted(scan.files.items())), folders, tuple(sorted(scan.standard.items())), is_complete)
 
 
 class _Directives:
     """#include directives in a text, as (name, is quoted) for each file, and macros whose values are file names."""
 
-    __slots__ = ("digest", "macros", "names")
+    __slots__ = ("digest", "has_alias", "macros", "names")
 
     def __init__(self, text: bytes) -> None:
         self.digest = hashlib.sha256(text).hexdigest()
         text = _SPLICE.sub(b"", text).replace(b"%:", b"#")
+        self.has_alias = bool(_ALIAS.search(text))
         self.names: set[tuple[str, bool]] = set()
         self.macros: set[str] = set()
         for match in itertools.chain(_INCLUDE.finditer(text), _HAS_INCLUDE.finditer(text)):
@@ -123,6 +127,7 @@ class _Scan:
     """Scan of a source. ``search`` contains all include folders, and ``cuda`` CUDA's include folders."""
 
     def __init__(self, folder: str, search: Sequence[str], cuda: Sequence[str]) -> None:
+        self.has_alias = False
         self.files: dict[str, str] = {}
         self.standard: dict[str, str] = {}
         self._folder, self._search, self._cuda = folder, search, cuda
@@ -137,6 +142,7 @@ class _Scan:
         """Add the files that a text in a folder includes, directly or indirectly."""
         self._macros |= directives.macros
         self._own_macros |= directives.macros
+        self.has_alias |= directives.has_alias
         self.follow_names(directives.names, folder)
 
     def follow_names(self, names: Iterable[tuple[str, bool]], folder: str) -> None:
@@ -156,6 +162,7 @@ class _Scan:
                     self._macros |= directives.macros
                     if not path.startswith(self._cuda_folders):
                         self._own_macros |= directives.macros
+                        self.has_alias |= directives.has_alias
                     waiting += [(*other, os.path.dirname(path), self._is_cccl(path)) for other in directives.names]
             if not paths and not is_cccl and (text := self._standard(name)) is not None:
                 self.standard[name] = text

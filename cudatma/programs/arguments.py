@@ -21,10 +21,11 @@ def argument_of(value: Any, parameter: KernelParameter, field: str) -> Any:
     CuPy and cuda.core do not convert a number to the type of its parameter. They pass a Python float as a double, a
     Python integer as an integer, and the bytes of a NumPy scalar as they are.
     """
+    size, kind = parameter.size_bytes, parameter.kind
     array = host_array(value)
     if array is not None:
-        return array
-    size, kind = parameter.size_bytes, parameter.kind
+        is_struct = array.dtype.names is not None and kind.startswith("b") and array.nbytes == size
+        return array.tobytes() if is_struct else array  # the libraries pass a NumPy array of structs by value
     if isinstance(value, np.generic):
         value_bytes = value.nbytes
     elif isinstance(value, bool):

@@ -175,6 +175,11 @@ EDITS: dict[str, tuple[dict[str, str], list[str], str]] = {
         [],
         "v.h",
     ),
+    "that may exist, asked by an alias": (
+        {"k.cu": '#define H __has_include\n#if H("v.h")\n#include "v.h"\n#else\n#define VALUE 11111\n#endif\n'},
+        [],
+        "v.h",
+    ),
     "of a split line": ({"k.cu": '#inc\\\nlude "v.h"\n', "v.h": ""}, [], "v.h"),
     "through a link": ({"k.cu": '#include "link/../v.h"\n', "real/sub/x.h": "", "real/v.h": ""}, [], "real/v.h"),
     "named by a macro": ({"k.cu": "#define NAME(x) <inc/x>\n#include NAME(v.h)\n", "inc/v.h": ""}, ["-I."], "inc/v.h"),

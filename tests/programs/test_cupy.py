@@ -71,6 +71,15 @@ def test_kernels_in_dicts_lists_attributes_and_closures_launch_on_the_emulator()
     assert [id(by_name["scale"]), id(holder.kernel), *map(id, kernels[2:])] == before
 
 
+def test_an_array_of_structs_is_passed_by_value() -> None:
+    source = "struct S { float a; int b; }; extern \"C\" __global__ void f(float* x, S s) { x[0] = s.a + s.b; }"
+    pair = np.array((1.5, 7), [("a", "f4"), ("b", "i4")])
+    x = np.zeros(1, np.float32)
+    with cudatma.emulate_launches():
+        cupy.RawKernel(source, "f")((1,), (1,), (x, pair))
+    assert x[0] == 8.5
+
+
 def test_more_than_48_kib_of_dynamic_shared_memory_need_an_opt_in() -> None:
     x = np.ones(32, np.float32)
     with cudatma.emulate_launches() as log:
