@@ -72,7 +72,7 @@ def test_kernels_in_dicts_lists_attributes_and_closures_launch_on_the_emulator()
 
 
 def test_an_array_of_structs_is_passed_by_value() -> None:
-    source = "struct S { float a; int b; }; extern \"C\" __global__ void f(float* x, S s) { x[0] = s.a + s.b; }"
+    source = 'struct S { float a; int b; }; extern "C" __global__ void f(float* x, S s) { x[0] = s.a + s.b; }'
     pair = np.array((1.5, 7), [("a", "f4"), ("b", "i4")])
     x = np.zeros(1, np.float32)
     with cudatma.emulate_launches():
