@@ -200,6 +200,7 @@ EDITS: dict[str, tuple[dict[str, str], list[str], str]] = {
 #: Cases whose files are unknown. Every call compiles, and nothing is stored.
 UNKNOWN = {
     "named by several macros",
+    "that may exist, asked by an alias",
     "that may exist, asked by a macro",
     "named by a joined token",
     "in a folder that a macro names",
