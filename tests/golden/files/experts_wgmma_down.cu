@@ -34,7 +34,6 @@ namespace cudatma {
 constexpr u32 TILE_M = 64;   // rows of M per CTA, which are columns of the MMAs
 constexpr u32 TILE_N = 256;   // columns of N per CTA, which become the rows (M) of the MMAs
 constexpr u32 TILE_K = 128;   // elements of K per stage
-constexpr u32 WARPGROUPS = 2;   // warpgroups along N
 constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which split each stage's K
 constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, each of 64 columns
 constexpr u32 STAGES = 6;
