@@ -191,7 +191,7 @@ def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:
     qwen, odd = LinearShape(2048, 1536, 128, False, "bfloat16"), LinearShape(720, 1440, -1, True, "float16")
     zeros = LinearShape(4096, 2048, 64, True, "float16")
     if kernel == "wgmma":
-        cases = ((qwen, 32, 256), (qwen, 128, 256), (odd, 64, 128), (zeros, 64, 256)) if target.has_wgmma else ()
+        cases = ((qwen, 128, 256), (odd, 64, 128), (zeros, 32, 256)) if target.has_wgmma else ()
         return [wgmma_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
     cases = ((qwen, 1, 128), (qwen, 8, 256), (odd, 16, 128), (zeros, 32, 64))
     configs = [product_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
