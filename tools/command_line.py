@@ -193,7 +193,7 @@ def _output(text: str, is_folder: bool) -> Path:
     if problem := output_problem(path, is_folder):
         kind = "folder" if is_folder else "file"
         raise argparse.ArgumentTypeError(f"{text}; allowed: a writable {kind}; {problem}")
-    return path.absolute()  # an emulated program may change the working directory
+    return path
 
 
 def output_problem(path: Path, is_folder: bool = False) -> str:

@@ -29,7 +29,7 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     program = options.kernel
     if not os.path.isfile(program):
         raise ArgumentError("program", program, "an existing Python file")
-    process = os.getpid()
+    process, folder = os.getpid(), Path.cwd()
     reported: set[tuple[Any, ...]] = set()
     with ExitStack() as stack:
         if options.json:
@@ -60,6 +60,7 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         status = 1
     if log.child_processes:
         print(f"cudatma: child processes whose launches are not counted: {log.child_processes}", file=sys.stderr)
+    os.chdir(folder)  # where the paths of the reports begin, even if the program changed its folder
     written = write_reports([entry.report for entry in log], options)
     if options.json:
         print(json.dumps({"passed": log.is_clean and not status, "launches": _data(log)}, indent=2))

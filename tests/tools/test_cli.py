@@ -98,7 +98,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["emulate"], "KERNEL: got none; allowed: either KERNEL or --coverage"),
         (["dump"], "kernel: got none; allowed: marlin"),
         (["tune", "--shape", "64x64", "--dry-run", "--compile-only"], "--compile-only: got together with --dry-run"),
-        (["emulate", "tile_copy", "--schedules", "0"], "--schedules: got 0; allowed: an integer of at least 1"),
+        (["emulate", "tile_copy", "--schedules", "0"], "--schedules: got 0; allowed: an integer, at least 1"),
         (["emulate", "tile_copy", "--tolerance", "nan"], "--tolerance: got nan; allowed: a finite number, at least 0"),
         (["emulate", "x.cu", "--html", "/dev/null/x"], "--html: got /dev/null/x; allowed: a writable file"),
         (["emulate", "x.cu", "--sarif", "."], "--sarif: got .; allowed: a writable file; . is a folder"),
