@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-all`, and that CI runs the latter."""
+"""Cases of a sweep that `make test` leaves to `make test-all`."""
 
 from __future__ import annotations
 
