@@ -128,13 +128,8 @@ def route_threads(experts: int) -> int:
     return next(threads for threads in ROUTE_THREADS if threads >= experts)
 
 
-def product_config(
-    product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int, **fields: Any
-) -> ExpertsConfig:
-    """Return the configuration of a product with this tile and the most stages that fit.
-
-    ``fields``: values of other fields, by default those that were fastest for the tile.
-    """
+def product_config(product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int) -> ExpertsConfig:
+    """Return the skinny kernel's configuration for a product with this tile and the most stages that fit."""
     usual = _LONG_FIELDS if tile_n == 64 and shape.k >= _LONG_K else _FIELDS[tile_n]
     for tile_k, slice_k, ctas_per_sm in (usual, (256, 2, 1), (128, 2, 1)):
         config = ExpertsConfig(
@@ -147,7 +142,9 @@ def product_config(
             has_zeros=shape.has_zeros,
             dtype=shape.dtype,
             deep_box=shape.k % 64 == 0,
-            **({"tile_k": tile_k, "slice_k": slice_k, "ctas_per_sm": ctas_per_sm} | fields),
+            tile_k=tile_k,
+            slice_k=slice_k,
+            ctas_per_sm=ctas_per_sm,
         )
         longest = config.with_longest_ring(target.smem_share_bytes(config.ctas_per_sm), MAX_STAGES)
         if longest is not None:
@@ -155,17 +152,9 @@ def product_config(
     return config
 
 
-def wgmma_config(
-    product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int = _WGMMA_N, **fields: Any
-) -> ExpertsConfig:
-    """Return the configuration of the wgmma kernel with this tile and the most stages that fit.
-
-    ``fields``: values of other fields.
-    """
+def wgmma_config(product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int) -> ExpertsConfig:
+    """Return the wgmma kernel's configuration for a product with this tile and the most stages that fit."""
     warpgroups = max(1, tile_n // 128)
-    usual = {"tile_k": 128, "warpgroups": warpgroups, "mmas_per_commit": 2, "commits_in_flight": 1}
-    if warpgroups == 2:
-        usual["consumer_registers"] = 232
     config = ExpertsConfig(
         version="wgmma",
         product=product,
@@ -175,7 +164,11 @@ def wgmma_config(
         group_size=shape.group_size,
         has_zeros=shape.has_zeros,
         dtype=shape.dtype,
-        **(usual | fields),
+        tile_k=128,
+        warpgroups=warpgroups,
+        mmas_per_commit=2,
+        commits_in_flight=1,
+        consumer_registers=232 if warpgroups == 2 else 0,
     )
     return config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES) or config
 
@@ -191,8 +184,8 @@ def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:
     qwen, odd = LinearShape(2048, 1536, 128, False, "bfloat16"), LinearShape(720, 1440, -1, True, "float16")
     zeros = LinearShape(4096, 2048, 64, True, "float16")
     if kernel == "wgmma":
-        cases = ((qwen, 128, 256), (odd, 64, 128), (zeros, 32, 256)) if target.has_wgmma else ()
-        return [wgmma_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
+        large = ((qwen, 128, 256), (odd, 64, 128), (zeros, 32, 256)) if target.has_wgmma else ()
+        return [wgmma_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in large]
     cases = ((qwen, 1, 128), (qwen, 8, 256), (odd, 16, 128), (zeros, 32, 64))
     configs = [product_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
     return [config for config in configs if config.smem_bytes <= target.smem_share_bytes(config.ctas_per_sm)]
