@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentTypeError, QuantizationError
 
 #: Exponent bias of the activation types, which are also the types of scales.
@@ -95,6 +96,11 @@ class WeightFormat:
         exponent bias.
         """
         return 0 if self.exponent_bias is None else _EXPONENT_BIAS[dtype] - self.exponent_bias
+
+    def bias_correction(self, dtype: str) -> str:
+        """Return 2^shift in both halves of a register, as a literal."""
+        factor = np.array(2.0 ** self.shift(dtype), activation_type(dtype).numpy).view(np.uint16)
+        return f"0x{int(factor):04x}{int(factor):04x}u"
 
     def scale_exponent(self, scales: NDArray[Any]) -> int:
         """Return the smallest p >= 0 for which every scale times 2^(shift - p) is finite in the type of the scales."""
