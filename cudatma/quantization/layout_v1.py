@@ -80,8 +80,8 @@ def unpack_bytes(packed: Any, k64: int, n64: int) -> Any:
     return split.transpose(1, 5, 6, 4, 7, 0, 2, 8, 3).reshape(k64 * BLOCK, n64 * BLOCK)
 
 
-#: Bits of the four e2m1 codes in 16 bits, from the highest to the lowest bit of a code: sign, exponent, mantissa. A bf16
-#: number has the same fields in bits 15, 8, 7 and 6. The first three codes are there after a shift by 0, 3 and 6 bits.
+#: Bits of the four e2m1 codes in 16 bits, from the highest to the lowest bit of a code: sign, exponent and mantissa. A
+#: bf16 number has these fields in bits 15, 8, 7 and 6, to which shifts by 0, 3 and 6 bits move the first three codes.
 E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (13, 14, 11, 10))
 
 

@@ -210,14 +210,12 @@ class PackedWeight(_Referable):
         out: NDArray[Any] = np.empty(self.shape, dtype=dtype)
         for group in range(self.groups):
             rows = slice(group * size, min((group + 1) * size, k))
-            codes, zeros = logical.q[rows], logical.zeros
-            plain = (
-                code_values[codes].astype(exact) if zeros is None else codes.astype(exact) - zeros[group].astype(exact)
-            )
-            values = plain * logical.scales[group].astype(exact)
-            if self.tensor_scale != 1:
-                values *= exact(self.tensor_scale)
+            q, zeros = logical.q[rows], logical.zeros
+            levels = code_values[q] if zeros is None else q.astype(exact) - zeros[group].astype(exact)
             with np.errstate(over="ignore"):  # Values beyond the range of dtype become infinite, as on the GPU.
+                values = levels.astype(exact) * logical.scales[group].astype(exact)
+                if self.tensor_scale != 1:
+                    values *= exact(self.tensor_scale)
                 out[rows if logical.perm is None else logical.perm[rows]] = values.astype(dtype)
         return out
 

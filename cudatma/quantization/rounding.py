@@ -1,13 +1,14 @@
 """Quantize dense weights by rounding to nearest, with one scale per group along K.
 
-In a symmetric int4 group, the element e with the largest magnitude is rounded to level -8, so that scale = e / -8, which is
-negative if e is positive. This scheme uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused, and
-max|w| / 8 clips positive extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0, and
-zero = round(-min / scale). docs/lab/models.md lists the errors. int8 groups are symmetric with the levels -128 to 127.
+In a symmetric int4 group, the element e with the largest magnitude is rounded to level -8, so that scale = e / -8,
+which is negative if e is positive. This scheme uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused,
+and max|w| / 8 clips positive extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0,
+and zero = round(-min / scale). docs/lab/models.md lists the errors. int8 groups are symmetric, with levels from -128 to
+127.
 
-In fp8, the element with the largest magnitude becomes 448. In NVFP4, it becomes 6, and the scales are e4m3 numbers times
-one fp32 scale of the whole weight. In MXFP4, scales are powers of two, and the largest element becomes 4 to 8, of which
-6 is the largest code. [OCP Microscaling Formats Specification 1.0, section 6.3]
+In fp8, the largest magnitude of a group becomes 448. In NVFP4, it becomes 6, and the scales are e4m3 numbers times one
+fp32 scale of the whole weight. In MXFP4, the scale is a power of two for which the largest magnitude becomes 4 to 8.
+Magnitudes above 6 become 6. [OCP Microscaling Formats Specification 1.0, section 6.3]
 
 The scale is rounded to fp16 or bf16 before the integers are computed, because kernels use the rounded scale.
 """

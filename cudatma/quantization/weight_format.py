@@ -85,6 +85,11 @@ class WeightFormat:
         return 128 if 128 in self.group_sizes else self.group_sizes[0]
 
     @property
+    def _smallest(self) -> float:
+        """Smallest magnitude of a code's value other than 0."""
+        return float(np.nanmin(np.abs(self.values[self.values != 0])))
+
+    @property
     def largest(self) -> float:
         """Largest magnitude of a code's value."""
         return float(np.nanmax(np.abs(self.values)))
@@ -109,7 +114,17 @@ class WeightFormat:
         bias = _EXPONENT_BIAS[scales.dtype.name]
         mantissa = 10 if bias == _EXPONENT_BIAS["float16"] else 7
         largest = int((scales.view(np.uint16) & np.uint16(0x7FFF)).max()) >> mantissa
-        return max(0, largest + self.shift(scales.dtype.name) - 2 * bias)
+        exponent = max(0, largest + self.shift(scales.dtype.name) - 2 * bias)
+        if exponent:
+            # The products of the smallest scales with the smallest code must not underflow.
+            smallest = np.abs(scales[scales != 0].astype(np.float64)).min() * self._smallest * 2.0**-exponent
+            if float(np.asarray(smallest, scales.dtype)) != smallest:
+                got = f"magnitudes from {smallest / self._smallest * 2.0**exponent:g} to {np.abs(scales).max():g}"
+                remedy = "pass bfloat16 scales" if scales.dtype == np.float16 else "quantize the weight again"
+                raise QuantizationError(
+                    "scales", got, f"scales that fit in {scales.dtype.name} after a division", remedy
+                )
+        return exponent
 
     def nearest(self, values: Any, xp: Any) -> Any:
         """Return the codes (float32) of the nearest values of a floating-point format, with ties to even."""

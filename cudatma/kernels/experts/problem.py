@@ -66,6 +66,9 @@ class ScaleFactors(NamedTuple):
         return cls(w.weight.scale_fit.exponent if w.format != "int4" else 0, w.weight.tensor_scale)
 
 
+_NO_FACTORS = ScaleFactors()
+
+
 @dataclass(frozen=True)  # without slots, for resized_copy()
 class MoeProblem:
     """A layer of experts for M tokens.
@@ -85,8 +88,8 @@ class MoeProblem:
     id_words: int
     x_pitch_bytes: int
     out_pitch_bytes: int
-    up_scale: ScaleFactors = ScaleFactors()
-    down_scale: ScaleFactors = ScaleFactors()
+    up_scale: ScaleFactors = _NO_FACTORS
+    down_scale: ScaleFactors = _NO_FACTORS
     programmatic: bool = False
 
     def with_m(self, m: int) -> MoeProblem:
