@@ -22,8 +22,8 @@ from cudatma.target import Target
 _SKINNY, _WGMMA = (MARLIN_PRESETS[version].allowed for version in ("skinny", "wgmma"))
 #: Maximum number of stages. There is a record for each, so that the size of the records does not depend on the stages.
 MAX_STAGES = 8
-#: Number of rows of a box. The wgmma kernel has a main loop for each number of boxes, because most experts have fewer
-#: rows than the last block can hold.
+#: Number of rows of a box. The wgmma kernel has main loops for one box, two boxes and a whole block, because most experts
+#: have fewer rows than their last block can hold.
 ROW_BOX = 32
 _ALLOWED: Mapping[str, Sequence[Any]] = {"cluster_n": (1,), "cluster_k": (1,), "stages": range(2, MAX_STAGES + 1)}
 #: Every kernel, keyed by name.
@@ -137,7 +137,9 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        return tuple(range(ROW_BOX, self.tile_m + 1, ROW_BOX)) if self.has_wgmma else ()
+        # With a fourth main loop, ptxas has too few registers for 128 rows and serializes the wgmmas.
+        counts = (ROW_BOX, 2 * ROW_BOX, self.tile_m)
+        return tuple(sorted({rows for rows in counts if rows <= self.tile_m})) if self.has_wgmma else ()
 
     @property
     def raster_blocks(self) -> int:
