@@ -135,7 +135,6 @@ CONFIGS: dict[str, Any] = {
         consumer_registers=232,
     ),
     "experts_route": RouteConfig(8),
-    
     "experts_sum": SumConfig("bfloat16"),
     "permute_columns": PermuteColumnsConfig(True, 8192, rows=2),
     "dequantize": DequantizeConfig("bfloat16", 32, True, True),

@@ -9,6 +9,7 @@
 namespace cudatma {
 constexpr u32 TILE_M = 8;   // rows of a block
 constexpr u32 THREADS = 256, WARPS = THREADS / 32;   // a thread divides the pairs of one expert
+constexpr u32 LOADS = 8;   // ids that a thread loads at a time
 
 constexpr u32 NO_PLACE = 0xffffffffu;   // the place of a pair whose expert is not on this GPU; otherwise its index in the sorted pairs
 
@@ -18,30 +19,30 @@ struct Problem {
     u32 experts;                    // experts whose weights are on this GPU
     u32 global_experts;             // experts on all GPUs
     u32 id_words;                   // 32-bit words of an expert id: 1 or 2
-    u64 blocks_at;                  // offset of the number of blocks, and 16 bytes later of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and the next tiles, and 16 bytes later of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
     u64 places_at;                  // offset of each pair's index in the sorted pairs
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows
-    u32 unused;
+    u32 rows;     // number of rows from this one to the expert's last one
+    u32 index;    // index of the block among the blocks of the expert
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.
 struct Routing {
     u32* block_count;
-    u32* row_count;   // number of sorted pairs
+    u32* next_tiles;   // number of tiles that CTAs have taken in addition to their first ones, for each of the two products
     Block* blocks;
-    u32* pairs;       // pairs sorted by expert
+    u32* pairs;        // pairs sorted by expert
 
     __device__ __forceinline__ Routing(u8* space, const Problem& problem)
-        : block_count((u32*)(space + problem.blocks_at)), row_count((u32*)(space + problem.blocks_at) + 1),
+        : block_count((u32*)(space + problem.blocks_at)), next_tiles((u32*)(space + problem.blocks_at) + 1),
           blocks((Block*)(space + problem.blocks_at) + 1), pairs((u32*)(space + problem.pairs_at)) {}
 };
 
@@ -86,7 +87,7 @@ experts_route(
     cudatma::u8* space,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
-    __shared__ u32 counts[THREADS];   // number of pairs of each expert, then the place of the expert's next pair
+    __shared__ u32 counts[THREADS];   // number of pairs of each expert, then the place of the expert's first pair
     __shared__ Sizes warp_sums[WARPS];
     const Routing routing(space, problem);
     const u32 expert = threadIdx.x;
@@ -94,9 +95,19 @@ experts_route(
     __syncthreads();
     griddepcontrol_launch_dependents();   // the first GEMM may start; it waits for this kernel before it reads
     griddepcontrol_wait();                // the previous kernel has written the ids, and no longer uses the memory
-    for (u32 pair = threadIdx.x; pair < problem.pairs; pair += THREADS) {
-        const int local = local_expert(problem, topk_ids, expert_map, pair);
-        if (local >= 0) atomicAdd(&counts[local], 1u);
+    u32* const places = (u32*)(space + problem.places_at);
+    // Count the pairs. `places` receives a pair's index among the pairs of its expert.
+#pragma unroll 1
+    for (u32 first = threadIdx.x; first < problem.pairs; first += LOADS * THREADS) {
+        int locals[LOADS];
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i) {
+            const u32 pair = first + i * THREADS;
+            locals[i] = pair < problem.pairs ? local_expert(problem, topk_ids, expert_map, pair) : -1;
+        }
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i)
+            if (locals[i] >= 0) places[first + i * THREADS] = atomicAdd(&counts[locals[i]], 1u);
     }
     __syncthreads();
     const u32 rows = counts[expert], blocks = (rows + TILE_M - 1) / TILE_M;
@@ -104,17 +115,29 @@ experts_route(
     const Sizes first = exclusive_sum(warp_sums, Sizes{rows, blocks}, total);
     if (threadIdx.x == 0) {
         *routing.block_count = total.blocks;
-        *routing.row_count = total.pairs;
+        routing.next_tiles[0] = routing.next_tiles[1] = 0;
     }
     counts[expert] = first.pairs;
-    __syncthreads();
-    u32* const places = (u32*)(space + problem.places_at);
-    for (u32 pair = threadIdx.x; pair < problem.pairs; pair += THREADS) {
-        const int local = local_expert(problem, topk_ids, expert_map, pair);
-        const u32 place = local >= 0 ? atomicAdd(&counts[local], 1u) : NO_PLACE;
-        if (local >= 0) routing.pairs[place] = pair;
-        places[pair] = place;
-    }
     for (u32 i = 0; i < blocks; ++i)
-        routing.blocks[first.blocks + i] = Block{expert, first.pairs + i * TILE_M, min(TILE_M, rows - i * TILE_M), 0};
+        routing.blocks[first.blocks + i] = Block{expert, first.pairs + i * TILE_M, rows - i * TILE_M, i};
+    __syncthreads();
+#pragma unroll 1
+    for (u32 first = threadIdx.x; first < problem.pairs; first += LOADS * THREADS) {
+        int locals[LOADS];
+        u32 indices[LOADS];
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i) {
+            const u32 pair = first + i * THREADS;
+            locals[i] = pair < problem.pairs ? local_expert(problem, topk_ids, expert_map, pair) : -1;
+            indices[i] = locals[i] >= 0 ? places[pair] : 0;   // written by this thread
+        }
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i) {
+            const u32 pair = first + i * THREADS;
+            if (pair >= problem.pairs) break;
+            const u32 place = locals[i] >= 0 ? counts[locals[i]] + indices[i] : NO_PLACE;
+            if (locals[i] >= 0) routing.pairs[place] = pair;
+            places[pair] = place;
+        }
+    }
 }
