@@ -87,7 +87,9 @@ def launches(problem: MoeProblem, config: MoeConfig, resident: tuple[int, ...]) 
     sizes = sizes_for(problem, config, resident)(problem)
     return tuple(
         [
-            Arguments(template, kernel, parameters[name], size, early=_EARLY if name == "down" else ())
+            Arguments(
+                template, kernel, parameters[name], size, config.route.ctas if name == "route" else 1, early=_EARLY if name == "down" else ()
+            )
             for (name, template, kernel), size in zip(config.named_kernels, sizes, strict=True)
         ]
     )
@@ -112,7 +114,7 @@ def sizes_for(
         down = values | {"result_at": at.results} | _scale_values(problem.down.dtype, problem.exponents[1])
         most = max_blocks(problem, tile_m)
         launched = {
-            "route": Sizes(1, (pack["route"](values),), programmatic=problem.programmatic, rows_bytes=at.nbytes),
+            "route": Sizes(config.route.ctas, (pack["route"](values),), programmatic=problem.programmatic, rows_bytes=at.nbytes),
             "up": Sizes(
                 min(ctas["up"], most * tiles_n["up"]),
                 (pack["up"](up),),

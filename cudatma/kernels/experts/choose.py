@@ -11,6 +11,7 @@ from cudatma.kernels.experts.config import (
     MAX_EXPERTS,
     MAX_STAGES,
     PRODUCTS,
+    ROUTE_CTAS,
     ROUTE_THREADS,
     ROW_BOX,
     ExpertsConfig,
@@ -27,8 +28,14 @@ from cudatma.target import Target, get_target
 #: less often, but computes more padding rows. [H200]
 _SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
 _MAX_TILE_M = 128
+#: Maximum tile_m for stages of 256 elements of K instead of 128. [H100]
+_DEEP_TILE_M = 64
 #: tile_n of the wgmma kernel, and the one for few tiles.
 _WGMMA_N, _NARROW_WGMMA_N = 256, 128
+#: Minimum number of wide tiles per SM, below which there are twice as many narrow tiles. [H100]
+_MIN_WIDE_TILES = 0.6
+#: Minimum number of pairs for a routing kernel with several CTAs.
+_MIN_PAIRS_OF_CLUSTER = 4096
 #: Minimum mean number of rows for the wgmma kernel. [H200]
 _MIN_WGMMA_ROWS = 12.0
 #: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
@@ -50,9 +57,9 @@ class MoeConfig(NamedTuple):
     sum: SumConfig
 
     @classmethod
-    def of(cls, threads: int, up: ExpertsConfig, down: ExpertsConfig) -> MoeConfig:
+    def of(cls, threads: int, up: ExpertsConfig, down: ExpertsConfig, ctas: int = 1) -> MoeConfig:
         """Return the kernels for these grouped GEMMs, which must have the same tile_m and version."""
-        return cls(RouteConfig(up.tile_m, threads), up, down, SumConfig(up.dtype))
+        return cls(RouteConfig(up.tile_m, short_rows(up), threads, ctas), up, down, SumConfig(up.dtype))
 
     @property
     def named_kernels(self) -> tuple[tuple[str, str, Any], ...]:
@@ -81,8 +88,8 @@ class Choice(NamedTuple):
         Maximum number of rows of a block.
     up_n, down_n : int
         ``tile_n`` of the two products.
-    route_threads : int
-        Number of threads of the routing kernel.
+    route_threads, route_ctas : int
+        Number of threads per CTA and of CTAs of the routing kernel.
     """
 
     version: str
@@ -90,6 +97,7 @@ class Choice(NamedTuple):
     up_n: int
     down_n: int
     route_threads: int
+    route_ctas: int = 1
 
 
 def mean_rows(pairs: int, experts: int) -> float:
@@ -104,18 +112,23 @@ def choose(problem: MoeProblem, gpu: Gpu) -> Choice:
     rows = mean_rows(problem.pairs, problem.global_experts)
     share = problem.experts / problem.global_experts
     threads = route_threads(problem.experts, problem.pairs)
+    ctas = ROUTE_CTAS if problem.pairs >= _MIN_PAIRS_OF_CLUSTER and target.has("cluster") else 1
     if target.has_wgmma and target.has_setmaxnreg and (invariant or (problem.m >= 8 and rows >= _MIN_WGMMA_ROWS)):
         tile_m = _wgmma_tile_m(rows)
         blocks = share * problem.pairs * max(1 / rows, 1 / tile_m)
-        wide = blocks * ceil_div(problem.down.n, _WGMMA_N) >= gpu.sm_count
-        tile_n = _WGMMA_N if wide else _NARROW_WGMMA_N
-        return Choice("wgmma", tile_m, tile_n, tile_n, threads)
+        up_n, down_n = (
+            _WGMMA_N
+            if blocks * ceil_div(problem.product(name).n, _WGMMA_N) >= _MIN_WIDE_TILES * gpu.sm_count
+            else _NARROW_WGMMA_N
+            for name in PRODUCTS
+        )
+        return Choice("wgmma", tile_m, up_n, down_n, threads, ctas)
     tile_m = 1 << (problem.m - 1).bit_length() if problem.m < 8 else _tile_m(_SKINNY_TILE_MS, rows)
     if invariant:
-        return Choice("skinny", tile_m, *_INVARIANT_SKINNY_NS, threads)
+        return Choice("skinny", tile_m, *_INVARIANT_SKINNY_NS, threads, ctas)
     blocks = max(1, round(share * max(problem.pairs / rows, problem.pairs / tile_m)))
     up_n, down_n = (_tile_n(problem.product(name).n, blocks, gpu.sm_count) for name in PRODUCTS)
-    return Choice("skinny", tile_m, up_n, down_n, threads)
+    return Choice("skinny", tile_m, up_n, down_n, threads, ctas)
 
 
 def _wgmma_tile_m(rows: float) -> int:
@@ -146,12 +159,17 @@ def configure(problem: MoeProblem, choice: Choice, target: Target) -> MoeConfig:
         make(name, problem.product(name), choice.tile_m, target, tile_n).in_form(problem.scale_form(name))
         for name, tile_n in zip(PRODUCTS, (choice.up_n, choice.down_n), strict=True)
     )
-    return MoeConfig.of(choice.route_threads, replace(up, gate=problem.gate), down)
+    return MoeConfig.of(choice.route_threads, replace(up, gate=problem.gate), down, choice.route_ctas)
+
+
+def short_rows(config: ExpertsConfig) -> int:
+    """Return the number of rows up to which a block takes much less time than a whole block."""
+    return max(config.row_counts[:-1], default=0)
 
 
 def route_threads(experts: int, pairs: int) -> int:
     """Return the number of threads of the routing kernel."""
-    return next(threads for threads in ROUTE_THREADS if threads >= min(MAX_EXPERTS, max(experts, pairs // 4)))
+    return next(threads for threads in ROUTE_THREADS if threads >= min(MAX_EXPERTS, max(experts, pairs // 2)))
 
 
 def product_config(
@@ -200,7 +218,7 @@ def wgmma_config(product: str, shape: LinearShape, tile_m: int, target: Target, 
         group_size=shape.group_size,
         has_zeros=shape.has_zeros,
         dtype=shape.dtype,
-        tile_k=128,
+        tile_k=256 if tile_m <= _DEEP_TILE_M else 128,
         warpgroups=warpgroups,
         mmas_per_commit=2,
         commits_in_flight=1,
@@ -228,8 +246,10 @@ def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:
 
 
 def route_configs(target: Target) -> list[RouteConfig]:
-    """Return the config for dumps and compile checks, or none if the target cannot run it."""
-    return [RouteConfig(8)] if target.has("griddepcontrol") else []
+    """Return the configs for dumps and compile checks that the target can run."""
+    if not target.has("griddepcontrol"):
+        return []
+    return [RouteConfig(8), *([RouteConfig(128, 64, 1024, ROUTE_CTAS)] if target.has("cluster") else [])]
 
 
 def sum_configs(target: Target) -> list[SumConfig]:

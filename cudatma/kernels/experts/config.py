@@ -56,6 +56,8 @@ _RASTER_ROWS = 1024
 #: Numbers of threads of the routing kernel. A thread divides the rows of one expert.
 ROUTE_THREADS = (256, 512, 1024)
 MAX_EXPERTS = ROUTE_THREADS[-1]
+#: Number of CTAs of the routing kernel if there are many pairs.
+ROUTE_CTAS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,17 +270,31 @@ class _Plain(ABC):
 class RouteConfig(_Plain):
     """A configuration of ``kernels/experts_route.cu.j2``.
 
-    tile_m: maximum number of rows of a block, as in the grouped GEMM. threads: number of threads, at least the number
-    of experts. Raises ArgumentError or ArgumentTypeError for an invalid field."""
+    tile_m: maximum number of rows of a block, as in the grouped GEMM. short_rows: blocks with at most this number of rows
+    come after all other blocks, because they take less time. threads: number of threads per CTA, at least the number of
+    experts. ctas: number of CTAs, which form a cluster. Raises ArgumentError or ArgumentTypeError for an invalid field.
+    """
 
     tile_m: int
+    short_rows: int = 0
     threads: int = 256
+    ctas: int = 1
     entry: str = "experts_route"
 
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.threads not in ROUTE_THREADS:
             raise ArgumentError("threads", self.threads, ", ".join(map(str, ROUTE_THREADS)))
+        if self.ctas not in (1, ROUTE_CTAS):
+            raise ArgumentError("ctas", self.ctas, f"1, {ROUTE_CTAS}")
+        if not 0 <= self.short_rows < self.tile_m:
+            raise ArgumentError("short_rows", self.short_rows, f"0 to {self.tile_m - 1}, less than tile_m")
+
+    def check_target(self, target: Target) -> None:
+        """Raise TargetError unless the target supports programmatic dependent launch, and clusters if there is one."""
+        super(RouteConfig, self).check_target(target)
+        if self.ctas > 1:
+            target.require("cluster", "marlin_moe")
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

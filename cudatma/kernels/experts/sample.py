@@ -37,13 +37,14 @@ def sample(
     tile_n: int | None = None,
     stages: int = 2,
     sm_count: int = 1,
+    ctas: int = 1,
     seed: int = 0,
 ) -> Sample:
     """Return one launch of marlin_moe for m tokens. The launches before it have run.
 
     kernel: "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". The error
     compares the result of all launches with the reference. The
-    imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
+    imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. ctas: CTAs of the routing kernel. Raises ArgumentError,
     QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
     """
     for field, value in (("m", m), ("experts", experts), ("k", k), ("sm_count", sm_count)):
@@ -57,7 +58,7 @@ def sample(
         target.require("wgmma", f"experts_{kernel}")
     tile_m, tile_n = tile_m or (32 if version == "wgmma" else 8), tile_n or (128 if version == "wgmma" else 64)
     call = _Call(
-        version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, stages, sm_count, seed
+        version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, stages, sm_count, ctas, seed
     )
     index = call.names.index(name)
     call.emulate(call.launches[:index])
@@ -96,6 +97,7 @@ class _Call:
         tile_n: int,
         stages: int,
         sm_count: int,
+        ctas: int,
         seed: int,
     ) -> None:
         random = np.random.default_rng(seed)
@@ -122,7 +124,7 @@ class _Call:
             replace(config, stages=stages).in_form(form)
             for config, form in zip(longest, problem.scale_forms, strict=True)
         )
-        config = MoeConfig.of(route_threads(experts, m * top_k), up, down)
+        config = MoeConfig.of(route_threads(experts, m * top_k), up, down, ctas)
         self.names = [name for name, _, _ in config.named_kernels]
         resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
         self.launches = MARLIN_MOE.arguments(problem, config, imagined_gpu(target, sm_count), resident)

@@ -89,12 +89,13 @@ struct Problem {
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs. A run is a sequence
+// of blocks of an expert: all of its blocks, or all but a short last one, or the short last one.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows from this one to the expert's last one
-    u32 index;    // index of the block among the blocks of the expert
+    u32 rows;     // number of rows from the block's first one to the last one of its run
+    u32 index;    // index of the block in its run
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.

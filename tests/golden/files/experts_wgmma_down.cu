@@ -91,12 +91,13 @@ struct Problem {
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs. A run is a sequence
+// of blocks of an expert: all of its blocks, or all but a short last one, or the short last one.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows from this one to the expert's last one
-    u32 index;    // index of the block among the blocks of the expert
+    u32 rows;     // number of rows from the block's first one to the last one of its run
+    u32 index;    // index of the block in its run
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.
@@ -134,7 +135,7 @@ constexpr u32 RASTER_BLOCKS = 16;
 // different times. Indices and blocks are loaded ahead of time.
 struct TileQueue {
     u32 index, following;   // indices of the current tile and of the next one
-    uint4 block;            // a block of the current tile's expert
+    uint4 block;            // a block of the run of the current tile
 
     __device__ __forceinline__ TileQueue(const Problem& problem, const Routing& routing, u32 tiles) : index(blockIdx.x), following(0) {
         load_block(problem, routing, tiles);
@@ -156,7 +157,7 @@ struct TileQueue {
         choose(routing, tiles);
     }
 
-    // Return the current tile. The tiles of an expert are ordered by groups of RASTER_BLOCKS blocks, then by columns, then by blocks.
+    // Return the current tile. The tiles of a run of blocks are ordered by groups of RASTER_BLOCKS blocks, then by columns, then by blocks.
     __device__ __forceinline__ CtaTile tile(const Problem& problem, u32 tiles) const {
         if (index >= tiles) return CtaTile{};
         const u32 expert = block.x, own = divide(index, problem.by_tiles_n);   // the block that has been loaded
