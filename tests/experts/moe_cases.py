@@ -110,6 +110,7 @@ LAYERS = {
     "three_tokens": Layer(3, 192, 96, 5, 3, 32, "bfloat16", symmetric=False),
     "tails": Layer(9, 208, 48, 4, 3, -1, "bfloat16", symmetric=False),
     "mapped": Layer(24, 272, 80, 3, 2, 64, mapped=True, ids="int64", biased=True),
+    "few_pairs": Layer(3, 192, 96, 12, 2, 64, mapped=True, skipped=0.3, biased=True),
     "top_1": Layer(17, 128, 64, 2, 1, 128),
     "skipped": Layer(12, 128, 64, 4, 2, 64, skipped=0.5),
     "all_skipped": Layer(5, 128, 64, 4, 2, 64, skipped=1.0),

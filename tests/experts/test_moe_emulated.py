@@ -31,15 +31,21 @@ def test_the_result(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kernel", "target"),
+    ("kernel", "target", "fields"),
     [
-        *product(("route", "skinny_up", "sum"), ("sm_90a",)),
-        *product(("skinny_down",), ("sm_120a",)),
-        *product(("wgmma_up", "wgmma_down"), ("sm_90a",)),
+        ("route", "sm_90a", {}),
+        ("route", "sm_90a", {"ctas": 8}),
+        ("skinny_up", "sm_90a", {}),
+        ("skinny_up", "sm_90a", {"direct": True}),
+        ("skinny_down", "sm_120a", {}),
+        ("skinny_down", "sm_120a", {"direct": True}),
+        ("wgmma_up", "sm_90a", {}),
+        ("wgmma_down", "sm_90a", {}),
+        ("sum", "sm_90a", {}),
     ],
 )
-def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str) -> None:
-    chosen = sample(kernel, get_target(target), m=20, sm_count=1)
+def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str, fields: dict[str, Any]) -> None:
+    chosen = sample(kernel, get_target(target), m=20, sm_count=1, **fields)
     assert not chosen.run(schedules=20).hazards
     assert chosen.error() < chosen.limit
 

@@ -13,7 +13,7 @@ from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
 from cudatma.dtypes import activation_type, tma_type
 from cudatma.kernels.arguments import ROWS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.experts.choose import MoeConfig
-from cudatma.kernels.experts.config import ExpertsConfig
+from cudatma.kernels.experts.config import ExpertsConfig, SumConfig
 from cudatma.kernels.experts.problem import ELEMENT_BYTES, MoeProblem
 from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.schedule import ceil_div
@@ -24,7 +24,7 @@ from cudatma.quantization.layout_v1 import BLOCK, SYMMETRIC_ZERO, blocks, group_
 _WORD_BYTES, _BLOCK_BYTES = 4, 16
 _ALIGNMENT_BYTES = 128
 #: Arrays that the second product reads before the first one has completed, in addition to the routing kernel's arrays.
-_EARLY = ("w2_qweight", "w2_scales", "w2_zeros")
+_EARLY = ("w2_qweight", "w2_scales", "w2_zeros", "topk_ids", "expert_map")
 #: Number of columns that a thread of the sum adds up, and the maximum number of rows of its grid.
 _CHUNK_ELEMS, _MAX_GRID_ROWS = 8, 65535
 
@@ -82,13 +82,18 @@ def launches(problem: MoeProblem, config: MoeConfig, resident: tuple[int, ...]) 
         "route": (At("topk_ids"), At("expert_map"), At(ROWS), Value(0)),
         "up": _product_parameters(problem, config.up, "w1", "x", "bias1"),
         "down": _product_parameters(problem, config.down, "w2", ROWS, "bias2"),
-        "sum": (At("topk_weights"), At(ROWS), At("out"), Value(0)),
+        "sum": (At("topk_weights"), *_ids(config.sum), At(ROWS), At("out"), Value(0)),
     }
     sizes = sizes_for(problem, config, resident)(problem)
     return tuple(
         [
             Arguments(
-                template, kernel, parameters[name], size, config.route.ctas if name == "route" else 1, early=_EARLY if name == "down" else ()
+                template,
+                kernel,
+                parameters[name],
+                size,
+                size.grid if name == "route" and isinstance(size.grid, int) else 1,
+                early=_EARLY if name == "down" else (),
             )
             for (name, template, kernel), size in zip(config.named_kernels, sizes, strict=True)
         ]
@@ -114,22 +119,25 @@ def sizes_for(
         down = values | {"result_at": at.results} | _scale_values(problem.down.dtype, problem.exponents[1])
         most = max_blocks(problem, tile_m)
         launched = {
-            "route": Sizes(config.route.ctas, (pack["route"](values),), programmatic=problem.programmatic, rows_bytes=at.nbytes),
             "up": Sizes(
                 min(ctas["up"], most * tiles_n["up"]),
                 (pack["up"](up),),
                 () if config.up.copies_rows else (m,),
-                programmatic=True,
+                programmatic=config.route is not None or problem.programmatic,
             ),
             "down": Sizes(
                 min(ctas["down"], most * tiles_n["down"]),
                 (pack["down"](down),),
                 (pairs,),
                 programmatic=True,
-                early_rows_at=at.blocks,
+                early_rows_at=0 if config.route is None else at.blocks,
             ),
             "sum": Sizes((sum_columns, min(m, _MAX_GRID_ROWS)), (pack["sum"](down),), programmatic=True),
         }
+        if config.route is not None:
+            struct = pack["route"](values)
+            launched["route"] = Sizes(config.route.ctas, (struct,), programmatic=problem.programmatic)
+        launched[names[0]] = launched[names[0]]._replace(rows_bytes=at.nbytes)
         return tuple([launched[name] for name in names])
 
     return sizes
@@ -150,6 +158,10 @@ def _fixed_values(problem: MoeProblem, config: MoeConfig) -> Mapping[str, dict[s
     up = common | _product_values(problem, config.up) | {"n": problem.down.k}
     down = common | _product_values(problem, config.down) | {"n": problem.down.n}
     return {"route": common, "up": up, "down": down, "sum": common | {"n": problem.down.n}}
+
+
+def _ids(config: SumConfig) -> tuple[At, ...]:
+    return (At("topk_ids"), At("expert_map")) if config.direct else ()
 
 
 @cache
@@ -193,6 +205,8 @@ def _product_parameters(
         "bias": lambda: At(bias),
         "scales": lambda: At(f"{weight}_scales"),
         "zeros": lambda: At(f"{weight}_zeros"),
+        "topk_ids": lambda: At("topk_ids"),
+        "expert_map": lambda: At("expert_map"),
         "space": lambda: At(ROWS),
         "problem": lambda: Value(0),
     }

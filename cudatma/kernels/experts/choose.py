@@ -36,6 +36,9 @@ _WGMMA_N, _NARROW_WGMMA_N = 256, 128
 _MIN_WIDE_TILES = 0.6
 #: Minimum number of pairs for a routing kernel with several CTAs.
 _MIN_PAIRS_OF_CLUSTER = 4096
+#: Maximum mean number of rows of an expert, and maximum number of pairs, for which each pair is a block. The weights of an
+#: expert are then read once for each of its rows, most of the time from L2.
+_MAX_DIRECT_ROWS, _MAX_DIRECT_PAIRS = 1.2, 64
 #: Minimum mean number of rows for the wgmma kernel. [H200]
 _MIN_WGMMA_ROWS = 12.0
 #: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
@@ -49,9 +52,9 @@ _RATES = {256: 1.0, 128: 0.96, 64: 0.93}
 
 
 class MoeConfig(NamedTuple):
-    """Kernels of a call: the routing, the two grouped GEMMs, and the sum."""
+    """Kernels of a call: the routing unless each pair is a block, the two grouped GEMMs, and the sum."""
 
-    route: RouteConfig
+    route: RouteConfig | None
     up: ExpertsConfig
     down: ExpertsConfig
     sum: SumConfig
@@ -59,13 +62,15 @@ class MoeConfig(NamedTuple):
     @classmethod
     def of(cls, threads: int, up: ExpertsConfig, down: ExpertsConfig, ctas: int = 1) -> MoeConfig:
         """Return the kernels for these grouped GEMMs, which must have the same tile_m and version."""
-        return cls(RouteConfig(up.tile_m, short_rows(up), threads, ctas), up, down, SumConfig(up.dtype))
+        route = None if up.direct else RouteConfig(up.tile_m, short_rows(up), threads, ctas)
+        return cls(route, up, down, SumConfig(up.dtype, up.direct))
 
     @property
     def named_kernels(self) -> tuple[tuple[str, str, Any], ...]:
         """(name, template, config) of each kernel in order of launch."""
+        route = () if self.route is None else (("route", "kernels/experts_route.cu.j2", self.route),)
         return (
-            ("route", "kernels/experts_route.cu.j2", self.route),
+            *route,
             ("up", self.up.template, self.up),
             ("down", self.down.template, self.down),
             ("sum", "kernels/experts_sum.cu.j2", self.sum),
@@ -90,6 +95,8 @@ class Choice(NamedTuple):
         ``tile_n`` of the two products.
     route_threads, route_ctas : int
         Number of threads per CTA and of CTAs of the routing kernel.
+    direct : bool
+        Whether each pair is a block, and there is no routing kernel.
     """
 
     version: str
@@ -98,6 +105,7 @@ class Choice(NamedTuple):
     down_n: int
     route_threads: int
     route_ctas: int = 1
+    direct: bool = False
 
 
 def mean_rows(pairs: int, experts: int) -> float:
@@ -124,11 +132,14 @@ def choose(problem: MoeProblem, gpu: Gpu) -> Choice:
         )
         return Choice("wgmma", tile_m, up_n, down_n, threads, ctas)
     tile_m = 1 << (problem.m - 1).bit_length() if problem.m < 8 else _tile_m(_SKINNY_TILE_MS, rows)
+    direct = not invariant and (problem.m == 1 or (rows <= _MAX_DIRECT_ROWS and problem.pairs <= _MAX_DIRECT_PAIRS))
+    if direct:
+        tile_m = 1
     if invariant:
         return Choice("skinny", tile_m, *_INVARIANT_SKINNY_NS, threads, ctas)
     blocks = max(1, round(share * max(problem.pairs / rows, problem.pairs / tile_m)))
     up_n, down_n = (_tile_n(problem.product(name).n, blocks, gpu.sm_count) for name in PRODUCTS)
-    return Choice("skinny", tile_m, up_n, down_n, threads, ctas)
+    return Choice("skinny", tile_m, up_n, down_n, *((0, 0, True) if direct else (threads, ctas)))
 
 
 def _wgmma_tile_m(rows: float) -> int:
@@ -152,14 +163,15 @@ def _tile_n(columns: int, blocks: int, sm_count: int) -> int:
 
 def configure(problem: MoeProblem, choice: Choice, target: Target) -> MoeConfig:
     """Return the kernels of a choice."""
-    make = product_config if choice.version == "skinny" else wgmma_config
+    make: Any = product_config if choice.version == "skinny" else wgmma_config
     if choice.version == "skinny" and problem.batch_invariant:
         make = partial(product_config, fields=(_INVARIANT_FIELDS,))
     up, down = (
         make(name, problem.product(name), choice.tile_m, target, tile_n).in_form(problem.scale_form(name))
         for name, tile_n in zip(PRODUCTS, (choice.up_n, choice.down_n), strict=True)
     )
-    return MoeConfig.of(choice.route_threads, replace(up, gate=problem.gate), down, choice.route_ctas)
+    up, down = replace(up, gate=problem.gate, direct=choice.direct), replace(down, direct=choice.direct)
+    return MoeConfig.of(choice.route_threads, up, down, choice.route_ctas)
 
 
 def short_rows(config: ExpertsConfig) -> int:

@@ -65,12 +65,13 @@ class ExpertsConfig(MarlinConfig):
     """A configuration of the grouped GEMM, which has the fields of marlin_gemm's kernel of the same version.
 
     product: one of PRODUCTS. gate: a key of GATES, the activation after the first product. tile_m: maximum number of
-    rows of a block. In the skinny kernel, rows of a stage are an odd number of 128-byte lines apart, and deep_box is
+    rows of a block. direct: whether each pair is a block, so that no routing kernel is needed. In the skinny kernel, rows of a stage are an odd number of 128-byte lines apart, and deep_box is
     whether one three-dimensional box loads a row of a stage, which requires a K that is a multiple of 64. Raises
     ArgumentError or ArgumentTypeError."""
 
     product: str
     gate: str = "silu_glu"
+    direct: bool = False
 
     function: ClassVar[str] = "marlin_moe"
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -84,6 +85,8 @@ class ExpertsConfig(MarlinConfig):
         super(ExpertsConfig, self).__post_init__()
         if self.has_wgmma and self.stack != 2:
             raise ArgumentError("tile_n", self.tile_n, f"{128 * self.warpgroups}, 128 columns for each warpgroup")
+        if self.direct and (self.has_wgmma or self.tile_m > 1):
+            raise ArgumentError("direct", True, "False unless a block of the skinny kernel has one row")
 
     def _check_boxes(self) -> None:
         """Allow every tile, because rows are loaded one by one."""
@@ -114,6 +117,7 @@ class ExpertsConfig(MarlinConfig):
         names += [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", f"k{self.slice_k}", f"s{self.stages}"]
         names += [f"b{self.ctas_per_sm}"] if self.ctas_per_sm > 1 else []
         names += ["d"] if self.deep_box else []
+        names += ["pairs"] if self.direct else []
         names += [f"w{self.warpgroups}", f"g{self.mmas_per_commit}{self.commits_in_flight}"] if self.has_wgmma else []
         names += [f"r{self.consumer_registers}"] if self.consumer_registers else []
         return f"experts_{'_'.join(names)}"
@@ -174,6 +178,8 @@ class ExpertsConfig(MarlinConfig):
             "scales": not self.has_stage_scales,
             "zeros": self.has_zeros and not self.has_stage_scales,
             "bias": True,
+            "topk_ids": self.direct,
+            "expert_map": self.direct,
             "space": True,
             "problem": True,
         }
@@ -181,7 +187,8 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def problem_names(self) -> tuple[str, ...]:
-        names = ["n", "tiles_n", "by_tiles_n", "k_iterations", "expert_rows", "result_at", "blocks_at", "pairs_at"]
+        names = ["n", "tiles_n", "by_tiles_n", "k_iterations", "expert_rows", "result_at"]
+        names += ["experts", "global_experts", "id_words"] if self.direct else ["blocks_at", "pairs_at"]
         names += ["pairs"] if self.gathers_rows else []
         names += ["by_top_k"] if self.product == "up" else []
         names += ["k", "activation_pitch"] if self.copies_rows else []
@@ -313,9 +320,12 @@ class RouteConfig(_Plain):
 
 @dataclass(frozen=True, slots=True)
 class SumConfig(_Plain):
-    """A configuration of ``kernels/experts_sum.cu.j2``. Raises ArgumentError or ArgumentTypeError."""
+    """A configuration of ``kernels/experts_sum.cu.j2``.
+
+    direct: whether the results are in the order of the pairs. Raises ArgumentError or ArgumentTypeError."""
 
     dtype: str
+    direct: bool = False
     threads: int = 128
     entry: str = "experts_sum"
 
@@ -329,11 +339,13 @@ class SumConfig(_Plain):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        return ("topk_weights", "space", "output", "problem")
+        ids = ("topk_ids", "expert_map") if self.direct else ()
+        return ("topk_weights", *ids, "space", "output", "problem")
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
-        return in_order(MEMBERS, ("m", "n", "top_k", "output_pitch", "result_at", "places_at"))
+        places = ("experts", "global_experts", "id_words") if self.direct else ("places_at",)
+        return in_order(MEMBERS, ("m", "n", "top_k", "output_pitch", "result_at", *places))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -38,13 +38,14 @@ def sample(
     stages: int = 2,
     sm_count: int = 1,
     ctas: int = 1,
+    direct: bool = False,
     seed: int = 0,
 ) -> Sample:
     """Return one launch of marlin_moe for m tokens. The launches before it have run.
 
     kernel: "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". The error
     compares the result of all launches with the reference. The
-    imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. ctas: CTAs of the routing kernel. Raises ArgumentError,
+    imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. ctas: CTAs of the routing kernel. direct: whether each pair is a block. Raises ArgumentError,
     QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
     """
     for field, value in (("m", m), ("experts", experts), ("k", k), ("sm_count", sm_count)):
@@ -56,9 +57,10 @@ def sample(
     version = "wgmma" if kernel.startswith("wgmma") else "skinny"
     if version == "wgmma":
         target.require("wgmma", f"experts_{kernel}")
-    tile_m, tile_n = tile_m or (32 if version == "wgmma" else 8), tile_n or (128 if version == "wgmma" else 64)
+    tile_m = tile_m or (1 if direct else 32 if version == "wgmma" else 8)
+    tile_n = tile_n or (128 if version == "wgmma" else 64)
     call = _Call(
-        version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, stages, sm_count, ctas, seed
+        version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, stages, sm_count, ctas, direct, seed
     )
     index = call.names.index(name)
     call.emulate(call.launches[:index])
@@ -98,6 +100,7 @@ class _Call:
         stages: int,
         sm_count: int,
         ctas: int,
+        direct: bool,
         seed: int,
     ) -> None:
         random = np.random.default_rng(seed)
@@ -121,7 +124,7 @@ class _Call:
         make = wgmma_config if version == "wgmma" else product_config
         longest = (make(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
         up, down = (
-            replace(config, stages=stages).in_form(form)
+            replace(config, stages=stages, direct=direct).in_form(form)
             for config, form in zip(longest, problem.scale_forms, strict=True)
         )
         config = MoeConfig.of(route_threads(experts, m * top_k), up, down, ctas)
