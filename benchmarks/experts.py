@@ -38,6 +38,7 @@ from benchmarks.contest import (
 from benchmarks.harness import (
     MAX_LAUNCHES,
     MIN_COPIES,
+    REPLAYS,
     ROTATION_BYTES,
     Contender,
     measuring_stream,
@@ -278,6 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--model", choices=tuple(MODELS), action="append", help="layer, repeatable (default: all)")
     values = ", ".join(map(str, M_VALUES))
     add("-m", type=int, action="append", metavar="N", help=f"number of tokens, repeatable (default: {values})")
+    add("--replays", type=int, default=REPLAYS, metavar="N", help="number of measurements (default: %(default)s)")
     add("--rivals", nargs="*", choices=tuple(OPTIONAL), default=tuple(OPTIONAL), help="libraries (default: all)")
     options = parser.parse_args(argv)
     require_gpu(parser)

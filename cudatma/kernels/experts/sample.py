@@ -60,7 +60,22 @@ def sample(
     tile_m = tile_m or (1 if direct else 32 if version == "wgmma" else 8)
     tile_n = tile_n or (128 if version == "wgmma" else 64)
     call = _Call(
-        version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, stages, sm_count, ctas, direct, seed
+        version,
+        target,
+        m,
+        experts,
+        top_k,
+        k,
+        intermediate,
+        dtype,
+        group_size,
+        tile_m,
+        tile_n,
+        stages,
+        sm_count,
+        ctas,
+        direct,
+        seed,
     )
     index = call.names.index(name)
     call.emulate(call.launches[:index])
