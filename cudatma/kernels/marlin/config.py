@@ -417,6 +417,11 @@ class MarlinConfig(KernelConfig):
         """Whether rows of activations are loaded one by one."""
         return False
 
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Numbers of rows for which a wgmma kernel has main loops, or () if it always computes tile_m rows."""
+        return ()
+
     # ---- Weight format and scales
 
     @property
