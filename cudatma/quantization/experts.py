@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
 from cudatma.quantization.layout_v1 import BLOCK, blocks
 from cudatma.quantization.namespaces import namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import PackedWeight, _Referable, check_group_size, pack, unpack
 from cudatma.quantization.rounding import quantize
+from cudatma.quantization.storage import StoredWeight, read_weight, write_weights
 
 #: Number of adjacent columns of gate, and then of up, in a gated weight. A thread of an MMA holds columns that are this
 #: number of columns apart.
@@ -168,6 +170,92 @@ class PackedExperts(_Referable):
             The weights with NumPy arrays, or these weights if they are on the host.
         """
         return self._with(self.weight.to_host())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the weights to a safetensors file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Path of the file.
+
+        Raises
+        ------
+        WeightFileError
+            If the file cannot be written.
+        """
+        write_weights(path, {"weight": self.stored("weight")})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PackedExperts:
+        """Read the only weights from a file that save() or save_weights() wrote.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Path of the file.
+
+        Returns
+        -------
+        PackedExperts
+            The weights, on the host.
+
+        Raises
+        ------
+        WeightFileError
+            If the file cannot be read or is invalid, or if it contains a PackedWeight or several weights.
+        """
+        return cls.from_stored(path, read_weight(path))
+
+    def stored(self, name: str) -> StoredWeight:
+        """Return the content of a file that stores these weights.
+
+        Parameters
+        ----------
+        name : str
+            Name of the weights in the file.
+
+        Returns
+        -------
+        StoredWeight
+            The metadata, and the arrays on the host.
+        """
+        return replace(self.weight.stored(name), shape=self.shape, gated=self.gated)
+
+    @classmethod
+    def from_stored(cls, path: str | os.PathLike[str], stored: StoredWeight) -> PackedExperts:
+        """Create weights from the content of a file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Path of the file, for error messages.
+        stored : StoredWeight
+            Content of the file.
+
+        Returns
+        -------
+        PackedExperts
+            The weights, on the host.
+
+        Raises
+        ------
+        WeightFileError
+            If a field is invalid. The error names the file, the weight and the field.
+        """
+        field, shape = f"{os.fspath(path)}: {stored.name}", stored.shape
+        remedy = "pack the weights again"
+        if not stored.are_experts:
+            raise WeightFileError(field, f"a weight {shape}", "the weights of experts", "call PackedWeight.load()")
+        if any(type(extent) is not int or extent < 1 for extent in shape) or type(stored.gated) is not bool:
+            got, allowed = f"shape {shape}, gated {stored.gated!r}", "(experts, K, N), each at least 1, and a bool"
+            raise WeightFileError(field, got, allowed, remedy)
+        experts, k, columns = shape
+        weight = PackedWeight.from_stored(path, replace(stored, shape=(k, experts * blocks(columns) * BLOCK)))
+        try:
+            return cls(weight, experts, columns, stored.gated)
+        except QuantizationError as error:
+            raise WeightFileError(f"{field}.{error.field}", error.got, error.allowed, remedy) from error
 
     def _with(self, weight: PackedWeight) -> PackedExperts:
         if weight is self.weight:
