@@ -42,12 +42,15 @@ class LayerFacts:
         Encoding of the zero points (see ``from_gptq``).
     note : str
         Sentence for the report, or "".
+    act_order : bool
+        Whether the rows are in activation order.
     """
 
     extent: Extent
     group_size: int | None
     zero_point_format: str = "v2"
     note: str = ""
+    act_order: bool = False
 
 
 def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], statement: Statement) -> LayerFacts:
@@ -160,9 +163,9 @@ def _compare(
             raise QuantizationError(f"{part}.dtype", entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
     size = _group_size(kind, extent, statement)
-    _check_order(kind, entries, read, extent, size, statement)
+    ordered = _check_order(kind, entries, read, extent, size, statement)
     zero_point_format, note = _zero_points(kind, entries, read, extent, whole, statement)
-    return LayerFacts(extent, size, zero_point_format, note)
+    return LayerFacts(extent, size, zero_point_format, note, ordered)
 
 
 def _extent(
@@ -203,25 +206,29 @@ def _check_order(
     extent: Extent,
     size: int | None,
     statement: LayerStatement,
-) -> None:
-    """Raise QuantizationError or WeightFileError if g_idx contradicts the configuration."""
+) -> bool:
+    """Return whether rows are in activation order.
+
+    Raise QuantizationError or WeightFileError if g_idx contradicts the configuration.
+    """
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
             got = f"{kind.title}, because this format stores rows in order"
             raise QuantizationError(
                 kind.required[0], got, f"GPTQ, because {statement.where} specifies desc_act", _AGREE
             )
-        return
+        return False
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
             allowed = f"the tensor, because {statement.where} specifies activation order"
             raise WeightFileError("", f"no {kind.g_idx}", allowed, "copy or download the checkpoint again")
-        return
+        return False
     groups = file_group_size(extent.k, extent.groups, size)
     perm = act_order(read(kind.g_idx), extent.k, extent.groups, groups)
     if perm is not None and statement.act_order is False:
         allowed = f"rows in order, because {statement.where} specifies no activation order"
         raise QuantizationError(kind.g_idx, "rows in activation order", allowed, _AGREE)
+    return perm is not None
 
 
 def _zero_points(

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
-from cudatma.quantization.layout_v1 import BLOCK, blocks
+from cudatma.quantization.layout_v1 import BLOCK, SYMMETRIC_ZERO, blocks
 from cudatma.quantization.namespaces import namespace_of, native_array, on_device_of
-from cudatma.quantization.packed import PackedWeight, _Referable, check_group_size, pack, unpack
+from cudatma.quantization.packed import LogicalWeight, PackedWeight, _Referable, check_group_size, pack, unpack
 from cudatma.quantization.rounding import quantize
 from cudatma.quantization.storage import StoredWeight, read_weight, write_weights
 
@@ -330,20 +330,23 @@ def quantize_experts(
     return _stacked(packed, gated)
 
 
-def pack_experts(weights: Sequence[PackedWeight], *, gated: bool = False) -> PackedExperts:
+def pack_experts(
+    weights: Sequence[PackedWeight | tuple[PackedWeight, PackedWeight]], *, gated: bool = False
+) -> PackedExperts:
     """Combine the packed weights of experts, for example imported ones.
 
     Parameters
     ----------
-    weights : sequence of PackedWeight
-        The weight (K, N) of each expert, all of the same shape, group size, dtype and device.
+    weights : sequence of PackedWeight, or of pairs of PackedWeight
+        The weight (K, N) of each expert, all of the same shape, group size, dtype and device. With ``gated``, an
+        element can also be a pair of weights (K, N / 2), gate and up.
     gated : bool, default False
         Whether the columns are those of gate, then of up.
 
     Returns
     -------
     PackedExperts
-        The weights, on the same device.
+        The weights, on the same device. They have zero points if one of ``weights`` has zero points.
 
     Raises
     ------
@@ -351,21 +354,40 @@ def pack_experts(weights: Sequence[PackedWeight], *, gated: bool = False) -> Pac
         If the sequence is empty, the weights differ, or a weight has an activation order.
     ArgumentTypeError
         If an element is not a PackedWeight.
+
+    Examples
+    --------
+    >>> gate, up = (cudatma.quantize(np.ones((128, 64), np.float32)) for _ in range(2))
+    >>> cudatma.quantization.pack_experts([(gate, up)] * 4, gated=True)
+    PackedExperts(shape=(4, 128, 128), group_size=128, float16, symmetric, gated, host)
     """
-    packed = list(weights)
-    if not packed:
+    experts = [weight if isinstance(weight, tuple) else (weight,) for weight in weights]
+    if not experts:
         raise QuantizationError("weights", "an empty sequence", "at least one weight")
-    for index, weight in enumerate(packed):
+    if gated is not True and any(len(parts) > 1 for parts in experts):
+        raise QuantizationError("weights", "pairs of weights", "one weight per expert, because gated is False")
+    named = {
+        f"weights[{index}]" + (f"[{part}]" if len(parts) > 1 else ""): weight
+        for index, parts in enumerate(experts)
+        for part, weight in enumerate(parts)
+    }
+    (first_name, first), *_ = named.items()
+    for name, weight in named.items():
         if not isinstance(weight, PackedWeight):
-            raise ArgumentTypeError(f"weights[{index}]", type(weight).__name__, "PackedWeight")
+            raise ArgumentTypeError(name, type(weight).__name__, "PackedWeight")
         if weight.perm is not None:
             remedy = "quantize without activation order (desc_act=False)"
-            raise QuantizationError(f"weights[{index}]", "a weight with activation order", "a weight without", remedy)
-        for name in ("shape", "group_size", "dtype", "symmetric", "device"):
-            if (value := getattr(weight, name)) != (first := getattr(packed[0], name)):
-                raise QuantizationError(f"weights[{index}].{name}", value, f"{first}, as in weights[0]")
-    order = _order(packed[0].shape[1], gated)
-    return _stacked(packed if order is None else [_permuted(weight, order) for weight in packed], gated)
+            raise QuantizationError(name, "a weight with activation order", "a weight without", remedy)
+        for fact in ("shape", "group_size", "dtype", "device"):
+            if (value := getattr(weight, fact)) != (expected := getattr(first, fact)):
+                raise QuantizationError(f"{name}.{fact}", value, f"{expected}, as in {first_name}")
+    if any(len(parts) != len(experts[0]) for parts in experts) or len(experts[0]) > 2:
+        raise QuantizationError("weights", "elements of different lengths", "only weights, or only pairs of weights")
+    symmetric = all(weight.symmetric for weight in named.values())
+    order = _order(first.shape[1] * len(experts[0]), gated)
+    if order is None and all(weight.symmetric == symmetric for weight in named.values()):
+        return _stacked([parts[0] for parts in experts], gated)
+    return _stacked([_joined(parts, order, symmetric) for parts in experts], gated)
 
 
 def _gate_order(columns: int) -> NDArray[np.int64]:
@@ -384,15 +406,25 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
     return _gate_order(columns)
 
 
-def _permuted(weight: PackedWeight, order: NDArray[np.int64]) -> PackedWeight:
-    """Return a weight with its columns in this order."""
-    logical = unpack(weight)
-    xp = namespace_of(weight.qweight)
-    with on_device_of(weight.qweight):
-        columns = xp.asarray(order)
-        zeros = None if logical.zeros is None else logical.zeros[:, columns]
-        q = xp.ascontiguousarray(logical.q[:, columns])
-        return pack(q, logical.scales[:, columns], zeros, group_size=weight.group_size)
+def _joined(weights: Sequence[PackedWeight], order: NDArray[np.int64] | None, symmetric: bool) -> PackedWeight:
+    """Concatenate the columns of weights, put them in this order, and add zero points unless ``symmetric``."""
+    xp = namespace_of(weights[0].qweight)
+    with on_device_of(weights[0].qweight):
+        parts = [unpack(weight) for weight in weights]
+        arrays = [[part.q for part in parts], [part.scales for part in parts]]
+        if not symmetric:
+            arrays.append([_zeros(part, xp) for part in parts])
+        joined = [xp.concatenate(array, axis=1) for array in arrays]
+        if order is not None:
+            columns = xp.asarray(order)
+            joined = [xp.ascontiguousarray(array[:, columns]) for array in joined]
+        return pack(*joined, group_size=weights[0].group_size)
+
+
+def _zeros(part: LogicalWeight, xp: Any) -> Any:
+    if part.zeros is not None:
+        return part.zeros
+    return xp.full(part.scales.shape, SYMMETRIC_ZERO, dtype=np.uint8)
 
 
 def _stacked(weights: Sequence[PackedWeight], gated: bool) -> PackedExperts:

@@ -335,7 +335,9 @@ class PackedWeight(_Referable):
                 dtype=stored.dtype,
             )
         except FieldError as error:
-            raise WeightFileError(f"{field}.{error.field}", error.got, error.allowed, "pack the weight again") from error
+            raise WeightFileError(
+                f"{field}.{error.field}", error.got, error.allowed, "pack the weight again"
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles start without attachments, because attachments depend on this weight's addresses.

@@ -49,7 +49,8 @@ def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight | Packe
     Parameters
     ----------
     path : str or os.PathLike
-        A file that ``save_weights`` or the ``save`` method of a weight wrote. Weights in earlier layout versions are converted.
+        A file that ``save_weights`` or the ``save`` method of a weight wrote. Weights in earlier layout versions are
+        converted.
 
     Returns
     -------
