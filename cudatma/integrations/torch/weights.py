@@ -23,13 +23,19 @@ from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.checks import check_gradient
+from cudatma.kernels.experts.moe import weight_of as weight_of_experts
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.gemm import weight_of
 from cudatma.kernels.operation import Weight
 from cudatma.kernels.workspace import check_not_capturing
 from cudatma.library_streams import current_stream
-from cudatma.quantization import PackedWeight
+from cudatma.pipeline import align_up
+from cudatma.quantization import PackedExperts, PackedWeight
+from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.namespaces import bfloat16_view
+
+#: Key of the PackedExperts among the attachments of its weight.
+_EXPERTS = "experts"
 
 
 class _Known(NamedTuple):
@@ -97,6 +103,31 @@ def known_weight(
     ):  # Otherwise, the weight holds a copy of qweight.
         _known[address] = _Known(facts, weight, launched, storages)
     return weight, launched
+
+
+def known_experts(
+    w1: tuple[Any, Any, Any],
+    w2: tuple[Any, Any, Any],
+    experts: int,
+    k: int,
+    intermediate: int,
+    group_sizes: tuple[int, int],
+) -> tuple[tuple[PackedExperts, PackedExperts], Weight]:
+    """Return the weights of a layer of experts, which use the memory of their tensors, and their launch arrays.
+
+    ``w1`` and ``w2`` are qweight, scales and zeros of both weights. Raises the errors of packed_weight().
+    """
+    packed = []
+    for parts, rows, columns, size, gated in (
+        (w1, k, 2 * intermediate, group_sizes[0], True),
+        (w2, intermediate, k, group_sizes[1], False),
+    ):
+        weight = known_weight(*parts, None, rows, experts * align_up(columns, BLOCK), size)[0]
+        key = _EXPERTS, experts, columns, gated
+        if key not in weight.attachments:
+            weight.attachments[key] = PackedExperts(weight, experts, columns, gated)
+        packed.append(weight.attachments[key])
+    return (packed[0], packed[1]), weight_of_experts(*packed)
 
 
 def forget(qweight: Any) -> None:

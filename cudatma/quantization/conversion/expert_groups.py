@@ -19,7 +19,7 @@ from cudatma.errors import QuantizationError, WeightFileError
 from cudatma.quantization.agreement import LayerFacts
 
 #: Names of an expert's gate, up and down projection.
-_NAMINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+NAMINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _MATRIX = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w[123])")
 _GATE_UP, _DOWN = "gate_up_proj", "down_proj"
 #: K and N of both weights must be multiples of this number, as in marlin_moe.
@@ -86,12 +86,12 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
         if match := _MATRIX.fullmatch(layer):
             found[match[1]][int(match[2])].add(match[3])
         elif is_expert(layer):
-            names = " or ".join(", ".join(naming) for naming in _NAMINGS)
+            names = " or ".join(", ".join(naming) for naming in NAMINGS)
             errors[layer] = WeightFileError(layer, "an expert of an unknown form", f"experts with the matrices {names}")
     groups: dict[str, ExpertGroup] = {}
     for module, matrices in found.items():
         present = set[str]().union(*matrices.values())
-        naming = next(naming for naming in _NAMINGS if present.intersection(naming))
+        naming = next(naming for naming in NAMINGS if present.intersection(naming))
         for expert in range(max(matrices) + 1):
             if matrices.get(expert, set()) != set(naming):
                 missing = [name for name in naming if name not in matrices.get(expert, ())]

@@ -109,6 +109,11 @@ def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, st
     left_out = {}
     for name, group in inventory.experts.items():
         check_alike(name, group, inventory.facts)
+        parts = inventory.layers[group.layers[0]].keys()
+        for layer in group.layers:
+            if inventory.layers[layer].keys() != parts:
+                got, allowed = (", ".join(names) for names in (inventory.layers[layer], parts))
+                raise WeightFileError(layer, got, f"{allowed}, as in {group.layers[0]}", FROM_FLOAT)
         for bias in (f"{layer}.bias" for layer in group.layers):
             if bias in checkpoint.files:
                 if checkpoint.read(bias).any():
