@@ -16,7 +16,7 @@ from cudatma.integrations.torch.weights import known_experts, known_weight
 from cudatma.kernels.attention.attention import attention, attention_varlen
 from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.engine import run
-from cudatma.kernels.experts.moe import MARLIN_MOE, MoeOptions
+from cudatma.kernels.experts import moe
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM as MARLIN
 from cudatma.kernels.marlin.gemm import MarlinOptions
@@ -145,9 +145,8 @@ def marlin_moe(
 ) -> Any:
     first, second = (w1, w1_scales, w1_zeros), (w2, w2_scales, w2_zeros)
     sizes = w1_group_size, w2_group_size
-    weights, launched = known_experts(first, second, experts, x.shape[-1], intermediate, sizes)
-    inputs, options = (x, topk_weights, topk_ids, expert_map), MoeOptions("silu_glu", False)
-    return run(MARLIN_MOE, inputs, out, options, None, None, launched, weights)
+    weights = known_experts(first, second, experts, x.shape[-1], intermediate, sizes)
+    return moe.marlin_moe(x, *weights, topk_weights, topk_ids, expert_map=expert_map, out=out)
 
 
 register()

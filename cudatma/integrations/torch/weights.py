@@ -23,7 +23,6 @@ from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.checks import check_gradient
-from cudatma.kernels.experts.moe import weight_of as weight_of_experts
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.gemm import weight_of
 from cudatma.kernels.operation import Weight
@@ -112,8 +111,8 @@ def known_experts(
     k: int,
     intermediate: int,
     group_sizes: tuple[int, int],
-) -> tuple[tuple[PackedExperts, PackedExperts], Weight]:
-    """Return the weights of a layer of experts, which use the memory of their tensors, and their launch arrays.
+) -> tuple[PackedExperts, PackedExperts]:
+    """Return the weights of a layer of experts, which use the memory of their tensors.
 
     ``w1`` and ``w2`` are qweight, scales and zeros of both weights. Raises the errors of packed_weight().
     """
@@ -127,7 +126,7 @@ def known_experts(
         if key not in weight.attachments:
             weight.attachments[key] = PackedExperts(weight, experts, columns, gated)
         packed.append(weight.attachments[key])
-    return (packed[0], packed[1]), weight_of_experts(*packed)
+    return packed[0], packed[1]
 
 
 def forget(qweight: Any) -> None:
