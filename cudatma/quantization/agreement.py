@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from cudatma.errors import FieldError, QuantizationError, WeightFileError
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import Extent, Format, check_layer, check_zero_points, recognized
+from cudatma.quantization.formats import (
+    FP8_BLOCK_COMPRESSED,
+    FP8_CHANNEL,
+    Extent,
+    Format,
+    check_layer,
+    check_zero_points,
+    recognized,
+)
 from cudatma.quantization.importing import (
     act_order,
     check_file_group_size,
@@ -21,10 +29,9 @@ from cudatma.quantization.importing import (
     weight_extents,
 )
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
-from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
+from cudatma.quantization.safetensors_file import TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
 
-_FOUR = "quantize the model again with 4 bits for this layer, or leave the layer unquantized"
 _AGREE = "correct the configuration, or use tensors that match the configuration"
 
 
@@ -150,18 +157,21 @@ def _compare(
     if not statement.quantized:
         allowed = f"a float weight, because {statement.where} lists the layer as not quantized"
         raise QuantizationError(kind.required[0], "a quantized layer", allowed, _AGREE)
-    if statement.bits not in (None, 4):
-        raise QuantizationError(f"{statement.where}: bits", statement.bits, "4", f"for {layer}, {_FOUR}")
+    if statement.bits not in (None, kind.bits):
+        remedy = f"for {layer}, quantize the model again with {kind.bits} bits, or leave the layer unquantized"
+        raise QuantizationError(f"{statement.where}: bits", statement.bits, str(kind.bits), remedy)
     detected = recognized({part: entry.shape for part, entry in entries.items()})
-    if detected not in (None, kind):
+    if detected not in (None, kind) and not {detected, kind} <= {FP8_BLOCK_COMPRESSED, FP8_CHANNEL}:
         got = f"a tensor that looks like {detected.title}"
         raise QuantizationError(kind.required[0], got, f"{kind.title}, the format in {whole.where}", _AGREE)
-    words: tuple[str, ...] = ("I32", "U32")
-    dtypes_of = {kind.zeros: (*words, "I8"), **dict.fromkeys(kind.integers, words), kind.scales: FLOAT_DTYPES}
+    dtypes_of = {kind.zeros: (*kind.dtypes, "I8"), **dict.fromkeys(kind.integers, kind.dtypes)}
+    dtypes_of[kind.scales] = kind.scale_dtypes
     for part, dtypes in dtypes_of.items():
         if part in entries and entries[part].dtype not in dtypes:
             raise QuantizationError(f"{part}.dtype", entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
+    if kind.group_size:
+        return LayerFacts(extent, kind.group_size)
     size = _group_size(kind, extent, statement)
     ordered = _check_order(kind, entries, read, extent, size, statement)
     zero_point_format, note = _zero_points(kind, entries, read, extent, whole, statement)

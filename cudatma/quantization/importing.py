@@ -129,7 +129,7 @@ def assemble(
     perm = None if g_idx is None else act_order(g_idx, k, groups, size)
     if perm is not None:
         q = q[perm]
-    scales = _convert_scales(scales, dtype)
+    scales = convert_scales(scales, dtype)
     if zeros is not None and bool((zeros == SYMMETRIC_ZERO).all()):
         zeros = None
     stored = packed_group_size(size)
@@ -198,7 +198,7 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
     return perm.astype(np.int32)
 
 
-def _convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
+def convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
     """Return scales in fp16 or bf16. Raises QuantizationError if a scale overflows or becomes 0."""
     if dtype is None:
         if scales.dtype.name not in ACTIVATION_TYPES:

@@ -681,8 +681,8 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "floats of auto-round": (auto_round, section(data_type="mx_fp"), "data_type: got mx_fp"),
     "ModelOpt": (
         gptq,
-        beside("hf_quant_config.json", quantization={"quant_algo": "NVFP4"}),
-        "ModelOpt.*NVFP4.*--quant",
+        beside("hf_quant_config.json", quantization={"quant_algo": "W4A8_AWQ"}),
+        "quant_algo: got W4A8_AWQ; allowed: NVFP4, FP8.*--quantize",
     ),
     "MLX": (gptq, lambda path: change_json(path, lambda c: c.update(quantization={"bits": 4})), "MLX.*--quantize"),
     "an adapter beside": (

@@ -212,6 +212,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         source = quantization_config.source
         self.statement: Statement | None = None if source is None else read_statement(source, "quantization_config")
+        if self.statement is not None and self.statement.format.group_size:
+            got, where = self.statement.format.title, self.statement.where
+            allowed = "GPTQ, AWQ, AutoRound, Marlin or int4 of compressed-tensors"
+            raise WeightFileError(where, got, allowed, "convert the model with `cudatma convert`, and load the result")
         self.layer_facts: dict[str, LayerFacts] = {}
         self.expert_facts: dict[str, list[LayerFacts]] = {}
         self.float_experts: set[str] = set()

@@ -25,6 +25,7 @@ from cudatma.quantization.conversion.report import Conversion, LayerReport, scal
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
 from cudatma.quantization.conversion.source import Source, open_source
 from cudatma.quantization.experts import pack_experts
+from cudatma.quantization.float_formats import scale_values
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.packed import PackedWeight, check_group_size
 from cudatma.quantization.rounding import quantize_linear
@@ -283,6 +284,8 @@ def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, P
         group_size=weight.group_size,
         symmetric=weight.symmetric,
         act_order=weight.perm is not None,
+        format=weight.format,
+        tensor_scale=weight.tensor_scale,
         source_bytes=source.tensor_bytes(unit.source),
         packed_bytes=weight.nbytes,
         max_error=errors[0],
@@ -299,12 +302,15 @@ def _matrices(
     for layer in unit.layers:
         parts = {part: source.checkpoint.read(name) for part, name in source.layers[layer].items()}
         try:
+            split = {part: group.split(array) if group else iter((array,)) for part, array in parts.items()}
             if source.statement is not None:
                 kind = source.statement.format
-                packed.append(pack_layer(kind, parts, source.inventory.facts[layer], dtype=options.dtype))
-                yield parts[kind.scales], packed[-1]
+                for arrays in zip(*split.values(), strict=True):
+                    tensors = dict(zip(split, arrays, strict=True))
+                    packed.append(pack_layer(kind, tensors, source.inventory.facts[layer], dtype=options.dtype))
+                    yield scale_values(tensors[kind.scales], kind.scales), packed[-1]
                 continue
-            for weight in group.split(parts["weight"]) if group else (parts["weight"],):
+            for weight in split["weight"]:
                 packed.append(
                     quantize_linear(
                         weight,

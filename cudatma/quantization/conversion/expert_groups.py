@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError, WeightFileError
@@ -44,6 +45,8 @@ class ExpertGroup:
         Whether one tensor contains all experts.
     is_transposed : bool
         Whether a stacked tensor has the shape (experts, K, N) instead of (experts, N, K).
+    is_interleaved : bool
+        Whether the outputs of gate and up alternate in a stacked tensor, as in gpt-oss.
     """
 
     layers: tuple[str, ...]
@@ -51,12 +54,15 @@ class ExpertGroup:
     gated: bool
     is_stacked: bool = False
     is_transposed: bool = False
+    is_interleaved: bool = False
 
-    def split(self, tensor: NDArray[Any]) -> Iterable[NDArray[Any]]:
-        """Return the matrices (N, K) in a float tensor."""
+    def split(self, tensor: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """Yield the matrices in a tensor, (N, K) for a float tensor."""
         if not self.is_stacked:
-            return (tensor,)
-        return tensor.transpose(0, 2, 1) if self.is_transposed else tensor
+            yield tensor
+            return
+        for matrix in tensor.transpose(0, 2, 1) if self.is_transposed else tensor:
+            yield np.concatenate([matrix[::2], matrix[1::2]]) if self.is_interleaved else matrix
 
 
 def is_expert(layer: str) -> bool:
@@ -124,6 +130,21 @@ def stacked_experts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ExpertGr
             if (n, k) == (2 * columns, rows):
                 for name in (sibling(down), down):
                     groups[name] = ExpertGroup((name,), first[0], name != down, True, is_transposed)
+    return groups
+
+
+def interleaved_experts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ExpertGroup]:
+    """Return the groups of gpt-oss, whose experts have these shapes (experts, N, ...).
+
+    Raises WeightFileError for a layer that is no such group.
+    """
+    groups = {}
+    for name, shape in shapes.items():
+        if not is_expert_weight(name) or sibling(name) not in shapes:
+            allowed = f"*.experts.{_GATE_UP} and *.experts.{_DOWN}"
+            raise WeightFileError(name, "a layer that is not one of the experts", allowed)
+        gated = name.endswith(_GATE_UP)
+        groups[name] = ExpertGroup((name,), shape[0], gated, is_stacked=True, is_interleaved=gated)
     return groups
 
 

@@ -15,10 +15,11 @@ from cudatma.quantization.conversion.expert_groups import (
     ExpertGroup,
     check_alike,
     group_experts,
+    interleaved_experts,
     misfit,
     stacked_sizes,
 )
-from cudatma.quantization.formats import FORMATS, FROM_FLOAT, MARLIN, recognized
+from cudatma.quantization.formats import FORMATS, FROM_FLOAT, MARLIN, MXFP4, recognized
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
 from cudatma.quantization.statement import Statement
 
@@ -68,7 +69,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
     ``where`` names the checkpoint in error messages. Raises WeightFileError or QuantizationError if a check fails.
     """
     kind = statement.format
-    ending = f".{kind.required[0]}"
+    ending = f"{kind.separator}{kind.required[0]}"
     names = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
     if not names:
         ends = {name.rpartition(".")[2] for name in checkpoint.files}
@@ -79,20 +80,27 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
     layers: dict[str, dict[str, str]] = {}
     facts: dict[str, LayerFacts] = {}
     for layer in names:
-        tensors = {part: f"{layer}.{part}" for part in (*kind.required, *kind.optional)}
+        tensors = {part: f"{layer}{kind.separator}{part}" for part in (*kind.required, *kind.optional)}
         layers[layer] = {part: name for part, name in tensors.items() if name in checkpoint.files}
         if missing := [part for part in kind.required if part not in layers[layer]]:
             allowed = f"{', '.join(kind.required)} of a {kind.title} layer"
             remedy = "copy or download the checkpoint again"
             raise WeightFileError(layer, f"no {' and no '.join(missing)}", allowed, remedy)
         facts[layer] = layer_facts(checkpoint, layer, layers[layer], statement)
-    experts, errors = group_experts(names)
-    for error in errors.values():
-        raise error
-    left_out = {}
+    if kind is MXFP4:
+        experts = interleaved_experts({layer: checkpoint.shape(parts["blocks"]) for layer, parts in layers.items()})
+    else:
+        experts, errors = group_experts(names)
+        for error in errors.values():
+            raise error
+    unused = (f"{layer}.{part}" for layer in layers for part in kind.left_out)
+    left_out = {name: "scales of quantized activations" for name in unused if name in checkpoint.files}
+    if kind.group_size:
+        caches = (name for name in checkpoint.files if _CACHE_SCALE.fullmatch(name))
+        left_out |= dict.fromkeys(caches, "scales of a quantized KV cache")
     if kind is MARLIN:
         buffers = (f"{layer}.workspace" for layer in layers)
-        left_out = {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
+        left_out |= {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
     inventory = Inventory(layers, experts, facts)
     left_out |= _check_experts(checkpoint, inventory)
     check_others(checkpoint, layers, left_out)
@@ -147,6 +155,8 @@ _SCALE = re.compile(r"(.*\.)?([^.]*)_scales?")
 _SCALED = frozenset(
     ["weight", "input", "output", "act", "q", "k", "v", "kv", "kv_cache", "prob", "w1", "w2", "w3", "w13"]
 )
+#: Scales of a quantized KV cache.
+_CACHE_SCALE = re.compile(r".*\.(k_scale|v_scale|kv_scale|[kv]_proj\.output_scale)")
 #: Modules that may share another module's weight but have their own bias.
 _TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
 

@@ -83,8 +83,9 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         if error:
             match.refused[layer] = error
     parameters = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    packed = {f"{module}.weight" for module in match.modules.values()}
     for name, shape in parameters.items():
-        if name in unchanged and checkpoint.shape(unchanged[name]) != shape:
+        if name in unchanged and name not in packed and checkpoint.shape(unchanged[name]) != shape:
             tensor, allowed = unchanged[name], f"{shape}, the shape in {match.class_name}"
             remedy = "correct config.json, or download the checkpoint again"
             match.refused[tensor] = WeightFileError(tensor, f"shape {checkpoint.shape(tensor)}", allowed, remedy)

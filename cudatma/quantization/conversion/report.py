@@ -35,6 +35,10 @@ class LayerReport:
         Whether the layer has no zero points.
     act_order : bool
         Whether the layer's rows are permuted.
+    format : str
+        Format of the codes; see ``PackedWeight``.
+    tensor_scale : float
+        Factor of the whole weight.
     source_bytes : int
         Size of the source tensors in bytes, without the bias.
     packed_bytes : int
@@ -50,6 +54,8 @@ class LayerReport:
     group_size: int
     symmetric: bool
     act_order: bool
+    format: str
+    tensor_scale: float
     source_bytes: int
     packed_bytes: int
     max_error: float
@@ -58,7 +64,8 @@ class LayerReport:
     @property
     def facts(self) -> dict[str, Any]:
         """Metadata needed to create the layer before its arrays are read."""
-        return {"group_size": self.group_size, "symmetric": self.symmetric, "act_order": self.act_order}
+        facts = {"group_size": self.group_size, "symmetric": self.symmetric, "act_order": self.act_order}
+        return facts if self.format == "int4" else {**facts, "format": self.format, "tensor_scale": self.tensor_scale}
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> LayerReport:

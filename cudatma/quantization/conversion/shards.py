@@ -26,7 +26,7 @@ from cudatma.errors import WeightFileError
 from cudatma.quantization.conversion.inventory import natural
 from cudatma.quantization.conversion.source import Source
 from cudatma.quantization.importing import file_group_size, packed_group_size
-from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
+from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count, row_blocks
 from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name
 
 #: Suffix of unfinished files.
@@ -232,11 +232,14 @@ def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[Shard
 def _packed_bytes(source: Source, name: str, layer: str, group_size: int) -> int:
     """Return an upper bound of the size of a packed weight, whose first layer is ``layer``."""
     *experts, k, n = source.sizes(name)
-    if facts := source.inventory.facts.get(layer):
-        group_size = packed_group_size(file_group_size(k, facts.extent.groups, facts.group_size))
+    bits = 4
+    if source.statement is not None:
+        facts, kind = source.inventory.facts[layer], source.statement.format
+        size = kind.group_size or packed_group_size(file_group_size(k, facts.extent.groups, facts.group_size))
+        group_size, bits = size, kind.bits
     columns, groups = math.prod(experts) * blocks(n) * BLOCK, group_count(k, group_size)
     return (
-        columns // BLOCK * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k
+        columns // BLOCK * row_blocks(k, bits) * BLOCK_BYTES + groups * columns * 3 + 4 * k
     )  # Two bytes per scale, one byte per zero point.
 
 

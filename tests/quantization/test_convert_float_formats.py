@@ -1,0 +1,313 @@
+"""cudatma convert of fp8, NVFP4 and MXFP4 checkpoints, against the decoders of ml_dtypes and transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from model_folders import (
+    BLOCKS,
+    EXPERTS,
+    HIDDEN,
+    INTERMEDIATE,
+    MOE,
+    config,
+    linear_shapes,
+    moe_shapes,
+    other_tensors,
+    write_folder,
+)
+from numpy.typing import NDArray
+
+from cudatma.errors import QuantizationError, WeightFileError
+from cudatma.quantization import PackedExperts, PackedWeight, open_checkpoint
+from cudatma.quantization.conversion import convert_checkpoint
+
+Tensors = dict[str, NDArray[Any]]
+BF16, E4M3, E2M1 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
+
+
+def codes(rng: Any, n: int, k: int) -> NDArray[Any]:
+    """Return random e4m3 numbers (N, K)."""
+    return (64 * rng.standard_normal((n, k))).astype(E4M3)
+
+
+def fp8_block(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
+    weight, scale = codes(rng, n, k), np.exp(rng.standard_normal((-(-n // 128), -(-k // 128))) - 6).astype(np.float32)
+    rounded = scale.astype(BF16).astype(np.float32)
+    spread = np.repeat(np.repeat(rounded, 128, axis=0), 128, axis=1)[:n, :k]
+    tensors = {"weight": weight, "weight_scale_inv": scale, "input_scale": np.ones(1, np.float32)}
+    return tensors, weight.astype(np.float32) * spread
+
+
+def fp8_block_compressed(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
+    tensors, values = fp8_block(rng, n, k)
+    return {"weight": tensors["weight"], "weight_scale": tensors["weight_scale_inv"]}, values
+
+
+def fp8_channel(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
+    weight, scale = codes(rng, n, k), np.exp(rng.standard_normal((n, 1)) - 6).astype(BF16)
+    return {"weight": weight, "weight_scale": scale}, weight.astype(np.float32) * scale.astype(np.float32)
+
+
+def fp8_tensor(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
+    weight, scale = codes(rng, n, k), np.float32(rng.random() / 64)
+    tensors = {"weight": weight, "weight_scale": np.array(scale), "input_scale": np.array(scale)}
+    return tensors, weight.astype(np.float32) * scale.astype(BF16).astype(np.float32)
+
+
+def nvfp4(rng: Any, n: int, k: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return packed codes, e4m3 scales, and their product."""
+    packed = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    scale = np.exp(rng.standard_normal((n, k // 16))).astype(E4M3)
+    nibbles = np.stack([packed & 15, packed >> 4], axis=2).reshape(n, k)
+    return packed, scale, nibbles.view(E2M1).astype(np.float32) * np.repeat(scale.astype(np.float32), 16, axis=1)
+
+
+def nvfp4_modelopt(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
+    packed, scale, values = nvfp4(rng, n, k)
+    factor = np.float32(0.003)
+    tensors = {"weight": packed, "weight_scale": scale, "weight_scale_2": np.array(factor)}
+    return tensors | {"input_scale": np.array(factor)}, values * factor
+
+
+def nvfp4_compressed(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
+    packed, scale, values = nvfp4(rng, n, k)
+    factor = np.array([256], np.float32)  # Its inverse is exact.
+    tensors = {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": factor}
+    return tensors | {"input_global_scale": factor}, values / factor
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"type": "float", "symmetric": True, **weights},
+             "input_activations": {"num_bits": 8, "type": "float", "dynamic": True}}  # fmt: skip
+    section = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+    return {**section, "ignore": ["lm_head", "re:.*mlp.gate$"]}
+
+
+#: Tensors of a layer, and the quantization configuration of the model.
+KINDS: dict[str, tuple[Callable[[Any, int, int], tuple[Tensors, NDArray[Any]]], dict[str, Any]]] = {
+    "fp8, blocks": (
+        fp8_block,
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+         "modules_to_not_convert": ["lm_head", "gate"]},
+    ),
+    "fp8, blocks of compressed-tensors": (
+        fp8_block_compressed,
+        compressed("float-quantized", num_bits=8, strategy="block", block_structure=[128, 128]),
+    ),
+    "fp8, channels": (fp8_channel, compressed("float-quantized", num_bits=8, strategy="channel")),
+    "fp8, one scale": (fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "fp8, ModelOpt": (fp8_tensor, {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}),
+    "NVFP4, ModelOpt": (
+        nvfp4_modelopt,
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.mlp.gate"],
+         "kv_cache_scheme": {"num_bits": 8, "type": "float"}, "producer": {"name": "modelopt"}},
+    ),
+    "NVFP4, compressed-tensors": (
+        nvfp4_compressed,
+        compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", group_size=16),
+    ),
+}  # fmt: skip
+
+
+def write(folder: Path, kind: str, model: str = "llama") -> Tensors:
+    """Write a model in a format, and return the values (N, K) of its layers in float32."""
+    tensors_of, section = KINDS[kind]
+    rng = np.random.default_rng(0)
+    shapes = linear_shapes() if model == "llama" else moe_shapes(model)
+    tensors, values = other_tensors("bfloat16", 1), {}
+    for layer, (k, n) in shapes.items():
+        parts, values[layer] = tensors_of(rng, n, k)
+        tensors |= {f"{layer}.{name}": array for name, array in parts.items()}
+    settings = config("bfloat16", section)
+    if model != "llama":
+        settings |= {"model_type": model, **MOE[model][2]}
+        del settings["architectures"]  # The class has norms and routers, which these files do not have.
+    write_folder(folder, tensors, settings)
+    return values
+
+
+def packed(out: Path, layer: str, shape: tuple[int, int]) -> PackedWeight:
+    section = json.loads((out / "config.json").read_text())["quantization_config"]
+    facts, checkpoint = {**section, **section["layers"][layer]}, open_checkpoint(out)
+    names = ("dtype", "group_size", "format", "tensor_scale")
+    arrays = {part: checkpoint.read_if_present(f"{layer}.{part}") for part in ("qweight", "scales", "zeros", "perm")}
+    return PackedWeight(**arrays, shape=shape, **{name: facts[name] for name in names})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_those_of_the_checkpoint(tmp_path: Path, kind: str) -> None:
+    values = write(tmp_path / "in", kind)
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", shard_bytes=100_000)
+    assert {layer.name for layer in done.layers} == set(values)
+    assert any("activations are not quantized" in note for note in done.notes)
+    assert set(done.left_out.values()) <= {"scales of quantized activations"}
+    section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert (section["format"], section["bits"]) == (("fp8", 8) if "fp8" in kind else ("nvfp4", 4))
+    for layer in done.layers:
+        weight = packed(tmp_path / "out", layer.name, linear_shapes()[layer.name])
+        np.testing.assert_allclose(weight.dequantize(dtype=np.float32), values[layer.name].T, rtol=1e-6)
+        assert (layer.format, layer.group_size) == (weight.format, weight.group_size)
+        assert 0 <= layer.max_error <= 2**-8
+
+
+@pytest.mark.parametrize("kind", ["fp8, blocks", "fp8, channels", "NVFP4, ModelOpt", "NVFP4, compressed-tensors"])
+@pytest.mark.parametrize("model", MOE)
+def test_experts_of_these_formats(tmp_path: Path, model: str, kind: str) -> None:
+    values = write(tmp_path / "in", kind, model)
+    convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    block, naming, _ = MOE[model]
+    for b in range(BLOCKS):
+        module = f"model.layers.{b}.{block}.experts"
+        gate, up, down = (np.stack([values[f"{module}.{e}.{name}"].T for e in range(EXPERTS)]) for name in naming)
+        for name, expected in (("gate_up_proj", np.concatenate([gate, up], axis=2)), ("down_proj", down)):
+            k, n = expected.shape[1:]
+            weight = packed(tmp_path / "out", f"{module}.{name}", (k, EXPERTS * n))
+            experts = PackedExperts(weight, EXPERTS, n, gated=name != "down_proj")
+            np.testing.assert_allclose(experts.dequantize(dtype=np.float32), expected, rtol=1e-6)
+
+
+def test_compressed_tensors_decodes_the_same_values(tmp_path: Path) -> None:
+    helpers = pytest.importorskip("compressed_tensors.compressors.nvfp4.helpers")
+    import torch
+
+    rng = np.random.default_rng(0)
+    bytes_, scale, values = nvfp4(rng, 64, 96)
+    decoded = helpers.unpack_fp4_from_uint8(torch.from_numpy(bytes_), 64, 96, dtype=torch.float32).numpy()
+    np.testing.assert_array_equal(decoded * np.repeat(scale.astype(np.float32), 16, axis=1), values)
+
+
+def gpt_oss(folder: Path, rng: Any) -> Tensors:
+    """Write the experts of gpt-oss, and return their tensors."""
+    sizes = {"gate_up_proj": (2 * INTERMEDIATE, HIDDEN), "down_proj": (HIDDEN, INTERMEDIATE)}
+    tensors: Tensors = {}
+    for name, (n, k) in sizes.items():
+        prefix = f"model.layers.0.mlp.experts.{name}"
+        tensors[f"{prefix}_blocks"] = rng.integers(0, 256, (EXPERTS, n, k // 32, 16), dtype=np.uint8)
+        tensors[f"{prefix}_scales"] = rng.integers(115, 130, (EXPERTS, n, k // 32), dtype=np.uint8)
+        tensors[f"{prefix}_bias"] = rng.standard_normal((EXPERTS, n)).astype(BF16)
+    section = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    }
+    settings = config("bfloat16", section)
+    del settings["architectures"]
+    write_folder(folder, tensors | other_tensors("bfloat16", 1), {**settings, "model_type": "gpt_oss"})
+    return tensors
+
+
+def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    decode = pytest.importorskip("transformers.integrations.mxfp4").convert_moe_packed_tensors
+    tensors = gpt_oss(tmp_path / "in", np.random.default_rng(0))
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert len(done.layers) == 2
+    for layer in done.layers:
+        parts = (torch.from_numpy(tensors[f"{layer.name}_{part}"]) for part in ("blocks", "scales"))
+        expected = decode(*parts, dtype=torch.float32).numpy()  # (experts, K, N)
+        gated = layer.name.endswith("gate_up_proj")
+        if gated:
+            expected = np.concatenate([expected[:, :, ::2], expected[:, :, 1::2]], axis=2)
+        k, n = expected.shape[1:]
+        assert (layer.shape, layer.format, layer.max_error) == ((EXPERTS, k, n), "mxfp4", 0.0)
+        weight = packed(tmp_path / "out", layer.name, (k, EXPERTS * n))
+        np.testing.assert_array_equal(PackedExperts(weight, EXPERTS, n, gated).dequantize(dtype=np.float32), expected)
+        bias = f"{layer.name}_bias"
+        np.testing.assert_array_equal(open_checkpoint(tmp_path / "out").read(bias), tensors[bias])
+    small = np.full((EXPERTS, layer.shape[2], layer.shape[1] // 32), 90, np.uint8)
+    change(tmp_path / "in", {f"{layer.name}_scales": small})
+    with pytest.raises(QuantizationError, match=r"_scales\[.*got .*; allowed: finite values in the range of float16"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "half", dtype="float16")
+
+
+def change(folder: Path, tensors: Tensors) -> None:
+    """Replace tensors in a folder with one file. None removes a tensor."""
+    checkpoint = open_checkpoint(folder)
+    kept = {name: checkpoint.read(name) for name in checkpoint.names} | tensors
+    settings = json.loads((folder / "config.json").read_text())
+    write_folder(folder, {name: array for name, array in kept.items() if array is not None}, settings)
+
+
+LAYER = "model.layers.0.mlp.up_proj"
+#: A change of the tensors or of the configuration, and the error.
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "other blocks": ("fp8, blocks", {}, {"weight_block_size": [64, 64]}, r"weight_block_size: got blocks \[64, 64\]"),
+    "fewer scales": (
+        "fp8, blocks",
+        {f"{LAYER}.weight_scale_inv": np.ones((1, 1), np.float32)},
+        {},
+        rf"{LAYER}\.weight_scale_inv: got \(1, 1\); allowed: \(2, 1\)",
+    ),
+    "scales of groups": (
+        "fp8, channels",
+        {f"{LAYER}.weight_scale": np.ones((192, 2), np.float32)},
+        {},
+        rf"{LAYER}\.weight_scale: got \(192, 2\)",
+    ),
+    "no weight": ("fp8, channels", {f"{LAYER}.weight": None}, {}, f"{LAYER}: got no weight"),
+    "floats": (
+        "fp8, channels",
+        {f"{LAYER}.weight": np.ones((192, 128), BF16)},
+        {},
+        rf"{LAYER}\.weight\.dtype: got BF16.*F8_E4M3",
+    ),
+    "NaN": (
+        "fp8, channels",
+        {f"{LAYER}.weight": np.full((192, 128), np.nan, E4M3)},
+        {},
+        rf"{LAYER}: qweight: got NaN codes",
+    ),
+    "a scale of zero": (
+        "NVFP4, ModelOpt",
+        {f"{LAYER}.weight_scale_2": np.zeros((), np.float32)},
+        {},
+        rf"{LAYER}: weight_scale_2: got \[0\.0\]",
+    ),
+    "another algorithm": ("NVFP4, ModelOpt", {}, {"quant_algo": "W4A8_AWQ"}, "quant_algo: got W4A8_AWQ.*NVFP4, FP8"),
+    "a layer that is not quantized": (
+        "fp8, blocks",
+        {},
+        {"modules_to_not_convert": ["up_proj"]},
+        rf"{LAYER}\.weight_scale_inv: got a quantized layer.*modules_to_not_convert",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_contradictions_are_refused(tmp_path: Path, what: str) -> None:
+    kind, tensors, section, says = REFUSED[what]
+    write(tmp_path / "in", kind)
+    path = tmp_path / "in" / "config.json"
+    settings = json.loads(path.read_text())
+    settings["quantization_config"] |= section
+    path.write_text(json.dumps(settings))
+    change(tmp_path / "in", tensors)
+    with pytest.raises((QuantizationError, WeightFileError), match=says):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_the_configuration_of_modelopt_in_its_own_file(tmp_path: Path) -> None:
+    write(tmp_path / "in", "NVFP4, ModelOpt")
+    path = tmp_path / "in" / "config.json"
+    settings = json.loads(path.read_text())
+    del settings["quantization_config"]
+    path.write_text(json.dumps(settings))
+    quantization = {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": "FP8",
+        "group_size": 16,
+        "exclude_modules": ["lm_head"],
+    }
+    (tmp_path / "in" / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    change(tmp_path / "in", {"model.layers.0.self_attn.k_proj.k_scale": np.ones((), np.float32)})
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert any("the KV cache is not quantized" in note for note in done.notes)
+    assert done.left_out["model.layers.0.self_attn.k_proj.k_scale"] == "scales of a quantized KV cache"
+    assert done.not_copied["hf_quant_config.json"] == "describes the original quantization"
