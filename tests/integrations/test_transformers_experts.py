@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
+from float_folders import write
 from model_folders import BLOCKS, HIDDEN, MOE, VOCAB, quantize_layers, write_moe
 from safetensors.numpy import load_file, save_file
 
@@ -87,6 +88,35 @@ def test_quantized_experts_compute_what_their_integers_represent(tmp_path: Path,
     assert torch.equal(logits(loaded), logits(converted))
     loaded.save_pretrained(tmp_path / "saved", max_shard_size="80KB")
     assert torch.equal(logits(from_pretrained(tmp_path / "saved")), logits(converted))
+
+
+@pytest.mark.parametrize("kind", ["fp8, blocks", "NVFP4, compressed-tensors"])
+def test_experts_of_other_formats(tmp_path: Path, kind: str) -> None:
+    values = write(tmp_path / "in", kind, "qwen3_moe")
+    convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    model = from_pretrained(tmp_path / "out")
+    for b in range(BLOCKS):
+        module = f"model.layers.{b}.mlp.experts"
+        gate, up, down = (
+            np.stack([values.pop(f"{module}.{e}.{name}_proj").T for e in range(4)]) for name in ("gate", "up", "down")
+        )
+        values |= {f"{module}.gate_up_proj": np.concatenate([gate, up], axis=2), f"{module}.down_proj": down}
+    expected = logits(dense(tmp_path / "in", values))
+    assert (logits(model) - expected).abs().max() < 0.02 * expected.abs().max()
+    with pytest.raises(WeightFileError, match="cudatma convert"):
+        load(tmp_path / "in")
+
+
+@pytest.mark.parametrize(("form", "group_size"), [("fp8", 128), ("nvfp4", 16), ("mxfp4", 32), ("int8", 32)])
+def test_a_float_model_is_quantized_to_other_formats(tmp_path: Path, form: str, group_size: int) -> None:
+    write_moe(tmp_path / "in")
+    config = CudatmaConfig(group_size=group_size, format=form)
+    model = from_pretrained(tmp_path / "in", quantization_config=config, dtype=torch.bfloat16)
+    exact = logits(from_pretrained(tmp_path / "in", dtype=torch.float32))
+    off = (logits(model) - exact).abs().mean() / exact.abs().mean()
+    assert 0 < off < {"fp8": 0.1, "nvfp4": 0.3, "mxfp4": 0.4, "int8": 0.05}[form]
+    model.save_pretrained(tmp_path / "out")
+    assert torch.equal(logits(from_pretrained(tmp_path / "out")), logits(model))
 
 
 def write_class(folder: Path, model: str) -> None:

@@ -325,6 +325,18 @@ def moe_shapes(model: str) -> dict[str, tuple[int, int]]:
     }  # fmt: skip
 
 
+def moe_tensors(model: str) -> Tensors:
+    """Return the routers and the norms of queries and keys."""
+    rng, tensors = np.random.default_rng(3), {}
+    for b in range(BLOCKS):
+        router = rng.standard_normal((EXPERTS, HIDDEN)).astype(np.float16)
+        tensors[f"model.layers.{b}.{MOE[model][0]}.gate.weight"] = router
+        if model == "qwen3_moe":
+            for name in ("q_norm", "k_norm"):
+                tensors[f"model.layers.{b}.self_attn.{name}.weight"] = np.ones(HIDDEN // HEADS, np.float16)
+    return tensors
+
+
 def write_moe(folder: Path, model: str = "qwen3_moe", form: str = "float", *, sym: bool = False) -> Tensors:
     """Write a model with experts, float or in one of the formats of quantize_layers(), or float and ``stacked``.
 
@@ -336,12 +348,7 @@ def write_moe(folder: Path, model: str = "qwen3_moe", form: str = "float", *, sy
     shapes = moe_shapes(model)
     matrices = {layer: (rng.standard_normal((n, k)) / k**0.5).astype(np.float16) for layer, (k, n) in shapes.items()}
     tensors = {f"{layer}.weight": weight for layer, weight in matrices.items()} | other_tensors("float16", 1)
-    for b in range(BLOCKS):
-        router = rng.standard_normal((EXPERTS, HIDDEN)).astype(np.float16)
-        tensors[f"model.layers.{b}.{block}.gate.weight"] = router
-        if model == "qwen3_moe":
-            for name in ("q_norm", "k_norm"):
-                tensors[f"model.layers.{b}.self_attn.{name}.weight"] = np.ones(HIDDEN // HEADS, np.float16)
+    tensors |= moe_tensors(model)
     write_folder(folder, tensors, {**config(), "model_type": model, **settings})
     if form in ("float", "stacked"):
         weights = {layer: weight.astype(np.float32) for layer, weight in matrices.items()}

@@ -1,4 +1,4 @@
-"""The class ExpertWeights, a torch module with the int4 weights of a layer's experts, and marlin_moe() for it."""
+"""The class ExpertWeights, a torch module with the quantized weights of a layer's experts, and marlin_moe() for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from cudatma.pipeline import align_up
 from cudatma.quantization import PackedExperts
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
 from cudatma.quantization.packed import check_group_size
+from cudatma.quantization.weight_format import weight_format
 
 
 class ExpertWeights(PackedModule):
-    """The int4 weights (K, N) of all experts of a layer, for inference.
+    """The quantized weights (K, N) of all experts of a layer, by default int4, for inference.
 
     ``from_packed`` creates a module with weights. The constructor leaves the buffers uninitialized.
 
@@ -39,6 +40,10 @@ class ExpertWeights(PackedModule):
         Type of activations and scales, float16 or bfloat16. The type cannot be changed later.
     device : torch.device or str, optional
         Device of the buffers. Default: torch's default device.
+    format : str, default "int4"
+        Format of the weights; see ``PackedWeight``.
+    tensor_scale : float, default 1.0
+        Factor of all weights; see ``PackedWeight``.
 
     Raises
     ------
@@ -68,17 +73,20 @@ dtype=torch.float16)
         symmetric: bool = True,
         dtype: Any = torch.float16,
         device: Any = None,
+        format: str = "int4",
+        tensor_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        check_group_size(group_size)
+        check_group_size(group_size, format)
         for field, size in (("experts", experts), ("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
         if dtype not in (torch.float16, torch.bfloat16):
             raise ArgumentTypeError("dtype", str(dtype), "torch.float16, torch.bfloat16")
         self.experts, self.in_features, self.out_features = experts, in_features, out_features
-        self.gated, self.group_size = gated, group_size
-        shapes = part_shapes(in_features, experts * align_up(out_features, BLOCK), group_size)
+        self.gated, self.group_size, self.format, self.tensor_scale = gated, group_size, format, tensor_scale
+        bits = weight_format(format).bits
+        shapes = part_shapes(in_features, experts * align_up(out_features, BLOCK), group_size, bits)
         for name, kind in (("qweight", torch.uint8), ("scales", dtype), ("zeros", torch.uint8)):
             is_absent = name == "zeros" and symmetric
             self.register_buffer(name, None if is_absent else torch.empty(shapes[name], dtype=kind, device=device))
@@ -112,6 +120,8 @@ dtype=torch.float16)
             symmetric=weights.symmetric,
             dtype=parts["scales"].dtype,
             device="meta",
+            format=weights.format,
+            tensor_scale=weights.weight.tensor_scale,
         )
         for name in ("qweight", "scales", "zeros"):
             setattr(module, name, parts[name])
@@ -120,6 +130,7 @@ dtype=torch.float16)
     def extra_repr(self) -> str:
         parts = [f"experts={self.experts}, in_features={self.in_features}, out_features={self.out_features}"]
         parts += [f"gated={self.gated}, group_size={self.group_size}, symmetric={self.zeros is None}"]
+        parts += [f"format={self.format!r}"] if self.format != "int4" else []
         return ", ".join([*parts, f"dtype={self.dtype}"])
 
 
@@ -159,7 +170,8 @@ def marlin_moe(
         if not isinstance(module, ExpertWeights):
             raise ArgumentTypeError(name, type(module).__name__, "ExpertWeights")
     sizes = w1.experts, w1.in_features, w1.out_features // 2
-    if not w1.gated or w2.gated or (w2.experts, w2.out_features, w2.in_features) != sizes:
+    is_pair = (w2.experts, w2.out_features, w2.in_features) == sizes and w1.format == w2.format
+    if not w1.gated or w2.gated or not is_pair:
         raise ArgumentError("w2", repr(w2), f"the second weights for w1, {w1!r}")
     return MOE(
         x.contiguous(),
@@ -176,4 +188,7 @@ def marlin_moe(
         w1.group_size,
         w2.group_size,
         expert_map=expert_map,
+        format=w1.format,
+        w1_tensor_scale=w1.tensor_scale,
+        w2_tensor_scale=w2.tensor_scale,
     )

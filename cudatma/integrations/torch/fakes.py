@@ -19,6 +19,7 @@ from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPE
 from cudatma.pipeline import align_up
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
 from cudatma.quantization.packed import check_group_size
+from cudatma.quantization.weight_format import weight_format
 
 
 def marlin_gemm(
@@ -32,11 +33,13 @@ def marlin_gemm(
     n: int,
     group_size: int,
     batch_invariant: bool = False,
+    format: str = "int4",
+    tensor_scale: float = 1.0,
 ) -> Any:
-    check_group_size(group_size)
+    check_group_size(group_size, format)
     if _name(scales.dtype) not in ACTIVATION_TYPES:
         raise ArgumentTypeError("scales.dtype", _name(scales.dtype), ", ".join(ACTIVATION_TYPES))
-    shapes = part_shapes(k, n, group_size)
+    shapes = part_shapes(k, n, group_size, weight_format(format).bits)
     _check_part("qweight", qweight, torch.uint8, shapes)
     _check_part("scales", scales, scales.dtype, shapes)
     if zeros is not None:
@@ -71,6 +74,9 @@ def marlin_moe(
     w2_group_size: int,
     *,
     expert_map: Any = None,
+    format: str = "int4",
+    w1_tensor_scale: float = 1.0,
+    w2_tensor_scale: float = 1.0,
 ) -> Any:
     if x.dim() != 2:
         raise ArgumentError("x.shape", tuple(x.shape), "two dimensions (tokens, K)")
@@ -79,8 +85,8 @@ def marlin_moe(
         ("w1", (w1, w1_scales, w1_zeros), k, 2 * intermediate, w1_group_size),
         ("w2", (w2, w2_scales, w2_zeros), intermediate, k, w2_group_size),
     ):
-        check_group_size(size)
-        shapes = part_shapes(rows, experts * align_up(columns, BLOCK), size)
+        check_group_size(size, format)
+        shapes = part_shapes(rows, experts * align_up(columns, BLOCK), size, weight_format(format).bits)
         dtypes = {"qweight": torch.uint8, "scales": x.dtype, "zeros": torch.uint8}
         for (part, dtype), tensor in zip(dtypes.items(), parts, strict=True):
             if tensor is not None:

@@ -22,11 +22,14 @@ from cudatma.kernels.marlin.gemm import MARLIN_GEMM as MARLIN
 from cudatma.kernels.marlin.gemm import MarlinOptions
 
 _WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, Tensor? perm"
-_MARLIN = f"Tensor x, {_WEIGHT}, Tensor? bias, SymInt k, SymInt n, int group_size, bool batch_invariant=False"
+_MARLIN = (
+    f"Tensor x, {_WEIGHT}, Tensor? bias, SymInt k, SymInt n, int group_size, bool batch_invariant=False, "
+    "str format='int4', float tensor_scale=1.0"
+)
 _MOE = (
     "Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor w1, Tensor w1_scales, Tensor? w1_zeros, Tensor w2, "
     "Tensor w2_scales, Tensor? w2_zeros, int experts, SymInt intermediate, int w1_group_size, int w2_group_size, *, "
-    "Tensor? expert_map=None"
+    "Tensor? expert_map=None, str format='int4', float w1_tensor_scale=1.0, float w2_tensor_scale=1.0"
 )
 _GEMM = (
     "Tensor a, Tensor b, *, Tensor? bias=None, float alpha=1.0, {beta}str? activation=None, {out_dtype}"
@@ -119,9 +122,11 @@ def marlin_gemm(
     n: int,
     group_size: int,
     batch_invariant: bool = False,
+    format: str = "int4",
+    tensor_scale: float = 1.0,
     out: Any = None,
 ) -> Any:
-    weight, launched = known_weight(qweight, scales, zeros, perm, k, n, group_size)
+    weight, launched = known_weight(qweight, scales, zeros, perm, k, n, group_size, format, tensor_scale)
     return run(MARLIN, (x, bias), out, MarlinOptions(False, batch_invariant), None, None, launched, weight)
 
 
@@ -141,11 +146,14 @@ def marlin_moe(
     w2_group_size: int,
     *,
     expert_map: Any = None,
+    format: str = "int4",
+    w1_tensor_scale: float = 1.0,
+    w2_tensor_scale: float = 1.0,
     out: Any = None,
 ) -> Any:
     first, second = (w1, w1_scales, w1_zeros), (w2, w2_scales, w2_zeros)
-    sizes = w1_group_size, w2_group_size
-    weights = known_experts(first, second, experts, x.shape[-1], intermediate, sizes)
+    sizes, tensor_scales = (w1_group_size, w2_group_size), (w1_tensor_scale, w2_tensor_scale)
+    weights = known_experts(first, second, experts, x.shape[-1], intermediate, sizes, format, tensor_scales)
     return moe.marlin_moe(x, *weights, topk_weights, topk_ids, expert_map=expert_map, out=out)
 
 

@@ -45,10 +45,12 @@ from cudatma.quantization.conversion.model_class import (
     renaming,
     unsupported_experts,
 )
+from cudatma.quantization.conversion.report import packed_facts
 from cudatma.quantization.conversion.source import tower_layers, unsuitable
 from cudatma.quantization.formats import Format
 from cudatma.quantization.safetensors_file import open_safetensors
 from cudatma.quantization.statement import Statement, read_statement
+from cudatma.quantization.weight_format import weight_format
 
 
 class Pack(ConversionOps):  # type: ignore[misc]
@@ -126,6 +128,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         config = self.config
         options: dict[str, Any] = {
             "group_size": config.group_size, "symmetric": config.symmetric, "clip_search": config.clip_search,
+            "format": config.format,
         }  # fmt: skip
         moved = weight.to(_quantization_device(weight))
         if missing_keys is not None:
@@ -188,7 +191,7 @@ def packing_conversions(
 def _fill(module: MarlinLinear | ExpertWeights, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
     """Set the layer's buffers and return them by their full names. transformers checks the shapes of the buffers."""
     buffers = {}
-    module.group_size = weight.group_size
+    module.group_size, module.format, module.tensor_scale = weight.group_size, weight.format, weight.tensor_scale
     for name, tensor in weight_tensors(weight).items():
         if name in module._buffers:
             tensor = None if tensor is None else tensor.to(device)
@@ -330,7 +333,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if param_name in self.float_experts:
             config = self.quantization_config
             rows = config.group_size if config.group_size > 0 else param.shape[-1]
-            return 0.5 + (2 if config.symmetric else 3) / rows
+            return weight_format(config.format).bits / 8 + (2 if config.symmetric else 3) / rows
         if self.param_needs_quantization(model, param_name):
             return 0
         return float(super().param_element_size(model, param_name, param))
@@ -422,7 +425,8 @@ def _untie(model: Any, modules: Iterable[str]) -> None:
 
 def _facts(layer: MarlinLinear | ExpertWeights) -> dict[str, Any]:
     order = isinstance(layer, MarlinLinear) and layer.perm is not None
-    return {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
+    facts = {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
+    return packed_facts(facts, layer.format, layer.tensor_scale)
 
 
 def _packs(conversion: Any) -> bool:

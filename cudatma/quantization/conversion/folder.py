@@ -258,7 +258,8 @@ def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[s
     """
     common = json.loads(Counter(json.dumps(facts) for facts in layers.values()).most_common(1)[0][0])
     different = {
-        name: {fact: value for fact, value in facts.items() if value != common[fact]} for name, facts in layers.items()
+        name: {fact: value for fact, value in facts.items() if value != common.get(fact)}
+        for name, facts in layers.items()
     }
     bits = weight_format(common.get("format", "int4")).bits
     base = {"quant_method": METHOD, "layout_version": LAYOUT_VERSION, "bits": bits, "dtype": dtype}

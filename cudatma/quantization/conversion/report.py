@@ -65,7 +65,7 @@ class LayerReport:
     def facts(self) -> dict[str, Any]:
         """Metadata needed to create the layer before its arrays are read."""
         facts = {"group_size": self.group_size, "symmetric": self.symmetric, "act_order": self.act_order}
-        return facts if self.format == "int4" else {**facts, "format": self.format, "tensor_scale": self.tensor_scale}
+        return packed_facts(facts, self.format, self.tensor_scale)
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> LayerReport:
@@ -92,6 +92,11 @@ class LayerReport:
         if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["name"], str):
             raise WeightFileError(where, repr(value)[:80], ", ".join(sorted(names)), "convert to another folder")
         return cls(**{**value, "shape": tuple(value["shape"])})
+
+
+def packed_facts(facts: dict[str, Any], format: str, tensor_scale: float) -> dict[str, Any]:
+    """Return facts with the format and the tensor scale, which are omitted for int4."""
+    return facts if format == "int4" else {**facts, "format": format, "tensor_scale": tensor_scale}
 
 
 @dataclass(frozen=True, slots=True)
