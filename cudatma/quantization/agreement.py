@@ -23,14 +23,15 @@ from cudatma.quantization.formats import (
 from cudatma.quantization.importing import (
     act_order,
     check_file_group_size,
+    codes_along_columns,
     compressed_zero_points,
     file_group_size,
-    nibbles_along_columns,
     weight_extents,
 )
-from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
+from cudatma.quantization.layout_v1 import group_count
 from cudatma.quantization.safetensors_file import TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
+from cudatma.quantization.weight_format import weight_format
 
 _AGREE = "correct the configuration, or use tensors that match the configuration"
 
@@ -161,7 +162,8 @@ def _compare(
         remedy = f"for {layer}, quantize the model again with {kind.bits} bits, or leave the layer unquantized"
         raise QuantizationError(f"{statement.where}: bits", statement.bits, str(kind.bits), remedy)
     detected = recognized({part: entry.shape for part, entry in entries.items()})
-    if detected not in (None, kind) and not {detected, kind} <= {FP8_BLOCK_COMPRESSED, FP8_CHANNEL}:
+    is_same = detected is None or detected.name == kind.name or {detected, kind} == {FP8_BLOCK_COMPRESSED, FP8_CHANNEL}
+    if detected is not None and not is_same:
         got = f"a tensor that looks like {detected.title}"
         raise QuantizationError(kind.required[0], got, f"{kind.title}, the format in {whole.where}", _AGREE)
     dtypes_of = {kind.zeros: (*kind.dtypes, "I8"), **dict.fromkeys(kind.integers, kind.dtypes)}
@@ -251,9 +253,11 @@ def _zero_points(
 ) -> tuple[str, str]:
     """Check the zero points against the stated symmetry, and return their format and a note."""
     form, symmetric = whole.zero_point_format, statement.symmetric
-    if whole.borrows and symmetric is False:
-        return "v1_borrow", ""
     reason = f"{statement.where} specifies {'' if symmetric else 'a'}symmetric quantization"
+    if kind.bits == 8:
+        symmetric, reason = True, "8-bit weights have no zero points"
+    elif whole.borrows and symmetric is False:
+        return "v1_borrow", ""
     part = kind.zeros
     if part not in entries:
         if symmetric is False:
@@ -268,12 +272,14 @@ def _zero_points(
     else:
         if symmetric is False or (symmetric is None and form != "v1"):
             return form, ""
-        zeros = nibbles_along_columns(read(part), part)[:, : extent.n]
-    midpoint = SYMMETRIC_ZERO - 1 if form == "v1" else SYMMETRIC_ZERO
+        zeros = codes_along_columns(read(part), part, kind.bits)[:, : extent.n]
+    middle = weight_format(kind.weight_format).zero_code
+    midpoint = middle - 1 if form == "v1" else middle
     if bool((zeros == midpoint).all()):
         return form, ""
-    if form == "v1" and bool((zeros == SYMMETRIC_ZERO).all()):
-        return "v2", f"{whole.where}: symmetric zero points are stored as 8 in the format gptq, and are read as 8"
+    if form == "v1" and bool((zeros == middle).all()):
+        note = f"symmetric zero points are stored as {middle} in the format gptq, and are read as {middle}"
+        return "v2", f"{whole.where}: {note}"
     if symmetric:
         low, high = int(zeros.min()), int(zeros.max())
         got = f"only {low}" if low == high else f"stored values from {low} to {high}"

@@ -61,8 +61,9 @@ def scale_values(scales: Any, field: str) -> NDArray[Any]:
     if array.dtype == np.uint8 and field == "weight_scale":
         array = array.view(ml_dtypes.float8_e4m3fn)
     if array.dtype == np.uint8:
-        values = np.ldexp(np.float32(1), array.astype(np.int32) - _E8M0_BIAS)
-        return np.where(array == _E8M0_NAN, np.float32(np.nan), values)
+        values: NDArray[np.float32] = np.ldexp(np.float32(1), array.astype(np.int32) - _E8M0_BIAS)
+        values[array == _E8M0_NAN] = np.nan
+        return values
     return array.astype(np.float32) if array.dtype == ml_dtypes.float8_e4m3fn else array
 
 

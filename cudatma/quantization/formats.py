@@ -43,23 +43,28 @@ def require_shape(field: str, shape: tuple[int, ...], allowed: tuple[int, ...], 
         raise QuantizationError(field, shape, str(allowed), remedy)
 
 
-def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -> None:
-    """Raise QuantizationError unless an axis has the number of words required for ``values`` four-bit values."""
+def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int, word_values: int = WORD_VALUES) -> None:
+    """Raise QuantizationError unless an axis has the number of words required for ``values`` values."""
     allowed = list(shape)
-    allowed[axis] = -(-values // WORD_VALUES)
-    bits = _WORD_BITS * shape[axis] / values
-    width = f"quantize with four bits instead of {bits:g}; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
-    require_shape(field, shape, tuple(allowed), f"{width}pass tensors with eight values per word")
+    allowed[axis] = -(-values // word_values)
+    bits, own = _WORD_BITS * shape[axis] / values, _WORD_BITS // word_values
+    is_other = bits in (1, 2, 3, 4, 5, 6, 8, 16) and bits != own
+    number, per_word = ("four", "eight") if own == 4 else ("eight", "four")
+    width = f"quantize with {number} bits instead of {bits:g}; " if is_other else ""
+    require_shape(field, shape, tuple(allowed), f"{width}pass tensors with {per_word} values per word")
 
 
-def _gptq_extent(shapes: Shapes, k: int | None, _: int | None) -> Extent:
-    words, zeros, (groups, n) = shapes["qweight"], shapes["qzeros"], shapes["scales"]
-    require_shape("qweight", words, (words[0], n), "pass tensors with the same number of columns")
-    k = WORD_VALUES * words[0] if k is None else k
-    require_shape("qzeros", zeros, (groups, zeros[1]), "pass one row for each row of scales")
-    _require_words("qzeros", zeros, 1, n)
-    _require_words("qweight", words, 0, k)
-    return Extent(k, n, groups)
+def _gptq_extent(word_values: int) -> Measure:
+    def extent(shapes: Shapes, k: int | None, _: int | None) -> Extent:
+        words, zeros, (groups, n) = shapes["qweight"], shapes["qzeros"], shapes["scales"]
+        require_shape("qweight", words, (words[0], n), "pass tensors with the same number of columns")
+        k = word_values * words[0] if k is None else k
+        require_shape("qzeros", zeros, (groups, zeros[1]), "pass one row for each row of scales")
+        _require_words("qzeros", zeros, 1, n, word_values)
+        _require_words("qweight", words, 0, k, word_values)
+        return Extent(k, n, groups)
+
+    return extent
 
 
 def _awq_extent(shapes: Shapes, *_: int | None) -> Extent:
@@ -216,9 +221,16 @@ GPTQ = Format(
     optional=("g_idx",),
     scales="scales",
     integers=("qweight", "qzeros"),
-    measure=_gptq_extent,
+    measure=_gptq_extent(WORD_VALUES),
     zeros="qzeros",
     g_idx="g_idx",
+)
+GPTQ8 = replace(
+    GPTQ,
+    title="8-bit GPTQ",
+    tensors="qweight (K / 4, N), qzeros (G, N / 4), scales (G, N)",
+    measure=_gptq_extent(WORD_VALUES // 2),
+    weight_format="int8",
 )
 AWQ = Format(
     "awq",

@@ -28,6 +28,7 @@ from cudatma.quantization.formats import (
     FP8_CHANNEL,
     FROM_FLOAT,
     GPTQ,
+    GPTQ8,
     MARLIN,
     MXFP4,
     NVFP4_COMPRESSED,
@@ -339,6 +340,7 @@ def read_statement(section: Section, where: str) -> Statement:
     else:
         default = _common(section, where)
         kind, zero_point_format = _kind(method, section, default)
+        kind = GPTQ8 if kind is GPTQ and default.bits == GPTQ8.bits else kind
         rules = _layer_rules(section, default, notes)
     borrows = method == "gptq" and zero_point_format == "v1" and "gptqmodel" in _tools(section)
     return Statement(kind, where, zero_point_format, rules, tuple(notes), unused, borrows)
@@ -440,7 +442,7 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[F
         if not isinstance(weights, dict):
             raise WeightFileError(f"{field}.weights", repr(weights)[:80], "an object with num_bits, type and strategy")
         stored = group.get("format") or section.get("format")
-        kind = _COMPRESSED_FORMATS.get((stored, weights.get("type", "int")))
+        kind = _COMPRESSED_FORMATS.get((str(stored), str(weights.get("type", "int"))))
         if kind is None:
             got = f"format {stored}, type {weights.get('type')}"
             allowed = "format pack-quantized and type int, or nvfp4-pack-quantized or float-quantized and type float"

@@ -411,7 +411,11 @@ def patched(path: Path, old: bytes, new: bytes) -> None:
 
 LAYER = "model.layers.0.mlp.up_proj"
 HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
-    "8 bits": (lambda path: change_config(path, bits=8), QuantizationError, "bits: got 8"),
+    "8 bits": (
+        lambda path: change_config(path, bits=8),
+        QuantizationError,
+        "with eight bits instead of 4.*specifies 8 bits",
+    ),
     "bits of another type": (lambda path: change_config(path, bits="4"), WeightFileError, "bits"),
     "another method": (lambda path: change_config(path, quant_method="aqlm"), WeightFileError, "aqlm"),
     "no g_idx": (

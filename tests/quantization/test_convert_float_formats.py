@@ -1,4 +1,4 @@
-"""cudatma convert of fp8, NVFP4 and MXFP4 checkpoints, against the decoders of ml_dtypes and transformers."""
+"""cudatma convert of fp8, NVFP4, MXFP4 and 8-bit GPTQ, against the decoders of ml_dtypes and transformers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_values_are_those_of_the_checkpoint(tmp_path: Path, kind: str) -> None:
     values = write(tmp_path / "in", kind)
     done = convert_checkpoint(tmp_path / "in", tmp_path / "out", shard_bytes=100_000)
     assert {layer.name for layer in done.layers} == set(values)
-    assert any("activations are not quantized" in note for note in done.notes)
+    assert any("activations are not quantized" in note for note in done.notes) == ("GPTQ" not in kind)
     assert set(done.left_out.values()) <= {"scales of quantized activations"}
     section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    assert (section["format"], section["bits"]) == (("fp8", 8) if "fp8" in kind else ("nvfp4", 4))
+    assert (section["format"], section["bits"]) == {"fp": ("fp8", 8), "NV": ("nvfp4", 4), "GP": ("int8", 8)}[kind[:2]]
     for layer in done.layers:
         weight = packed(tmp_path / "out", layer.name, linear_shapes()[layer.name])
         np.testing.assert_allclose(weight.dequantize(dtype=np.float32), values[layer.name].T, rtol=1e-6)
@@ -50,7 +50,7 @@ def test_values_are_those_of_the_checkpoint(tmp_path: Path, kind: str) -> None:
         assert 0 <= layer.max_error <= 2**-8
 
 
-@pytest.mark.parametrize("kind", ["fp8, blocks", "fp8, channels", "NVFP4, ModelOpt", "NVFP4, compressed-tensors"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "act-order" not in kind])
 @pytest.mark.parametrize("model", MOE)
 def test_experts_of_these_formats(tmp_path: Path, model: str, kind: str) -> None:
     values = write(tmp_path / "in", kind, model)
@@ -163,6 +163,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         rf"{LAYER}: weight_scale_2: got \[0\.0\]",
     ),
     "another algorithm": ("NVFP4, ModelOpt", {}, {"quant_algo": "W4A8_AWQ"}, "quant_algo: got W4A8_AWQ.*NVFP4, FP8"),
+    "zero points of 8 bits": (
+        "GPTQ, 8 bits",
+        {f"{LAYER}.qzeros": np.full((2, 48), 0x7F7F7F7E, np.int32)},
+        {},
+        rf"{LAYER}\.qzeros: got stored values from 126 to 127; allowed: only 127",
+    ),
+    "four bits": ("GPTQ, 8 bits", {}, {"bits": 4}, r"qzeros: got .*quantize with four bits instead of 8"),
     "a layer that is not quantized": (
         "fp8, blocks",
         {},

@@ -1,8 +1,9 @@
-"""Folders of tiny models with fp8 and NVFP4 weights, whose values ml_dtypes decodes."""
+"""Folders of tiny models with fp8, NVFP4 and 8-bit weights, and their values, which ml_dtypes decodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def nvfp4_compressed(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
     return tensors | {"input_global_scale": factor}, values / factor
 
 
+def gptq8(rng: Any, n: int, k: int, order: bool = False) -> tuple[Tensors, NDArray[Any]]:
+    """Return symmetric 8-bit GPTQ tensors with groups of 64 rows, whose zero points 128 are stored as 127."""
+    q, index = rng.integers(0, 256, (k, n), dtype=np.uint8), np.arange(k, dtype=np.int32) // 64
+    if order:
+        rng.shuffle(index)
+    scales = (rng.random((k // 64, n)) / 1024 + 2**-12).astype(BF16)
+    words = q.reshape(k // 4, 4, n).transpose(0, 2, 1).copy().view(np.int32)[..., 0]
+    zeros = np.full((k // 64, n // 4), 0x7F7F7F7F, np.int32)
+    values = (q.astype(np.float32) - 128) * scales.astype(np.float32)[index]
+    return {"qweight": words.copy(), "qzeros": zeros, "scales": scales, "g_idx": index}, values.T
+
+
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"type": "float", "symmetric": True, **weights},
              "input_activations": {"num_bits": 8, "type": "float", "dynamic": True}}  # fmt: skip
@@ -95,6 +108,10 @@ KINDS: dict[str, tuple[Callable[[Any, int, int], tuple[Tensors, NDArray[Any]]], 
     "NVFP4, compressed-tensors": (
         nvfp4_compressed,
         compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", group_size=16),
+    ),
+    "GPTQ, 8 bits": (gptq8, {"quant_method": "gptq", "bits": 8, "group_size": 64, "sym": True, "desc_act": False}),
+    "GPTQ, 8 bits, act-order": (
+        partial(gptq8, order=True), {"quant_method": "gptq", "bits": 8, "group_size": 64, "sym": True, "desc_act": True}
     ),
 }  # fmt: skip
 

@@ -76,10 +76,16 @@ def expert_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 def _call_of(first: ExpertWeights, second: ExpertWeights, top_k: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    parts = ((weights.qweight, weights.scales, weights.zeros) for weights in (first, second))
-    sizes = first.group_size, second.group_size
-    counts = first.experts, first.in_features, second.in_features
-    packed = known_experts(*parts, *counts, sizes, first.format, (first.tensor_scale, second.tensor_scale))
+    packed = known_experts(
+        (first.qweight, first.scales, first.zeros),
+        (second.qweight, second.scales, second.zeros),
+        first.experts,
+        first.in_features,
+        second.in_features,
+        (first.group_size, second.group_size),
+        first.format,
+        (first.tensor_scale, second.tensor_scale),
+    )
     device = first.qweight.device
     x = torch.empty(2, first.in_features, dtype=first.dtype, device=device)
     choices = torch.empty(2, top_k, device=device)

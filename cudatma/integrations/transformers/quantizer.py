@@ -78,7 +78,9 @@ class PackExperts(Pack):
     ``facts`` maps the name of each weight of experts in the model to the facts of its matrices, expert by expert.
     """
 
-    facts: Mapping[str, Sequence[LayerFacts]]  # type: ignore[assignment]
+    def __init__(self, kind: Format, facts: Mapping[str, Sequence[LayerFacts]]) -> None:
+        super().__init__(kind, {})
+        self.experts = facts
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
         """Pack one weight. ``input_dict`` maps the patterns to the matching tensors of all experts."""
@@ -90,7 +92,7 @@ class PackExperts(Pack):
             matrix, part = pattern[:-1].split(r"\.")[-2:]
             for tensors, match in zip(matrices.setdefault(matrix, [{} for _ in matches]), matches, strict=True):
                 tensors[part] = match
-        facts = iter(self.facts[name])
+        facts = iter(self.experts[name])
         experts = [
             tuple([pack_layer(self.kind, tensors, next(facts), dtype=dtype) for tensors in parts])
             for parts in zip(*(matrices[matrix] for matrix in sorted(matrices)), strict=True)  # Gate precedes up.
@@ -123,7 +125,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         """Quantize one weight (N, K), or one weight of experts."""
         (value,) = input_dict.values()
         weight = value[0] if isinstance(value, list) else value
-        layer, _, name = full_layer_name.rpartition(".")
+        layer, name = full_layer_name.rpartition(".")[::2]
         module = model.get_submodule(layer)
         config = self.config
         options: dict[str, Any] = {
@@ -293,12 +295,12 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 else:
                     self.layer_facts[module] = layer_facts[0]
                     dtype = model.get_submodule(module).weight.dtype
-                for layer in packed[name]:
-                    scales = inventory.layers[layer][self.statement.format.scales]
+                for part in packed[name]:
+                    scales = inventory.layers[part][self.statement.format.scales]
                     check_scales(scales, checkpoint.read(scales), str(dtype).removeprefix("torch."))
         for module, module_facts in modules.items():
             if is_expert_weight(module):
-                experts_module, _, weight = module.rpartition(".")
+                experts_module, weight = module.rpartition(".")[::2]
                 replace_experts(model.get_submodule(experts_module), weight, module_facts)
             else:
                 _replace(model, module, model.get_submodule(module), module_facts)

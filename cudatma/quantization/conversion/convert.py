@@ -272,7 +272,8 @@ def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, P
         errors = weight_error(pairs)
     else:
         errors = scale_error((scales for scales, _ in pairs), ACTIVATION_TYPES[options.dtype].numpy)
-    weight, shape = packed[0], packed[0].shape
+    weight = packed[0]
+    shape: tuple[int, ...] = weight.shape
     if group := source.inventory.experts.get(unit.name):
         pairs_of_gate = group.gated and not group.is_stacked
         parts = list(zip(packed[::2], packed[1::2], strict=True)) if pairs_of_gate else packed

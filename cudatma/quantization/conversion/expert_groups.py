@@ -103,8 +103,8 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
                 missing = [name for name in naming if name not in matrices.get(expert, ())]
                 got = f"no {' and no '.join(missing)}" if missing else "matrices of two namings"
                 error = WeightFileError(f"{module}.{expert}", got, ", ".join(naming), _AGAIN)
-                members = (f"{module}.{index}.{name}" for index, names in matrices.items() for name in names)
-                errors |= dict.fromkeys(members, error)
+                present_names = (f"{module}.{index}.{name}" for index, names in matrices.items() for name in names)
+                errors |= dict.fromkeys(present_names, error)
                 break
         else:
             gate, up, down = naming

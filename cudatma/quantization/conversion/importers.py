@@ -21,8 +21,8 @@ from cudatma.quantization.float_formats import (
     from_nvfp4,
     scale_values,
 )
-from cudatma.quantization.formats import GPTQ, Format
-from cudatma.quantization.gptq import from_gptq
+from cudatma.quantization.formats import GPTQ, GPTQ8, Format
+from cudatma.quantization.gptq import from_gptq, from_gptq8
 from cudatma.quantization.marlin_layout import from_marlin
 from cudatma.quantization.packed import PackedWeight
 
@@ -60,9 +60,10 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
     """
     values = [tensors.get(name) for name in (*kind.required, *kind.optional)]
     options: dict[str, Any] = {} if kind.group_size else {"group_size": facts.group_size}
-    if kind is GPTQ:
+    if kind in (GPTQ, GPTQ8):
         options["zero_point_format"] = facts.zero_point_format
-    return _IMPORTERS[kind.name](*values, dtype=dtype, **options)
+    importer = from_gptq8 if kind is GPTQ8 else _IMPORTERS[kind.name]
+    return importer(*values, dtype=dtype, **options)
 
 
 def check_scales(name: str, scales: NDArray[Any], dtype: str) -> None:

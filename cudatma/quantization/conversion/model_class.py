@@ -142,7 +142,7 @@ def expert_sizes(module: Any) -> dict[str, tuple[int, int, int]]:
     if not hasattr(module, "is_transposed") or any(weight is None or weight.dim() != 3 for weight in weights.values()):
         return {}
     axes = (0, 1, 2) if module.is_transposed else (0, 2, 1)
-    return {name: tuple(weight.shape[axis] for axis in axes) for name, weight in weights.items()}  # type: ignore[misc]
+    return {name: tuple(weight.shape[axis] for axis in axes) for name, weight in weights.items()}
 
 
 def unsupported_experts(module: Any) -> str:
