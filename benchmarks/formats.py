@@ -155,23 +155,15 @@ def measure(result: Result, stream: Any, k: int, n: int, m_values: Sequence[int]
 
 def table(cells: Sequence[Cell]) -> Table:
     """Return a row for each layer and format."""
-    keys = dict.fromkeys((cell["k"], cell["n"], cell["format"], cell["group_size"]) for cell in cells)
     m_values = list(dict.fromkeys(cell["m"] for cell in cells))
-    rows = []
-    for k, n, name, group_size in keys:
-        row = [f"{k} x {n}", name, group_size]
-        for m in m_values:
-            same = [
-                cell
-                for cell in cells
-                if (cell["k"], cell["n"], cell["format"], cell["group_size"], cell["m"]) == (k, n, name, group_size, m)
-            ]
-            us, faster = same[0]["us"], ratio(same[0]["humming"], same[0]["us"])
-            row.append(f"{shown(us, 1)} ({shown(faster)})" if faster else shown(us, 1))
-        rows.append(tuple(row))
+    rows: dict[tuple[Any, ...], dict[int, str]] = {}
+    for cell in cells:
+        faster = ratio(cell["humming"], cell["us"])
+        text = f"{shown(cell['us'], 1)} ({shown(faster)})" if faster else shown(cell["us"], 1)
+        rows.setdefault((f"{cell['k']} x {cell['n']}", cell["format"], cell["group_size"]), {})[cell["m"]] = text
     columns = ("K x N", "format", "group size", *(f"M = {m}" for m in m_values))
     note = "Times are microseconds. The number in parentheses is the time of Humming divided by ours."
-    return Table(columns, tuple(rows), note)
+    return Table(columns, tuple((*key, *(row.get(m, "-") for m in m_values)) for key, row in rows.items()), note)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
