@@ -48,12 +48,15 @@ def _lowered(
     n: Any,
     group_size: int,
     batch_invariant: bool = False,
+    format: str = "int4",
+    tensor_scale: float = 1.0,
 ) -> Any:
     """Return the graph node for a call.
 
     C++ and FX wrappers call the operator instead, because they cannot call Python functions.
     """
-    tensors, numbers = (x, qweight, scales, zeros, perm, bias), (k, n, group_size, batch_invariant)
+    tensors = x, qweight, scales, zeros, perm, bias
+    numbers = k, n, group_size, batch_invariant, format, tensor_scale
     if V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False):
         return _operator(*tensors, *numbers)
     node = _Call(

@@ -1,4 +1,4 @@
-"""The class MarlinLinear, a torch module with an int4 weight and a bias."""
+"""The class MarlinLinear, a torch module with a quantized weight and a bias."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.integrations.torch.operators import MARLIN_GEMM
-from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
+from cudatma.integrations.torch.packed_module import PackedModule
+from cudatma.integrations.torch.weights import packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
 from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
@@ -29,10 +30,11 @@ from cudatma.quantization import (
 )
 from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.packed import check_group_size
+from cudatma.quantization.weight_format import weight_format
 
 
-class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer y = x W + b with an int4 weight, for inference.
+class MarlinLinear(PackedModule):
+    """A linear layer y = x W + b with a quantized weight, by default int4, for inference.
 
     MarlinLinear replaces torch.nn.Linear and has no backward pass. ``from_linear``, ``from_packed`` and the importers
     create layers with a weight. The constructor leaves the buffers uninitialized.
@@ -46,7 +48,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     bias : bool, default True
         Whether the layer has a bias.
     group_size : int, default 128
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows in int4.
     symmetric : bool, default True
         Whether the weight has no zero points.
     act_order : bool, default False
@@ -58,6 +60,10 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Device of the buffers. Default: torch's default device.
     batch_invariant : bool, default False
         Whether each row is bitwise identical at every M; see ``marlin_gemm``.
+    format : str, default "int4"
+        Format of the weight; see ``PackedWeight``.
+    tensor_scale : float, default 1.0
+        Factor of the whole weight; see ``PackedWeight``.
 
     Raises
     ------
@@ -97,9 +103,11 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         dtype: Any = torch.float16,
         device: Any = None,
         batch_invariant: bool = False,
+        format: str = "int4",
+        tensor_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        check_group_size(group_size)
+        check_group_size(group_size, format)
         for field, size in (("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
@@ -108,8 +116,9 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         if dtype not in (torch.float16, torch.bfloat16):
             raise ArgumentTypeError("dtype", str(dtype), "torch.float16, torch.bfloat16")
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
-        self.batch_invariant = batch_invariant
-        shapes = part_shapes(in_features, out_features, group_size) | {"bias": (out_features,)}
+        self.batch_invariant, self.format, self.tensor_scale = batch_invariant, format, tensor_scale
+        bits = weight_format(format).bits
+        shapes = part_shapes(in_features, out_features, group_size, bits) | {"bias": (out_features,)}
         dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "perm": torch.int32, "bias": dtype}
         absent = {"zeros": symmetric, "perm": not act_order, "bias": not bias}
         # torch.export miscounts buffers if a buffer that is None precedes another buffer.
@@ -152,6 +161,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             dtype=parts["scales"].dtype,
             device="meta",
             batch_invariant=batch_invariant,
+            format=weight.format,
+            tensor_scale=weight.tensor_scale,
         )
         if bias is not None:
             parts["bias"] = _bias(bias, n, weight.dtype).to(parts["scales"].device)
@@ -315,11 +326,6 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         first = next((argument for argument in arguments if isinstance(argument, torch.Tensor)), None)
         return layer if first is None else layer.to(first.device)
 
-    @property
-    def dtype(self) -> Any:
-        """Type of activations, scales and bias."""
-        return self.scales.dtype
-
     def dequantize(self, *, dtype: Any = None) -> Any:
         """Return the dequantized weight (N, K) on the layer's device.
 
@@ -387,6 +393,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             self.out_features,
             self.group_size,
             self.batch_invariant,
+            self.format,
+            self.tensor_scale,
         )
 
     def warm_up(self, m_values: int | Iterable[int]) -> None:
@@ -417,34 +425,16 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     def _packed_weight(self) -> PackedWeight:
         """Return a PackedWeight that uses the buffers' memory but does not keep the buffers alive."""
         parts = (self.qweight, self.scales, self.zeros, self.perm)
-        return packed_weight(*parts, self.in_features, self.out_features, self.group_size)
+        sizes = self.in_features, self.out_features, self.group_size
+        return packed_weight(*parts, *sizes, self.format, self.tensor_scale)
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]
         parts += [f"group_size={self.group_size}, symmetric={self.zeros is None}, dtype={self.dtype}"]
         parts += ["act_order=True"] if self.perm is not None else []
+        parts += [f"format={self.format!r}"] if self.format != "int4" else []
         parts += ["batch_invariant=True"] if self.batch_invariant else []
         return ", ".join(parts)
-
-    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        """Raise ArgumentTypeError for conversions to another dtype, such as .half()."""
-        converted = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
-        if converted != self.dtype:
-            remedy = "quantize the weight again for this dtype, or call .to(device) without a dtype"
-            raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the dtype of the layer", remedy)
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Raise ArgumentTypeError if a tensor has a different dtype, because load_state_dict() would round it."""
-        for name in ("qweight", "scales", "zeros", "perm", "bias"):
-            loaded, own = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(loaded, torch.Tensor) and own is not None and loaded.dtype != own.dtype:
-                raise ArgumentTypeError(
-                    f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype}, the dtype of the layer"
-                )
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        if not self.qweight.is_meta:
-            forget(self.qweight)
 
 
 def _bias(bias: Any, n: int, dtype: str) -> Any:

@@ -28,8 +28,13 @@ from cudatma.kernels.marlin.gemm import weight_of
 from cudatma.kernels.operation import Weight
 from cudatma.kernels.workspace import check_not_capturing
 from cudatma.library_streams import current_stream
-from cudatma.quantization import PackedWeight
+from cudatma.pipeline import align_up
+from cudatma.quantization import PackedExperts, PackedWeight
+from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.namespaces import bfloat16_view
+
+#: Key of the PackedExperts among the attachments of its weight.
+_EXPERTS = "experts"
 
 
 class _Known(NamedTuple):
@@ -46,7 +51,17 @@ class _Known(NamedTuple):
 _known: dict[int, _Known] = {}
 
 
-def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
+def packed_weight(
+    qweight: Any,
+    scales: Any,
+    zeros: Any,
+    perm: Any,
+    k: int,
+    n: int,
+    group_size: int,
+    format: str = "int4",
+    tensor_scale: float = 1.0,
+) -> PackedWeight:
     """Return a PackedWeight that uses the memory of a weight's tensors.
 
     The tensors must have the layout and dtypes of PackedWeight.
@@ -56,11 +71,19 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
     memory is misaligned. Raises LaunchError if the weight is new and the current stream is being captured, because
     values cannot be read during capture.
     """
-    return known_weight(qweight, scales, zeros, perm, k, n, group_size)[0]
+    return known_weight(qweight, scales, zeros, perm, k, n, group_size, format, tensor_scale)[0]
 
 
 def known_weight(
-    qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int
+    qweight: Any,
+    scales: Any,
+    zeros: Any,
+    perm: Any,
+    k: int,
+    n: int,
+    group_size: int,
+    format: str = "int4",
+    tensor_scale: float = 1.0,
 ) -> tuple[PackedWeight, Weight]:
     """Return the result of packed_weight() and its launch arrays. Raises the errors of packed_weight()."""
     if scales.requires_grad:
@@ -73,6 +96,8 @@ def known_weight(
         k,
         n,
         group_size,
+        format,
+        tensor_scale,
         scales.untyped_storage()._cdata,  # This is _facts(scales), inlined because a call takes 0.1 us.
         scales.data_ptr(),
         -1 if scales.is_inference() else scales._version,
@@ -85,7 +110,7 @@ def known_weight(
     entry = _known.get(address)
     if entry is not None and entry.facts == facts:
         return entry.weight, entry.launched
-    weight = _create(qweight, scales, zeros, perm, k, n, group_size)
+    weight = _create((qweight, scales, zeros, perm), k, n, group_size, format, tensor_scale)
     launched = weight_of(weight)
     tensors = [tensor for tensor in (qweight, scales, zeros, perm) if tensor is not None]
     storages = tuple([StorageWeakRef(tensor.untyped_storage()) for tensor in tensors])
@@ -97,6 +122,33 @@ def known_weight(
     ):  # Otherwise, the weight holds a copy of qweight.
         _known[address] = _Known(facts, weight, launched, storages)
     return weight, launched
+
+
+def known_experts(
+    w1: tuple[Any, Any, Any],
+    w2: tuple[Any, Any, Any],
+    experts: int,
+    k: int,
+    intermediate: int,
+    group_sizes: tuple[int, int],
+    format: str = "int4",
+    tensor_scales: tuple[float, float] = (1.0, 1.0),
+) -> tuple[PackedExperts, PackedExperts]:
+    """Return the weights of a layer of experts, which use the memory of their tensors.
+
+    ``w1`` and ``w2`` are qweight, scales and zeros of both weights. Raises the errors of packed_weight().
+    """
+    packed = []
+    for index, (parts, rows, columns, gated) in enumerate(
+        ((w1, k, 2 * intermediate, True), (w2, intermediate, k, False))
+    ):
+        kind = group_sizes[index], format, tensor_scales[index]
+        weight = known_weight(*parts, None, rows, experts * align_up(columns, BLOCK), *kind)[0]
+        key = _EXPERTS, experts, columns, gated
+        if key not in weight.attachments:
+            weight.attachments[key] = PackedExperts(weight, experts, columns, gated)
+        packed.append(weight.attachments[key])
+    return packed[0], packed[1]
 
 
 def forget(qweight: Any) -> None:
@@ -124,8 +176,10 @@ def _facts(tensor: Any) -> tuple[Any, ...]:
     return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _create(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
-    tensors = {"qweight": qweight, "scales": scales, "zeros": zeros, "perm": perm}
+def _create(
+    parts: tuple[Any, Any, Any, Any], k: int, n: int, group_size: int, format: str, tensor_scale: float
+) -> PackedWeight:
+    tensors = dict(zip(("qweight", "scales", "zeros", "perm"), parts, strict=True))
     infos = {name: describe(tensor, name) for name, tensor in tensors.items() if tensor is not None}
     dtype, device = infos["scales"].dtype.name, infos["qweight"].device
     if dtype not in ACTIVATION_TYPES:
@@ -140,6 +194,8 @@ def _create(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, gr
             shape=(int(k), int(n)),
             group_size=int(group_size),
             dtype=dtype,
+            format=format,
+            tensor_scale=float(tensor_scale),
         )
 
 

@@ -12,8 +12,9 @@ from cudatma.quantization.conversion.folder import METHOD, quantization_config
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.packed import check_group_size
 from cudatma.quantization.storage import supported_versions
+from cudatma.quantization.weight_format import weight_format
 
-_FACTS = ("group_size", "symmetric", "act_order")
+_FACTS = ("group_size", "symmetric", "act_order", "format", "tensor_scale")
 
 
 class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -21,17 +22,17 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     Parameters
     ----------
-    group_size, symmetric, clip_search : int, bool, bool
-        Options of ``cudatma.quantize``.
+    group_size, symmetric, clip_search, format : int, bool, bool, str
+        Options of ``cudatma.quantize``. The default format is "int4".
     modules_to_not_convert : sequence of str, optional
         Modules that stay float. An entry matches the whole name of a module, the end of the name or a prefix, as in
         transformers. The head and tied weights always stay float.
     vision_tower : bool, default False
         Whether to also quantize the encoders of images, video and audio.
-    dtype, act_order, layers, source, bits, layout_version : optional
+    dtype, act_order, tensor_scale, layers, source, bits, layout_version : optional
         Fields that `cudatma convert` and save_pretrained() write. ``dtype`` is the type of the scales. ``layers`` maps
-        the name of each packed layer to the facts that differ from group_size, symmetric and act_order. ``source`` is
-        the quantization_config of the model that load() packs.
+        the name of each packed layer to the facts that differ from group_size, symmetric, act_order, format and
+        tensor_scale. ``source`` is the quantization_config of the model that load() packs.
     quant_method : str
         Ignored. Accepted because config.json contains this key.
 
@@ -51,19 +52,22 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         *,
         dtype: str | None = None,
         act_order: bool = False,
+        format: str = "int4",
+        tensor_scale: float = 1.0,
         layers: Mapping[str, Mapping[str, Any]] | None = None,
         source: Mapping[str, Any] | None = None,
-        bits: int = 4,
+        bits: int | None = None,
         layout_version: int = LAYOUT_VERSION,
         quant_method: str = METHOD,
     ) -> None:
-        check_group_size(group_size)
+        check_group_size(group_size, format)
         flags = {"symmetric": symmetric, "clip_search": clip_search, "act_order": act_order}
         for name, flag in (flags | {"vision_tower": vision_tower}).items():
             if type(flag) is not bool:
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
-        if bits != 4:
-            raise QuantizationError("bits", repr(bits), "4")
+        expected = weight_format(format).bits
+        if bits not in (None, expected):
+            raise QuantizationError("bits", repr(bits), f"{expected} for format {format!r}")
         if layout_version not in supported_versions():
             supported = ", ".join(map(str, supported_versions()))
             raise QuantizationError("layout_version", layout_version, supported, "convert the checkpoint again")
@@ -78,7 +82,8 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
                     f"layers[{name!r}]", repr(facts)[:80], f"a mapping with keys from {', '.join(_FACTS)}"
                 )
         self.quant_method = METHOD
-        self.bits, self.layout_version, self.dtype = bits, layout_version, dtype
+        self.bits, self.layout_version, self.dtype = expected, layout_version, dtype
+        self.format, self.tensor_scale = format, tensor_scale
         self.group_size, self.symmetric, self.act_order = group_size, symmetric, act_order
         self.clip_search, self.vision_tower = clip_search, vision_tower
         self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
@@ -86,7 +91,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.source = None if source is None else dict(source)
 
     def facts(self, layer: str) -> dict[str, Any]:
-        """Return group_size, symmetric and act_order of a packed layer.
+        """Return group_size, symmetric, act_order, format and tensor_scale of a packed layer.
 
         Parameters
         ----------
@@ -96,7 +101,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Returns
         -------
         dict
-            The three values by name.
+            The values by name.
         """
         own = (self.layers or {}).get(layer, {})
         return {name: own.get(name, getattr(self, name)) for name in _FACTS}
@@ -113,8 +118,8 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """
         if layers:
             section = quantization_config({name: dict(facts) for name, facts in layers.items()}, dtype)
-            for name in ("dtype", "layers", *_FACTS):
-                setattr(self, name, section[name])
+            for name in ("dtype", "layers", "bits", *_FACTS):
+                setattr(self, name, section.get(name, getattr(self, name)))
         self.source = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,9 +128,11 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Returns
         -------
         dict
-            The options, without values that are None and without ``vision_tower=False``.
+            The options, without values that are None and without the defaults of ``vision_tower`` and ``format``.
         """
         content: dict[str, Any] = super().to_dict()
         if not self.vision_tower:
             del content["vision_tower"]
+        if self.format == "int4":
+            del content["format"], content["tensor_scale"]
         return {name: value for name, value in content.items() if value is not None}
