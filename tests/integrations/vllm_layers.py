@@ -21,6 +21,7 @@ from vllm.distributed import init_distributed_environment, initialize_model_para
 from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from vllm.model_executor.layers.quantization.moe_wna16 import MoeWNA16Config
 from vllm.platforms import PlatformEnum, current_platform
 from vllm.platforms.interface import DeviceCapability
 
@@ -113,13 +114,17 @@ def integers(k: int, n: int, group_size: int, asymmetric: bool, dtype: Any, *, s
     return Integers(rng.integers(0, 16, (k, n), dtype=np.uint8), scales, zeros, group_size)
 
 
-def quant_config(form: str, group_size: int, asymmetric: bool) -> Any:
+def quant_config(form: str, group_size: int, asymmetric: bool, bits: int = 4) -> Any:
     """Return vLLM's configuration for the content of a checkpoint's config.json."""
     if form == "gptq":
-        said: dict[str, Any] = {"bits": 4, "group_size": group_size, "desc_act": False, "sym": not asymmetric}
+        method = {"quant_method": "gptq", "desc_act": False, "sym": not asymmetric}
+        said: dict[str, Any] = {"bits": bits, "group_size": group_size, **method}
         return AutoGPTQConfig.from_config(said)
     if form == "awq":
         return AutoAWQConfig.from_config({"bits": 4, "group_size": group_size, "zero_point": asymmetric})
+    if form == "moe_wna16":
+        method = {"quant_method": "awq", "zero_point": True} if asymmetric else {"quant_method": "gptq", "sym": True}
+        return MoeWNA16Config.from_config({"bits": 4, "group_size": group_size, **method})
     strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
     weights = {"num_bits": 4, "type": "int", "symmetric": not asymmetric, **strategy}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
