@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 import vllm.model_executor.layers.quantization.auto_gptq as auto_gptq
 import vllm_layers
-from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.fused_moe.oracle import int_wna16
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.v1.worker.workspace import init_workspace_manager
-from vllm_layers import Integers, integers
+from vllm_layers import EXPERTS, HIDDEN, Experts, apply, batch
 
 from cudatma.errors import QuantizationError
 from cudatma.integrations.vllm import moe, register
 from cudatma.integrations.vllm.moe import CudatmaW4A16Experts
 
-EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 5, 2, 256, 192
-TOKENS = 7
+INTERMEDIATE = 192
 CASES = [
     ("gptq", 32, False),
     ("gptq", 64, False),
@@ -36,7 +32,6 @@ CASES = [
     ("moe_wna16", 64, True),
     ("moe_wna16", 32, False),
 ]
-_prefixes = (f"model.layers.{i}.mlp.experts" for i in itertools.count())
 
 
 @pytest.fixture(autouse=True)
@@ -49,59 +44,10 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
-def empty_layer(
-    form: str, size: int, asymmetric: bool, dtype: Any = torch.float16, bits: int = 4, **options: Any
-) -> Any:
+def empty_layer(form: str, size: int, asymmetric: bool, dtype: Any = torch.float16, **options: Any) -> Any:
     """Return vLLM's module with the parameters of the experts, which has loaded nothing."""
-    facts: dict[str, Any] = {"num_experts": EXPERTS, "top_k": TOP_K, "hidden_size": HIDDEN, "prefix": next(_prefixes)}
-    facts |= {"intermediate_size": INTERMEDIATE, "params_dtype": dtype}
-    quant_config = vllm_layers.quant_config(form, size, asymmetric, bits)
-    return FusedMoEFactory(quant_config=quant_config, **(facts | options)).routed_experts
-
-
-class Experts:
-    """The gate, up and down weights of each expert."""
-
-    def __init__(self, size: int, asymmetric: bool, dtype: Any, *, seed: int = 0) -> None:
-        shapes = {"w1": (HIDDEN, INTERMEDIATE), "w3": (HIDDEN, INTERMEDIATE), "w2": (INTERMEDIATE, HIDDEN)}
-
-        def weight(shard: str, expert: int) -> Integers:
-            return integers(*shapes[shard], size, asymmetric, dtype, seed=100 * seed + 10 * expert + int(shard[1]))
-
-        self.weights = [{shard: weight(shard, expert) for shard in shapes} for expert in range(EXPERTS)]
-
-    def fill(self, layer: Any, form: str, asymmetric: bool) -> None:
-        """Load each tensor with its parameter's weight_loader, as vLLM's models do."""
-        stored = ("awq" if asymmetric else "gptq") if form == "moe_wna16" else form
-        for expert, shards in enumerate(self.weights):
-            for shard, weight in shards.items():
-                for name, tensor in weight.tensors(stored).items():
-                    parameter = getattr(layer, f"{'w2' if shard == 'w2' else 'w13'}_{name}", None)
-                    if parameter is not None:
-                        parameter.weight_loader(
-                            parameter, tensor.contiguous(), f"experts.{expert}.{name}", shard, expert
-                        )
-
-    def result(self, x: Any, factors: Any, ids: Any) -> NDArray[np.float64]:
-        """Return the weighted sums of the results of each token's experts."""
-        rows, total = x.double().numpy(), np.zeros(x.shape)
-        for token, choice in np.ndindex(*ids.shape):
-            dense = {shard: weight.dense() for shard, weight in self.weights[int(ids[token, choice])].items()}
-            gate, up = rows[token] @ dense["w1"], rows[token] @ dense["w3"]
-            total[token] += float(factors[token, choice]) * ((gate / (1 + np.exp(-gate)) * up) @ dense["w2"])
-        return total
-
-
-def batch(dtype: Any, tokens: int = TOKENS, top_k: int = TOP_K) -> tuple[Any, Any, Any]:
-    """Return activations, weights and ids of the choices."""
-    generator = torch.Generator().manual_seed(tokens)
-    x = torch.randn(tokens, HIDDEN, generator=generator).to(dtype) / 4
-    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:top_k] for _ in range(tokens)]).to(torch.int32)
-    return x, torch.rand(tokens, top_k, generator=generator) + 0.5, ids
-
-
-def apply(layer: Any, x: Any, factors: Any, ids: Any) -> Any:
-    return layer.quant_method.apply(layer, x, factors, ids, shared_experts=None, shared_experts_input=None)
+    facts: dict[str, Any] = {"intermediate_size": INTERMEDIATE}
+    return vllm_layers.experts_layer(form, size, asymmetric, dtype, **(facts | options))
 
 
 def check(layer: Any, experts: Experts, dtype: Any) -> None:
@@ -117,7 +63,7 @@ def check(layer: Any, experts: Experts, dtype: Any) -> None:
 def test_a_layer_computes_the_results_of_its_checkpoint(form: str, size: int, asymmetric: bool, dtype: Any) -> None:
     layer = empty_layer(form, size, asymmetric, dtype)
     assert layer.quant_method.experts_cls is CudatmaW4A16Experts
-    experts = Experts(size, asymmetric, dtype)
+    experts = Experts(INTERMEDIATE, size, asymmetric, dtype)
     experts.fill(layer, form, asymmetric)
     layer.quant_method.process_weights_after_loading(layer)
     assert type(layer.quant_method.moe_kernel.fused_experts) is CudatmaW4A16Experts
@@ -125,7 +71,7 @@ def test_a_layer_computes_the_results_of_its_checkpoint(form: str, size: int, as
 
 
 def loaded_layer(**options: Any) -> tuple[Any, Experts]:
-    layer, experts = empty_layer("gptq", 64, False, **options), Experts(64, False, torch.float16)
+    layer, experts = empty_layer("gptq", 64, False, **options), Experts(INTERMEDIATE, 64, False, torch.float16)
     experts.fill(layer, "gptq", False)
     layer.quant_method.process_weights_after_loading(layer)
     return layer, experts
@@ -159,7 +105,10 @@ def test_a_layer_holds_the_packed_weights_and_nothing_else() -> None:
 
 
 def test_weights_reloaded_in_place_keep_their_memory() -> None:
-    layer, first, second = empty_layer("gptq", 64, False), *(Experts(64, False, torch.float16, seed=s) for s in (1, 2))
+    layer, first, second = (
+        empty_layer("gptq", 64, False),
+        *(Experts(INTERMEDIATE, 64, False, torch.float16, seed=s) for s in (1, 2)),
+    )
     model = torch.nn.Sequential(layer)
     layerwise.record_metadata_for_reloading(model)
     first.fill(layer, "gptq", False)
