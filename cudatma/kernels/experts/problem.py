@@ -29,7 +29,7 @@ GATES = {"silu_glu": "silu(gate) * up", "swiglu_oai": "gate * sigmoid(1.702 gate
 MAX_PAIRS = 2**31 - 1
 ELEMENT_BYTES = 2
 #: K and N of both products must be multiples of this number, so that every row begins at a multiple of 32 bytes.
-_UNIT = 16
+SIZE_UNIT = 16
 #: Members of the launch structs.
 MEMBERS = {
     member.name: member
@@ -126,9 +126,9 @@ def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
         if getattr(w2, name) != getattr(w1, name):
             raise ArgumentError(f"w2.{name}", getattr(w2, name), f"{getattr(w1, name)}, as in w1")
     for index, extent in ((1, k), (2, columns // 2)):
-        if extent % _UNIT:
+        if extent % SIZE_UNIT:
             name = f"w1.shape[{index}]" + (" / 2" if index == 2 else "")
-            raise ArgumentError(name, extent, f"a multiple of {_UNIT}", "pad the weights with zeros")
+            raise ArgumentError(name, extent, f"a multiple of {SIZE_UNIT}", "pad the weights with zeros")
     return w1, w2
 
 
