@@ -129,7 +129,7 @@ def test_tma_takes_the_place_of_loads() -> None:
         (("tma", "tma", "cp_async"), -1, True),
         (("tma", "cp_async", "tma"), 32, True),
         (("cp_async", "tma", "tma"), 64, False),
-        (("cp_async", "cp_async", "tma"), -1, False),
+        (("cp_async", "cp_async", "cp_async"), -1, False),
     ],
 )
 def test_mixtures_of_load_paths(paths: tuple[str, str, str], group_size: int, has_zeros: bool) -> None:
