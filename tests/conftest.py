@@ -71,8 +71,6 @@ def own_runtime() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_sweeps(items)
-    # Tests with a time limit of their own take a minute and more: first, or one process would end long after the rest.
-    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = missing_gpu() if marked else ""
     if reason:

@@ -186,10 +186,10 @@ def test_the_message_is_read_after_the_kernel_in_front_has_written_it() -> None:
 
 
 PLANTED = {
-    "one slot for all launches": (("const u32 slot = launch % 2 * RANKS", "const u32 slot = 0 * RANKS"),),
     "packets of another launch are taken": (
         ("packet.w != launch;", "packet.w == 0;"), ("if (packet.w == launch && launch != 0)", "if (packet.w)"),
     ),
+    "one slot for all launches": (("const u32 slot = launch % 2 * RANKS", "const u32 slot = 0 * RANKS"),),
     "the number of the launch stays": (("number == 0xffffffffu ? 2 : number + 1", "number"),),
     "packets are stored as four words": (
         ("st.relaxed.sys.global.b128 [%0], packet;", "st.global.v2.b64 [%0], {low, high};"),

@@ -14,6 +14,7 @@ from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import get_target
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_result(name: str) -> None:
     operands = LAYERS[name].operands()

@@ -60,6 +60,7 @@ def assert_same_bits(out: Any, w: PackedWeight) -> None:
         np.testing.assert_array_equal(out.view(np.uint16), w.dequantize(dtype=w.dtype).view(np.uint16))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("dtype", "group_size", "zeros", "act_order"),
     [

@@ -205,7 +205,7 @@ def problem(m: int, k: int, n: int, dtype: str = "float16", **options: object) -
     return rng.normal(size=(m, k)).astype(np.dtype(w.scales.dtype)), w
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize(
     ("m", "k", "n", "options"),
