@@ -111,9 +111,8 @@ def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
     assert (x == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
+def test_mistakes_are_named() -> None:
+    mistakes: list[tuple[Any, type[Exception], str]] = [
         (
             lambda x: EARLY((1,), (32,), (x, 2.0, 32)),
             ArgumentError,
@@ -133,11 +132,11 @@ def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
         (lambda x: EARLY((1,), (32,), x), ArgumentError, "args: got ndarray; allowed: a tuple with 3 values"),
         (lambda x: cupy.RawModule(path="no.ptx").compile(), ArgumentError, "path: got no.ptx; allowed: a PTX file"),
         (lambda x: cupy.zeros(3), LaunchError, "cupy: got a CuPy array; allowed: RawKernel and RawModule with NumPy"),
-    ],
-)
-def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> None:
-    with cudatma.emulate_launches(), pytest.raises(error, match=text):
-        call(np.ones(32, np.float32))
+    ]
+    with cudatma.emulate_launches():
+        for call, error, text in mistakes:
+            with pytest.raises(error, match=text):
+                call(np.ones(32, np.float32))
 
 
 def test_an_error_of_cupy_says_what_works() -> None:
