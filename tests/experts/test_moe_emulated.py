@@ -14,16 +14,13 @@ from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import get_target
 
 
-<<<<<<< HEAD
 def checked_call(name: str, **options: Any) -> Any:
     operands = LAYERS[name].operands()
     inputs = tuple([operands[field] for field in MARLIN_MOE.inputs])
     return MARLIN_MOE.check(inputs, None, MoeOptions(**options), (operands["w1"], operands["w2"]))
 
 
-=======
 @pytest.mark.sweep(5)
->>>>>>> fasttests
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_result(name: str) -> None:
     operands = LAYERS[name].operands()
@@ -37,33 +34,19 @@ def test_the_result(name: str) -> None:
     ("kernel", "target", "fields"),
     [
         ("route", "sm_90a", {}),
-<<<<<<< HEAD
         ("route", "sm_90a", {"ctas": 8}),
+        ("sum", "sm_90a", {}),
         ("skinny_up", "sm_90a", {}),
         ("skinny_up", "sm_90a", {"direct": True}),
-        ("skinny_down", "sm_120a", {}),
-        ("skinny_down", "sm_120a", {"direct": True}),
-        ("wgmma_up", "sm_90a", {}),
-        ("wgmma_down", "sm_90a", {}),
-        ("sum", "sm_90a", {}),
-=======
-        ("gather", "sm_90a", {}),
-        ("sum", "sm_90a", {}),
-        ("skinny_up", "sm_90a", {}),
         ("skinny_down", "sm_120a", {"k": 128}),
-        ("wgmma_up", "sm_90a", {"k": 128, "m": 20, "tile_m": 16, "tile_n": 128}),
->>>>>>> fasttests
+        ("skinny_down", "sm_120a", {"direct": True}),
+        ("wgmma_up", "sm_90a", {"k": 128, "m": 20}),
     ],
     ids=str,
 )
-<<<<<<< HEAD
 def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str, fields: dict[str, Any]) -> None:
-    chosen = sample(kernel, get_target(target), m=20, sm_count=1, **fields)
-=======
-def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str, fields: dict[str, int]) -> None:
-    """Each CTA of a grouped GEMM computes four tiles, and its ring of two stages wraps."""
+    """Each CTA of a grouped GEMM computes several tiles, and its ring of two stages wraps."""
     chosen = sample(kernel, get_target(target), **{"m": 12, "sm_count": 1} | fields)
->>>>>>> fasttests
     assert not chosen.run(schedules=20).hazards
     assert chosen.error() < chosen.limit
 
