@@ -148,8 +148,8 @@ def require_no_fork() -> None:
     if forked:
         raise LaunchError(
             "process",
-            f"{os.getpid()}, forked after CUDA was initialized",
-            "a process that was not forked after CUDA was initialized",
+            f"process {os.getpid()}, which was forked later",
+            "a process that was forked before CUDA was initialized",
             "start workers with multiprocessing.get_context('spawn'), or fork before the first launch",
         )
 
@@ -190,7 +190,9 @@ def device(ordinal: int) -> Device:
     driver = initialize()
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= ordinal < count:
-        raise LaunchError("device", ordinal, f"0 to {count - 1}" if count else "none: there is no CUDA device")
+        raise LaunchError(
+            "device", ordinal, f"0 to {count - 1}" if count else "a CUDA device, and this machine has none"
+        )
     handle = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
     names = driver.CUdevice_attribute
     major, minor, smem, processors = (
@@ -275,6 +277,6 @@ def is_capturing(driver: Any, stream: int) -> bool:
     """
     result = driver.cuStreamIsCapturing(stream)
     if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:
-        got, allowed = "the legacy default stream while another stream captures a graph", "the stream that captures"
-        raise LaunchError("stream", got, allowed, "make the call before the capture begins")
+        got, allowed = "the legacy default stream while another stream captures a graph", "the capturing stream"
+        raise LaunchError("stream", got, allowed, "call the function before the capture begins")
     return int(check(result, "cuStreamIsCapturing")) != 0

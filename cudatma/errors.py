@@ -69,6 +69,14 @@ def _given(got: object) -> str:
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
 
+def _complement(allowed: str) -> str:
+    """Return the allowed values as the end of a sentence that begins with "must be"."""
+    names = allowed.split(", ")
+    if len(names) > 1 and all(re.fullmatch(r"[^\s()]+", name) for name in names):
+        return " or ".join(names) if len(names) == 2 else f"one of {allowed}"
+    return f"from {allowed}" if re.match(r"-?\d\S* to ", allowed) else allowed
+
+
 #: Maps each CUDA release to the packages with the driver bindings, NVRTC and CuPy, which equal the extras in
 #: pyproject.toml.
 CUDA_PACKAGES = {
@@ -100,14 +108,14 @@ class FieldError(CudaTmaError):
     got : object
         Value received.
     allowed : str
-        Allowed values, or the condition that a value must meet.
+        Allowed values, as the end of a sentence that begins with "must be": ``"a multiple of 16 bytes"``.
+        A list of names, such as ``"float16, bfloat16"``, is also accepted.
     remedy : str, default: ""
         Imperative clause that states what the caller can do.
 
     Notes
     -----
-    The parameters are also attributes. The first line of the message states the field, the value received and the
-    allowed values.
+    The parameters are also attributes. The message is ``"{field} must be {allowed}, got {got}; {remedy}"``.
     """
 
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
@@ -115,7 +123,8 @@ class FieldError(CudaTmaError):
         is_typed = isinstance(got, str) and not field.endswith(".dtype") and not got.startswith(("torch.", "no "))
         # Suggest a correction only for a name that the user has typed.
         meant = similar(str(got), allowed.split(", ")) if is_typed else ""
-        text = f"{field}: got {_given(got)}{f' (did you mean {meant}?)' if meant else ''}; allowed: {allowed}"
+        hint = f" (did you mean {meant}?)" if meant else ""
+        text = f"{field} must be {_complement(allowed)}, got {_given(got)}{hint}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -96,7 +96,7 @@ def _handle_of(stream: object) -> int:
             if type(stream).__module__.split(".")[0] in ("cupy", "torch"):
                 _handle_names[type(stream)] = name
             return handle
-    allowed = "None, an int handle, a CuPy, torch or cuda.core stream"
+    allowed = "None, an int handle, or a CuPy, torch or cuda.core stream"
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # The protocol specifies a method, but early producers have an attribute.

@@ -87,7 +87,7 @@ class Operand:
                 f"{field}.footprint_bytes",
                 self.footprint_bytes,
                 f"at least expected_bytes = {self.expected_bytes}",
-                "increase it, because the load would otherwise overwrite the next operand",
+                "increase it because the load would overwrite the next operand",
             )
 
 
@@ -147,23 +147,28 @@ class PipelineSpec:
         if not isinstance(self.operands, tuple) or not all(isinstance(o, Operand) for o in self.operands):
             raise ArgumentTypeError("operands", type(self.operands).__name__, "a tuple of Operand")
         if not self.operands:
-            raise ArgumentError("operands", (), "at least one Operand", "add the operands of a stage")
+            raise ArgumentError("operands", (), "a tuple of at least one Operand", "add the operands of a stage")
         names = [o.name for o in self.operands]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ArgumentError("operands", ", ".join(repeated), "different names", "rename an operand")
+            raise ArgumentError(
+                "operands",
+                f"several operands named {', '.join(repeated)}",
+                "operands with different names",
+                "rename an operand",
+            )
         waiter = "count the thread that calls expect_tx, because consumers would otherwise wait forever"
         _whole("producer_arrivals", self.producer_arrivals, 1, MBARRIER_MAX_COUNT, waiter)
         _whole("consumer_arrivals", self.consumer_arrivals, 0, MBARRIER_MAX_COUNT, "pass 0 for a ring without `empty`")
         _whole("cluster", self.cluster, 1, MAX_CLUSTER)
         if self.empty_arrivals > MBARRIER_MAX_COUNT:
-            allowed = f"at most {MBARRIER_MAX_COUNT} arrivals of all CTAs"
+            allowed = f"at most {MBARRIER_MAX_COUNT}"
             raise ArgumentError(
-                "consumer_arrivals * cluster", self.empty_arrivals, allowed, "let one thread per warp release the slot"
+                "consumer_arrivals * cluster", self.empty_arrivals, allowed, "release the slot with one thread per warp"
             )
         if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
-            allowed = f"at most {MBARRIER_MAX_TX_BYTES} bytes per stage"
-            raise ArgumentError("operands", self.stage_tx_bytes, allowed, "use smaller boxes")
+            allowed = f"at most {MBARRIER_MAX_TX_BYTES}"
+            raise ArgumentError("stage_tx_bytes", self.stage_tx_bytes, allowed, "use smaller boxes")
         if self.consumer_arrivals == 0 and self.cluster > 1:
             raise ArgumentError(
                 "consumer_arrivals",
@@ -402,9 +407,9 @@ class PipelineSpec:
             remedy = f"use at most {max_stages} stages"
             if max_stages < min_stages:
                 fewest = "one stage fits" if min_stages == 1 else f"{min_stages} stages fit"
-                remedy = f"choose smaller boxes, because not even {fewest}"
+                remedy = f"choose smaller boxes because not even {fewest}"
             raise ArgumentError(
-                "stages", f"{self.stages} ({total} bytes)", f"at most {limit} bytes on {target.name}", remedy
+                "stages", f"{self.stages} ({total} bytes)", f"small enough for {limit} bytes on {target.name}", remedy
             )
 
     # ---- Slots and parities of the waits in a producer's or consumer's loop

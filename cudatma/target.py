@@ -247,9 +247,9 @@ def get_target(target: str | Target) -> Target:
         name = name if name.startswith("sm_") else f"sm_{name}"
         if name in TARGETS:
             return TARGETS[name]
-    remedy = "omit the target to use that of the GPU, or sm_90a if there is no GPU"
+    remedy = "omit the target to use that of the GPU, or sm_90a without a GPU"
     if isinstance(target, str) and re.fullmatch(r"(sm_)?[5-8]\d[af]?", target.strip().lower()):
-        remedy = "choose sm_90 (Hopper) or later, because TMA needs it"
+        remedy = "TMA needs sm_90 (Hopper) or later"
     raise TargetError("target", target, ", ".join(TARGETS), remedy)
 
 
@@ -263,12 +263,15 @@ def target_for(compute_capability: tuple[int, int]) -> Target:
     shown = f"compute capability {compute_capability[0]}.{compute_capability[1]}"
     if compute_capability < (9, 0):
         raise TargetError(
-            "device", shown, "at least 9.0, because TMA needs Hopper", "pass backend='emulator' to compute on the CPU"
+            "device",
+            shown,
+            "of compute capability 9.0 or later because TMA needs Hopper",
+            "pass backend='emulator' to compute on the CPU",
         )
     fitting = [t for t in TARGETS.values() if t.loads_on(compute_capability)]
     if not fitting:
         gpus = sorted({t.compute_capability for t in TARGETS.values()})
-        allowed = ", ".join(f"{major}.{minor}" for major, minor in gpus)
+        allowed = "of compute capability " + " or ".join(f"{major}.{minor}" for major, minor in gpus)
         raise TargetError("device", shown, allowed, "add a row to cudatma/target.py for this architecture")
     return max(fitting, key=lambda t: (t.name.endswith("a"), t.name.endswith("f")))
 
@@ -315,7 +318,9 @@ def _detect(device: int) -> Target:
         no_driver("cuInit", error)
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= device < count:
-        raise TargetError("device", device, f"0 to {count - 1}" if count else "none: this machine has no CUDA device")
+        raise TargetError(
+            "device", device, f"0 to {count - 1}" if count else "a CUDA device, and this machine has none"
+        )
     handle = check(driver.cuDeviceGet(device), "cuDeviceGet")
     attribute = driver.CUdevice_attribute
     major, minor = (

@@ -74,7 +74,7 @@ def canonical(value: Any) -> Any:
         return {"sha256": hashlib.sha256(value).hexdigest()}
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
-            raise ArgumentTypeError("key", value, "mappings with string keys")
+            raise ArgumentTypeError("key", value, "a mapping with string keys")
         return {name: canonical(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [canonical(part) for part in value]
@@ -85,7 +85,7 @@ def canonical(value: Any) -> Any:
     if isinstance(value, np.generic):
         return canonical(value.item())
     raise ArgumentTypeError(
-        "key", type(value).__name__, "numbers, strings, bytes, enums, dtypes, dataclasses and containers of them"
+        "key", type(value).__name__, "a number, string, bytes, enum, dtype or dataclass, or a container of these types"
     )
 
 
@@ -116,7 +116,9 @@ class Artifact:
         Raises CacheError if the entry does not contain the file.
         """
         if name not in self.files:
-            raise CacheError(f"entry {self.key} has no {name}, only {', '.join(sorted(self.files))}")
+            raise CacheError(
+                f"cache entry {self.key} has no file {name}; its files are {', '.join(sorted(self.files))}"
+            )
         return self.files[name]
 
 
@@ -130,7 +132,7 @@ def default_root() -> Path:
     if named:
         path = Path(os.path.expanduser(named))  # a path with an unknown user stays relative
         if not path.is_absolute():
-            raise CacheError(f"{DIRECTORY_VARIABLE}: got {named}; allowed: an absolute path")
+            raise CacheError(f"{DIRECTORY_VARIABLE} must be an absolute path, got {named}")
         return path
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification requires that relative paths are ignored.
@@ -145,7 +147,7 @@ def size_limit_bytes() -> int:
     """
     text = os.environ.get(SIZE_VARIABLE, "").strip() or str(_DEFAULT_SIZE_MB)
     if not text.isdecimal() or len(text) > 12:
-        raise CacheError(f"{SIZE_VARIABLE}: got {text}; allowed: 0 to 999999999999 megabytes")
+        raise CacheError(f"{SIZE_VARIABLE} must be from 0 to 999999999999 (megabytes), got {text}")
     return int(text) * 1_000_000
 
 
@@ -179,8 +181,7 @@ class Cache:
     def _to_memory(self, error: OSError) -> None:
         self.folder = None
         warnings.warn(
-            f"cudatma keeps compiled kernels in memory only, because {self.root} cannot be written "
-            f"({error}); {_REMEDY}",
+            f"cudatma keeps compiled kernels only in memory because {self.root} is not writable ({error}); {_REMEDY}",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -260,7 +261,7 @@ class Cache:
 
     def _path(self, folder: str, key: str) -> Path:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise ArgumentError("key", key, "64 hexadecimal digits, as digest() returns them")
+            raise ArgumentError("key", key, "a string of 64 hexadecimal digits, as returned by digest()")
         return self.root / folder / key
 
     def _store(self, path: Path, files: Mapping[str, bytes]) -> None:
@@ -282,7 +283,7 @@ class Cache:
                     return
                 self._discard(path)
                 time.sleep(0.001 * turn)
-            raise OSError(f"other processes replace {path} faster than it can be read")
+            raise OSError(f"{path} cannot be read because other processes replace it too often")
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -369,7 +370,7 @@ def _require_private(folder: Path) -> None:
 def _check_names(files: Mapping[str, bytes]) -> None:
     for name in files:
         if not _FILE_NAME.fullmatch(name) or name == _MANIFEST:
-            raise ArgumentError("files", name, f"plain file names other than {_MANIFEST}")
+            raise ArgumentError("files", name, f"a plain file name other than {_MANIFEST}")
 
 
 def _manifest(files: Mapping[str, bytes]) -> bytes:

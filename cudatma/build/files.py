@@ -32,9 +32,11 @@ def read_regular(path: Path) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         if status.st_size > MAX_BYTES:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MAX_BYTES}", str(path))
+            raise OSError(
+                errno.EFBIG, f"file of {status.st_size} bytes exceeds the limit of {MAX_BYTES} bytes", str(path)
+            )
         return file.read()
 
 
@@ -49,7 +51,9 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
         if not stat.S_ISREG(status.st_mode):
             raise ArgumentError(field, ascii(name), "a regular file")
         if status.st_size > MAX_SOURCE_BYTES:
-            raise ArgumentError(field, f"{name} of {status.st_size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
+            raise ArgumentError(
+                field, f"{name} of {status.st_size} bytes", f"a file of at most {MAX_SOURCE_BYTES} bytes"
+            )
         # Replace invalid bytes, because PTX is ASCII except in comments and file names.
         return Path(name).read_text(encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:
@@ -141,7 +145,7 @@ def _acquire(path: Path, deadline: float) -> int | None:
         try:
             if not _wait(descriptor, deadline):
                 os.close(descriptor)
-                raise CacheError(f"{path} is locked by another process; end that process, or remove the file")
+                raise CacheError(f"{path} is locked by another process; terminate that process or delete the file")
         except OSError as error:
             os.close(descriptor)
             if error.errno in _UNSUPPORTED:

@@ -182,7 +182,7 @@ def wants_debug(debug: bool | None) -> bool:
     if isinstance(debug, bool):
         return debug
     if debug is not None:
-        raise ArgumentTypeError("debug", type(debug).__name__, "bool, or None for $CUDATMA_DEBUG")
+        raise ArgumentTypeError("debug", type(debug).__name__, "a bool, or None to use $CUDATMA_DEBUG")
     named = os.environ.get(DEBUG_VARIABLE, "")
     if named not in ("", "0", "1"):
         raise ArgumentError(DEBUG_VARIABLE, named, "0, 1")
@@ -289,8 +289,8 @@ def compile(
     if "\n" not in text and text.endswith(TEMPLATE_SUFFIX):
         own = getattr(config, "template", text)
         if own != text and (template_root() / text).is_file():
-            got = f"{type(config).__name__} of {own}"
-            raise ArgumentError("config", got, f"a config of {text}", f"compile {own!r}, or pass another config")
+            got = f"a {type(config).__name__} for {own}"
+            raise ArgumentError("config", got, f"a config for {text}", f"compile {own!r} or pass another config")
         try:
             return _have(_from_template(text, config, chosen, name, flags, debug))
         except TemplateError:
@@ -550,7 +550,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dic
     losses = performance_losses(result.log)
     if losses and "template" in order.facts and "debug" not in order.facts:
         folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": result.log.encode()})
-        message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}; choose another configuration"
+        message = f"{order.entry} would be slow on {order.target.name} because {losses[0]}; choose another config"
         raise CompileError(message, result.log, source, None if folder is None else str(folder))
     record = facts | {"target": order.target.name, "seconds": round(result.seconds, 3)}
     record.pop("source", None)
@@ -591,7 +591,7 @@ def _choose_entry(ptx: str, named: str | None) -> str:
     known = list(entries(ptx))
     if not known:
         remedy = 'write extern "C" __global__ void name(...), or instantiate a template explicitly'
-        raise ArgumentError("entry", named, "none: the source has no kernel", remedy)
+        raise ArgumentError("entry", named, "a kernel in the source, which contains none", remedy)
     if named in known:
         return str(named)
     from cudatma.emulator.ptx.names import find_name  # slow to import

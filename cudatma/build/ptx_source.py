@@ -63,7 +63,7 @@ def ptx_source(
     if isinstance(kernel, Kernel):
         return PtxSource(kernel.ptx, entry or kernel.entry, kernel.target, source_lines(kernel.source, kernel.ptx))
     if not isinstance(kernel, str | Path):
-        raise ArgumentTypeError("kernel", type(kernel).__name__, "PTX or CUDA text, a path, or a cudatma.Kernel")
+        raise ArgumentTypeError("kernel", type(kernel).__name__, "PTX text, CUDA text, a path or a cudatma.Kernel")
     text = str(kernel)
     is_path = isinstance(kernel, Path) or ("\n" not in text and text.endswith((*_CUDA_SUFFIXES, ".ptx")))
     if not (is_path and text.endswith(_CUDA_SUFFIXES)):

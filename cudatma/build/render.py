@@ -126,7 +126,7 @@ def _printable(value: Any) -> Any:
     if type(value) in (str, int) or isinstance(value, jinja2.Undefined):
         return value  # Jinja raises an error with the name of an undefined variable
     raise TypeError(
-        f"${{ }}: got {value!r} ({type(value).__name__}); allowed: str, int; convert the value in the config"
+        f"a value in ${{ }} must be a str or an int, got {value!r} ({type(value).__name__}); convert it in the config"
     )
 
 
@@ -141,10 +141,7 @@ def template_root() -> Path:
     for folder in (package / "ptx_templates", package.parent / "ptx_templates"):
         if (folder / "primitives").is_dir():
             return folder
-    raise TemplateError(
-        f"template folder: got none next to {package}; allowed: an installed cudatma or a whole checkout;"
-        " reinstall cudatma"
-    )
+    raise TemplateError(f"the template folder is missing in {package} and {package.parent}; reinstall cudatma")
 
 
 class _Loader(jinja2.FileSystemLoader):
@@ -319,7 +316,7 @@ def _template_text(root: str, name: str, user: str) -> bytes:
         with suppress(OSError, ValueError):  # ValueError: the name contains a null character
             return content(f"{root}/{name}")
     where = f", included by {user}" if user else ""
-    raise TemplateError(f"template: got {name!r}{where}, which does not exist; allowed: a path below {root}")
+    raise TemplateError(f"template must be the path of a file in {root}, got {name!r}{where}")
 
 
 def _explain(name: str, error: Exception, root: Path) -> str:
@@ -338,8 +335,8 @@ def _explain(name: str, error: Exception, root: Path) -> str:
         files = (path.relative_to(root).as_posix() for path in root.rglob("*.j2"))
         meant = similar(str(error.name), files)
         hint = f" (did you mean {meant}?)" if meant else ""
-        return f"{place}: got no template {error.name!r}{hint}; allowed: a path below {root}"
-    reason = "the template needs more memory than is available" if isinstance(error, MemoryError) else str(error)
+        return f"{place}: template {error.name!r} does not exist in {root}{hint}"
+    reason = "rendering the template exhausts the available memory" if isinstance(error, MemoryError) else str(error)
     return f"{place}: {reason}"
 
 
@@ -381,6 +378,6 @@ def _shown(value: Any, field: str) -> str:
         inner = (f"{f.name}={_shown(getattr(value, f.name), field)}" for f in fields(value) if f.init)
         return f"{type(value).__name__}({', '.join(inner)})"
     raise TemplateError(
-        f"config.{field}: got {type(value).__name__}; allowed: int, float, str, bool, None, an enum, a NumPy dtype, or"
-        " a tuple or dataclass of them; use a type whose text is the same in every process"
+        f"config.{field} must be an int, float, str, bool, None, enum or NumPy dtype, or a tuple or dataclass of them,"
+        f" got {type(value).__name__}; use a type whose text is the same in every process"
     )

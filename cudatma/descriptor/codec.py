@@ -117,7 +117,9 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
             "pixels_minus_1": spec.pixels_per_column - 1,
         }
     else:
-        raise DescriptorError("spec", type(spec).__name__, "TiledSpec, Im2colSpec", "use the driver for im2col wide")
+        raise DescriptorError(
+            "spec", type(spec).__name__, "TiledSpec, Im2colSpec", "encode an im2col wide spec with the driver"
+        )
     return _assemble(FIELDS[kind], fields)
 
 
@@ -264,7 +266,9 @@ def _dtype(fields: dict[str, int]) -> TmaType:
     for candidate in TMA_TYPES.values():
         if candidate.descriptor_format == number and candidate.name.startswith("tfloat32") == tf32:
             return candidate
-    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0 to 13, or 7 or 8 if the tf32 bit is set")
+    raise DescriptorError(
+        "format", f"{number} with tf32 bit {int(tf32)}", "from 0 to 13, or 7 or 8 if the tf32 bit is set"
+    )
 
 
 def _swizzle(fields: dict[str, int]) -> Swizzle:

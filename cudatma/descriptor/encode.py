@@ -165,7 +165,10 @@ class TensorMap:
         kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
         if kind.packed or kind.element_bytes != info.dtype.itemsize:
             raise DescriptorError(
-                "dtype", kind.name, f"a type of {info.dtype.itemsize} bytes", "pass a view of the array"
+                "dtype",
+                kind.name,
+                f"a type of {info.dtype.itemsize} bytes",
+                "pass a view of the array with that item size",
             )
         order = array_axes(info.shape, info.strides_bytes, kind, axes)
         spec = TiledSpec.from_strided(
@@ -440,7 +443,7 @@ class TensorMap:
         info, spec = describe(array), self._spec
         if info.device != self.device:
             raise ArgumentError(
-                "array", f"device {info.device}", f"device {self.device}", "create a map for each device"
+                "array", f"an array on device {info.device}", f"on device {self.device}", "create one map per device"
             )
         if info.dtype.itemsize != spec.dtype.element_bytes or spec.dtype.packed:
             raise ArgumentError("array", str(info.dtype), f"a dtype of the same size as {spec.dtype.name}")
@@ -469,7 +472,9 @@ def _choose(encoder: str, on_host: bool) -> str:
     if encoder not in ENCODERS:
         raise ArgumentError("encoder", encoder, ", ".join(ENCODERS))
     if on_host and encoder == "driver":
-        raise ArgumentError("array", "host memory", "device memory with encoder 'driver'", "copy the array to the GPU")
+        raise ArgumentError(
+            "array", "host memory", "an array in device memory with encoder='driver'", "copy the array to the GPU"
+        )
     if encoder == "auto":
         return "driver" if not on_host and driver.has_driver() else "codec"
     return encoder
@@ -477,7 +482,7 @@ def _choose(encoder: str, on_host: bool) -> str:
 
 def _dense_strides(sizes: Sequence[int], dtype: TmaType) -> tuple[int, ...]:
     if dtype.packed:
-        raise DescriptorError("dtype", dtype.name, "an unpacked type", "use a TiledSpec, whose dims count values")
+        raise DescriptorError("dtype", dtype.name, "an unpacked type", "pass a TiledSpec, whose dims are in values")
     strides = [dtype.element_bytes]
     for size in reversed(sizes[1:]):
         strides.append(strides[-1] * size)

@@ -421,8 +421,8 @@ def array_axes(
         raise DescriptorError(
             f"strides_bytes[{inner}]",
             pitches[inner],
-            f"{dtype.element_bytes} bytes in the innermost axis",
-            "make the array contiguous, or choose another innermost axis with axes=",
+            f"{dtype.element_bytes} bytes along the innermost axis",
+            "make the array contiguous or choose another innermost axis with axes=",
         )
     return order
 

@@ -478,7 +478,9 @@ class EmulatedModule:
             if not findings.hazards():
                 raise located from None
             hazards_text = "\n".join(map(str, findings.hazards()))
-            raise HazardError(f"{hazards_text}\nthen the kernel stopped: {located}", findings.hazards()) from error
+            raise HazardError(
+                f"{hazards_text}\nafter which the kernel stopped: {located}", findings.hazards()
+            ) from error
         except (
             ArithmeticError,
             AttributeError,
@@ -537,7 +539,9 @@ def _names(names: Sequence[str], args: Sequence[Any], arrays: Sequence[Any]) -> 
     if not names:
         return [f"args[{i}]" for i in range(len(args))], [f"arrays[{i}]" for i in range(len(arrays))]
     if len(names) != len(args) + len(arrays):
-        raise ArgumentError("names", f"{len(names)} names", f"{len(args)} names for args and {len(arrays)} for arrays")
+        raise ArgumentError(
+            "names", f"{len(names)} names", f"a sequence with {len(args)} names for args and {len(arrays)} for arrays"
+        )
     return names[: len(args)], names[len(args) :]
 
 
@@ -565,7 +569,7 @@ def _snapshot(memory: GlobalMemory) -> dict[int, Array]:
     except MemoryError:
         size = sum(region.size for region in memory.regions() if region.is_writable)
         raise ArgumentError(
-            "args", f"{size} writable bytes", "arrays that fit in memory twice, because a launch copies them"
+            "args", f"{size} writable bytes", "arrays that fit in memory twice because a launch copies them"
         ) from None
 
 
@@ -573,10 +577,10 @@ def _shape(field: str, value: int | Sequence[int]) -> Dim:
     """Return one to three positive extents as a tuple of three extents."""
     parts = (value,) if isinstance(value, int | np.integer) or not isinstance(value, Iterable) else tuple(value)
     if not 1 <= len(parts) <= 3 or any(isinstance(p, bool) or not isinstance(p, int | np.integer) for p in parts):
-        raise ArgumentError(field, value, "one to three integers")
+        raise ArgumentError(field, value, "a sequence of one to three integers")
     extents = (*(int(p) for p in parts), 1, 1)[:3]
     if min(extents) < 1 or max(extents) >= 1 << 31:
-        raise ArgumentError(field, value, "extents from 1 to 2**31 - 1")
+        raise ArgumentError(field, value, "a sequence of extents from 1 to 2**31 - 1")
     return extents[0], extents[1], extents[2]
 
 
@@ -602,7 +606,7 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
             raise ArgumentError(field, shape, f"at most {max_shape}")
     required = setup.program.function.directives.get("reqntid")
     if required and tuple([*required, 1, 1][:3]) != setup.block:
-        raise ArgumentError("block", setup.block, f"{required}, the .reqntid of the kernel")
+        raise ArgumentError("block", setup.block, f"{required}, the kernel's .reqntid")
     blocks = _product(setup.cluster)
     for axis in range(3):
         if setup.grid[axis] % setup.cluster[axis]:
@@ -613,17 +617,21 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
             "cluster", setup.cluster, f"at most {max_blocks} CTAs on {target.name if target else 'this target'}"
         )
     if setup.program.param_bytes > MAX_PARAM_BYTES:
-        raise ArgumentError("args", f"{setup.program.param_bytes} bytes", f"at most {MAX_PARAM_BYTES} bytes")
+        raise ArgumentError("args", f"{setup.program.param_bytes} bytes", f"at most {MAX_PARAM_BYTES} bytes in total")
     if setup.program.local_bytes > MAX_LOCAL_BYTES:
-        raise ArgumentError("local", f"{setup.program.local_bytes} bytes per thread", f"at most {MAX_LOCAL_BYTES}")
+        raise ArgumentError(
+            "local memory", f"{setup.program.local_bytes} bytes", f"at most {MAX_LOCAL_BYTES} bytes per thread"
+        )
     total = static_bytes + setup.dynamic_bytes
     if total > MAX_SHARED_BYTES:
-        raise ArgumentError("shared_bytes", f"{total} bytes with static memory", f"at most {MAX_SHARED_BYTES}")
+        raise ArgumentError(
+            "shared_bytes", f"{total} bytes", f"at most {MAX_SHARED_BYTES} bytes, including static shared memory"
+        )
     if target is not None and total > target.smem_per_block_bytes:
         raise ArgumentError(
             "shared_bytes",
-            f"{total} bytes with static memory",
-            f"at most {target.smem_per_block_bytes} on {target.name}",
+            f"{total} bytes",
+            f"at most {target.smem_per_block_bytes} bytes on {target.name}, including static shared memory",
         )
 
 

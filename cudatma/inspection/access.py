@@ -177,7 +177,7 @@ def _well_formed(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | 
 
 
 def _rule(error: DescriptorError) -> str:
-    return f"{error.field} is {error.got}; allowed: {error.allowed}"
+    return str(type(error)(error.field, error.got, error.allowed))
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:

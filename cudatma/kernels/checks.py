@@ -43,7 +43,7 @@ def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
     """Raise ArgumentError unless an array is in memory of the backend. ``field`` is the argument's name."""
     device = info.device
     if (device is None) != (chosen != "cuda"):
-        allowed = "the host for backends 'emulator' and 'reference', a CUDA device for 'cuda'"
+        allowed = "the host for backend 'emulator' or 'reference', or a CUDA device for 'cuda'"
         remedy = device_remedy("move the array with cupy.asarray", device)
         raise ArgumentError(f"{field}.device", place_name(device), allowed, remedy)
 
@@ -81,10 +81,10 @@ def check_gradient(array: Any, field: str, function: str) -> None:
     """Raise ArgumentError for a tensor that requires a gradient or has a tangent."""
     torch: Any = sys.modules.get("torch")
     if getattr(array, "requires_grad", False) and torch.is_grad_enabled():
-        remedy = f"call {function} under torch.no_grad() or detach the tensor, because {function} has no backward pass"
+        remedy = f"{function} has no backward pass, so call it under torch.no_grad() or detach the tensor"
         raise ArgumentError(field, "a tensor that requires grad", "a tensor that does not require grad", remedy)
     if has_tangents() and is_torch(array) and torch.autograd.forward_ad.unpack_dual(array).tangent is not None:
-        remedy = f"unpack the dual tensor, because {function} has no derivative"
+        remedy = f"{function} has no derivative, so unpack the dual tensor"
         raise ArgumentError(field, "a tensor with a tangent", "a tensor without a tangent", remedy)
 
 
@@ -119,6 +119,4 @@ def as_fp32(value: Any, field: str) -> float:
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:
-        raise ArgumentError(
-            field, "a number beyond the range of float64", "a number in the range of float64"
-        ) from error
+        raise ArgumentError(field, "a number outside it", "within the range of float64") from error

@@ -199,7 +199,7 @@ class KernelConfig(ABC):
             target.require(feature, f"version {self.version} of {self.function}")
         if self.smem_bytes > (limit := target.smem_share_bytes(self.ctas_per_sm)):
             several = f" for each of {self.ctas_per_sm} CTAs on an SM" if self.ctas_per_sm > 1 else ""
-            allowed = f"a ring that fits in {limit} bytes of shared memory on {target.name}{several}"
+            allowed = f"small enough for the ring to fit in {limit} bytes of shared memory on {target.name}{several}"
             remedy = f"reduce stages or the tile; this configuration needs {self.smem_bytes} bytes"
             raise ArgumentError("stages", self.stages, allowed, remedy)
 

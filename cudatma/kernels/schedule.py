@@ -242,7 +242,7 @@ def schedule(
     tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.tile_k), config.cluster
     resident = max(1, resident_ctas // cluster)
     if tiles * k_iterations > _MAX_UNITS:
-        raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages in total", "split the batch")
+        raise ArgumentError("m", m, f"small enough for {_MAX_UNITS} stages in total", "split the batch")
     options = assignments(tiles, tiles_m, resident, k_iterations)
     by_bytes = config.partial_bytes // config.loaded_stage_bytes, 1.0
     chosen = shortest(

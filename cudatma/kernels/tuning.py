@@ -132,7 +132,7 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
     if kernel not in family.kernels:
         raise ArgumentError("kernel", kernel, ", ".join(family.kernels), retune_command(problem, family))
     if revision != family.config.revision:
-        remedy = f"{retune_command(problem, family)}, because the kernel has changed"
+        remedy = f"the kernel has changed, so {retune_command(problem, family)}"
         raise ArgumentError("revision", revision, str(family.config.revision), remedy)
     given = {name: raw[name] for name in family.problem_fields} | {"version": kernel}
     config = _parse_config(family.config, _typed(raw, "config", dict), given)
@@ -156,12 +156,12 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in _fields(kernel)}
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
         raise ArgumentError(
-            "config", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not determine"
+            "config", ", ".join(unknown), f"a set of fields of {kernel.__name__} that the problem does not determine"
         )
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
-        allowed = f"values for all required fields of {kernel.__name__}"
+        allowed = f"a set of values for all required fields of {kernel.__name__}"
         raise ArgumentError("config", "no " + ", ".join(missing), allowed)
     return kernel(**given)
 
@@ -192,14 +192,14 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
         raise ValueError("the file contains no tuning entries")
     if 0 < content["schema"] < SCHEMA:
-        raise ValueError("an earlier version of cudatma wrote the file; run `cudatma tune` to measure again")
+        raise ValueError("the file was written by an earlier version of cudatma; run `cudatma tune` to measure again")
     if content["schema"] != SCHEMA:
         raise ValueError(
             f"the file has schema {shown(content['schema'])}, but this version of cudatma reads schema {SCHEMA}"
         )
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
-        raise ValueError("the sections of the file are damaged")
+        raise ValueError("the sections of the file are corrupt")
     return sections
 
 
@@ -349,7 +349,7 @@ def pinned_config(family: Family[P, S], problem: P, gpu: Gpu, versions: Collecti
     for name in family.problem_fields:
         if (got := getattr(config, name)) != given[name]:
             raise ArgumentError(
-                f"pinned config: {name}", got, f"{given[name]}, as in the problem", "pin another config"
+                f"pinned config: {name}", got, f"{given[name]}, the value in the problem", "pin another config"
             )
     config.check(problem, get_target(gpu.target))
     return config

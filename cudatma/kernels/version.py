@@ -88,7 +88,7 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, FieldError) and error.field == "version" and self._selected_by not in ("", _CALL):
-            remedy = "set another version there, or pass the version argument"
+            remedy = "set another version there or pass the version argument"
             raise type(error)(f"version of {self._selected_by}", error.got, error.allowed, remedy) from error
 
 

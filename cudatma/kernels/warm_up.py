@@ -77,9 +77,7 @@ def warm_up(
     """
     check_max_m(max_m)
     if not isinstance(operands, tuple | list):
-        raise ArgumentTypeError(
-            "operands", type(operands).__name__, "a tuple of the call's arrays", "pass a tuple, such as (a, b)"
-        )
+        raise ArgumentTypeError("operands", type(operands).__name__, "a tuple of the call's arrays, such as (a, b)")
     name = getattr(function, "__name__", type(function).__name__)
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
         raise ArgumentError("function", name, f"one of cudatma's functions: {', '.join(_FUNCTIONS)}")
@@ -115,7 +113,7 @@ def check_max_m(max_m: Any) -> None:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
         raise ArgumentError(
-            "max_m", max_m, f"1 to {LARGEST_M}", "omit larger sizes, whose kernels are compiled at the first call"
+            "max_m", max_m, f"1 to {LARGEST_M}", "kernels for larger sizes are compiled at the first call"
         )
 
 

@@ -109,7 +109,7 @@ class Workspace:
 
     def __init__(self, device: int | None = None) -> None:
         if device is not None and type(device) is not int:
-            raise ArgumentTypeError("device", type(device).__name__, "the ordinal of a device, or None")
+            raise ArgumentTypeError("device", type(device).__name__, "the ordinal of a device or None")
         ordinal = context.current_device() if device is None else device
         memory = DeviceMemory(sum(workspace_sizes(ordinal)), ordinal)
         self._lay_out(ordinal, memory, ActivationRows(lambda nbytes: DeviceMemory(nbytes, ordinal)))
@@ -200,7 +200,7 @@ def check_workspace(workspace: object, device: int) -> Workspace:
     if not isinstance(workspace, Workspace):
         raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
-        raise LaunchError("workspace", f"device {workspace.device}", f"device {device}, the device of x")
+        raise LaunchError("workspace.device", workspace.device, f"{device}, the device of x")
     return workspace
 
 

@@ -156,7 +156,7 @@ class HostMemory:
     def free(self, address: int, field: str) -> None:
         """Free an allocation. A null pointer has no effect."""
         if address and self._blocks.pop(address, None) is None:
-            raise ArgumentError(field, hex(address), "the address of a live allocation, as cuMemAlloc returned it")
+            raise ArgumentError(field, hex(address), "an address that cuMemAlloc returned and that has not been freed")
 
     def discard(self, address: int) -> None:
         """Free an allocation that may already be free."""
@@ -177,13 +177,11 @@ class HostMemory:
         if known is None:
             known = next(((info.extent[0], info.extent[1] - info.extent[0]) for _, info in arrays_at([address])), None)
         if known is None:
-            raise ArgumentError(
-                field, hex(address), "an address from cuMemAlloc, or array.ctypes.data of a NumPy array"
-            )
+            raise ArgumentError(field, hex(address), "an address from cuMemAlloc or the ctypes.data of a NumPy array")
         base, length = known
         if address + size > base + length:
             got = f"{size} bytes at byte {address - base} of an allocation of {length} bytes"
-            raise ArgumentError(field, got, "bytes inside the allocation")
+            raise ArgumentError(field, got, "a range inside one allocation")
         return bytes_at(address, size)
 
     def reached(self, words: Iterable[int]) -> list[tuple[str, Array]]:
@@ -199,8 +197,8 @@ class HostMemory:
             raise ArgumentError(
                 "args",
                 hex(word),
-                "an address from cuMemAlloc, or of a NumPy array in a variable of the program",
-                "the size of the allocation is unknown",
+                "an address from cuMemAlloc or of a NumPy array in a variable of the program",
+                "the emulator must know the size of the allocation",
             )
         return [(name, array) for name, array, _ in arrays if array is not None]
 

@@ -178,8 +178,8 @@ class LaunchLog(Sequence[LaunchEntry]):
         __tracebackhide__ = True
         if not self.is_open:
             with naming(launch.library, launch.entry, launch.place):
-                allowed = "a launch inside the block of emulate_launches() that created the kernel"
-                raise LaunchError("launch", "a launch after the end of the block", allowed)
+                allowed = "inside the emulate_launches() block that created the kernel"
+                raise LaunchError("launch", "one after the end of the block", allowed)
         is_checked = self._hazards != "off" and self._selects(launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         options = options | {"trace": Trace()} if is_checked and self._trace else options
@@ -211,9 +211,9 @@ def only_block(function: str) -> Iterator[None]:
         if function in _open:
             command = f"cudatma {function.partition('_')[0]}"
             remedy = (
-                f"end the block of {_open[function]} first; `{command} PROGRAM.py` opens a block for all of a program"
+                f"exit the block of {_open[function]} first; `{command} PROGRAM.py` opens a block for the whole program"
             )
-            raise LaunchError(function, "a second block", "one block in a process at a time", remedy)
+            raise LaunchError(function, "a second block", "open only once per process", remedy)
         _open[function] = calling_place()
     try:
         yield
@@ -281,7 +281,7 @@ def emulate_launches(
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
     if not isinstance(only, str | None):
-        raise ArgumentTypeError("only", type(only).__name__, "a str, a part of the names of kernels")
+        raise ArgumentTypeError("only", type(only).__name__, "a str that is a part of kernel names")
     if not (on_launch is None or callable(on_launch)):
         raise ArgumentTypeError("on_launch", type(on_launch).__name__, "a function that takes a LaunchEntry")
     if not isinstance(trace, bool):

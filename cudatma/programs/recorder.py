@@ -209,14 +209,16 @@ class Recorder:
         try:
             write_aside(self.folder / FILE, text.encode("utf-8"))
         except OSError as error:
-            remedy = "record again into a folder on a disk with enough space"
+            remedy = "record again to a disk with enough space"
             raise RecordingError(FILE, str(error), "a writable file", remedy) from None
 
     def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
         """Return the parameters of a launch, and the allocations to which they point."""
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
-            raise ArgumentError("stream", "a stream that captures a CUDA graph", "a launch outside a capture")
+            raise ArgumentError(
+                "stream", "a stream that captures a CUDA graph", "a stream without a capture in progress"
+            )
         module = launch.module
         declared = module.parameters(launch.entry)
         infos = [array_info(value) for value in (*launch.args, *launch.arrays)]
@@ -361,7 +363,7 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     if not isinstance(folder, str | Path):
         raise ArgumentTypeError("folder", type(folder).__name__, "a str, a Path")
     if not isinstance(only, str | None):
-        raise ArgumentTypeError("only", type(only).__name__, "a str, a part of the names of kernels")
+        raise ArgumentTypeError("only", type(only).__name__, "a str that is a part of kernel names")
     recorder = Recorder(Path(folder), natural("limit_mib", limit_mib, 1) << 20, only)
     with only_block("record"):
         _require_gpu()

@@ -266,7 +266,7 @@ class Kernel:
     ) -> None:
         known = entries(ptx)
         if entry not in known:
-            raise ArgumentError("entry", entry, ", ".join(known) or "none: the PTX contains no kernel")
+            raise ArgumentError("entry", entry, ", ".join(known) or "a kernel in the PTX, which contains none")
         self.cubin, self.ptx, self.source, self.log = cubin, ptx, source, log
         self.entry, self.target, self.folder = entry, target, folder
         self.parameters: tuple[Parameter, ...] = known[entry]
@@ -644,7 +644,7 @@ class Kernel:
         if function is not None:
             return function
         if type(device) is not int:
-            raise LaunchError("device", type(device).__name__, "an int, the ordinal of a device, or None")
+            raise LaunchError("device", type(device).__name__, "a device ordinal (int) or None")
         gpu = context.device(device)
         if not self.target.loads_on(gpu.compute_capability):
             shown = f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
@@ -669,7 +669,7 @@ def _on_host(args: Sequence[object]) -> bool:
 def _backend(requested: str | None) -> str:
     chosen = backend_for("Kernel.launch", requested, has_reference=False)
     if chosen == "reference":
-        remedy = "choose another backend, because user kernels have no NumPy reference"
+        remedy = "user kernels have no NumPy reference"
         raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
     return chosen
 

@@ -270,13 +270,13 @@ def test_a_bad_line_is_an_object_of_its_own(
     refused = [set(answer) == {"error", "line"} for answer in answers]
     assert refused == [False, True, True, False, True, True, True, True, False]
     assert answers[0] == answers[3] == answers[8] == tool.describe_descriptor(RAW)
-    assert answers[7]["error"].startswith("descriptor: got 254 hex digits; allowed: 256")
+    assert answers[7]["error"].startswith("descriptor must be 256")
 
 
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        ("", ArgumentError, "SOURCE: got ''"),
+        ("", ArgumentError, "got ''"),
         ("cafe", DescriptorError, "4 hex digits"),
         (HEX + "00", DescriptorError, "258 hex digits"),
         ("no_such_file", ArgumentError, "no_such_file"),
@@ -304,7 +304,7 @@ def test_no_source_at_a_terminal_is_an_error(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     for arguments in ([], ["--batch"]):
         assert cli.main(["inspect", *arguments]) == 2
-        assert "SOURCE: got none" in capsys.readouterr().err
+        assert "got none" in capsys.readouterr().err
 
 
 def test_a_closed_standard_input_is_an_error(
@@ -438,15 +438,15 @@ def test_p_x_with_repeats() -> None:
         (lambda text: text + text, "32 words|allowed"),
         (lambda text: "".join([*text.splitlines(True)[1:], text.splitlines()[0]]), "missing"),
         (lambda text: text.replace("0x7ffe0020", "0x7ffe0030"), "add the missing line"),
-        (lambda text: text.replace("\t0x", "\t0x1", 1), "word 0: got 0x1"),
+        (lambda text: text.replace("\t0x", "\t0x1", 1), "got 0x1"),
         (lambda text: text.replace(":", ": oops", 1), "'oops"),
         (lambda text: text.replace("0x7ffe0020:", "Cannot access memory at address 0x7ffe0020"), "after 2 words"),
         (lambda text: "$1 = {0x1, zwei}", "zwei"),
-        (lambda text: "$1 = {0x0 <repeats 99999999999 times>}", "allowed: 16 words"),
+        (lambda text: "$1 = {0x0 <repeats 99999999999 times>}", "must be 16 words"),
         (lambda text: "$1 = {opaque = {140737353, -12, 0 <repeats 14 times>}}", "decimal words.*p/x"),
         (lambda text: "{1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}", "decimal words.*p/x"),
         (lambda text: "$1 = {0x0, 0x0 <repeats 15 times>, 0x1}", "17 words"),
-        (lambda text: "{" + "0x0, " * 400 + "0x0}", "allowed: 16 words"),
+        (lambda text: "{" + "0x0, " * 400 + "0x0}", "must be 16 words"),
         (lambda text: "0x" + "f" * 3000 + " 0x1" * 15, "more than 128 bits"),
     ],
 )  # fmt: skip
@@ -482,8 +482,8 @@ def test_literals() -> None:
         ("[True] * 3", "an invalid Python literal"),
         ("[" * 30000, "an invalid Python literal"),
         ("(((((1)))))", "type int"),
-        ("[-1" + ", 0" * 15 + "]", "word 0: got -0x1"),
-        ("[300" + ", 0" * 127 + "]", "word 0: got 0x12c"),
+        ("[-1" + ", 0" * 15 + "]", "got -0x1"),
+        ("[300" + ", 0" * 127 + "]", "got 0x12c"),
         ("[" + "9" * 5000 + ", 0]", "literal|integers"),
         ("bytearray(open('/etc/passwd').read())", "bytes"),
         ("(__import__('os').system('true'))", "an invalid Python literal"),
@@ -539,13 +539,13 @@ def test_objects_of_every_kind_say_the_same() -> None:
 @pytest.mark.parametrize(
     ("source", "device", "error", "words"),
     [
-        (None, None, ArgumentTypeError, "source: got None"),
+        (None, None, ArgumentTypeError, "got None"),
         (True, None, ArgumentTypeError, "True"),
-        (4096, None, ArgumentError, "device: got None"),
-        (4096, -1, ArgumentError, "device: got -1"),
+        (4096, None, ArgumentError, "got None"),
+        (4096, -1, ArgumentError, "got -1"),
         (0, 0, ArgumentError, "a device address"),
         (-5, 0, ArgumentError, "a device address"),
-        (READING_RAW, 0, ArgumentError, "device: got 0"),
+        (READING_RAW, 0, ArgumentError, "got 0"),
         (object(), None, ArgumentTypeError, "got object"),
         (3.5, None, ArgumentTypeError, "got float"),
         (np.zeros(64, np.uint8), None, DescriptorError, "an array of 64 bytes"),

@@ -368,7 +368,7 @@ def test_a_nested_tensor_is_refused() -> None:
     whole, b = draw(2, 4, 16), draw(16, 8)
     cudatma.gemm(whole, b)
     nested = torch.nested.nested_tensor([draw(3, 16), draw(4, 16)])
-    with pytest.raises(ArgumentTypeError, match=r"^a: got a nested tensor on cpu; allowed: a strided tensor"):
+    with pytest.raises(ArgumentTypeError, match=r"^a must be a strided tensor.*got a nested tensor on cpu"):
         cudatma.gemm(nested, b)
 
 
@@ -379,10 +379,10 @@ def test_tensors_that_have_no_memory_or_a_tangent_are_refused() -> None:
     freed.untyped_storage().resize_(0)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
-        with pytest.raises(ArgumentError, match=r"^a: got a tensor with a tangent"):
+        with pytest.raises(ArgumentError, match=r"^a must be .*got a tensor with a tangent"):
             cudatma.gemm(dual, b, backend="reference")
         assert cudatma.gemm(a, b, backend="reference").shape == (4, 8)
-    with pytest.raises(ArgumentError, match=r"^a\.pointer: got 0x0"):
+    with pytest.raises(ArgumentError, match=r"^a\.pointer must be .*got 0x0"):
         cudatma.gemm(freed, b, backend="reference")
-    with pytest.raises(ArgumentTypeError, match=r"^a: got a tensor without its own memory"):
+    with pytest.raises(ArgumentTypeError, match=r"^a must be .*got a tensor without its own memory"):
         torch.vmap(lambda one: cudatma.gemm(one, b, backend="reference"))(draw(3, 4, 64))

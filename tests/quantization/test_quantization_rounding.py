@@ -212,10 +212,10 @@ def test_tiles_of_a_clip_search_have_the_bytes_of_the_plain_formula(size: int, s
 def test_what_is_wrong_is_found_in_every_tile() -> None:
     weight = dense(700, 900)
     weight[555, 650] = 1e6
-    with pytest.raises(QuantizationError, match=r"group 4, column 650\]: got values from -0\.\d+ to 1e\+06"):
+    with pytest.raises(QuantizationError, match=r"group 4, column 650\] must be .*got values from -0\.\d+ to 1e\+06"):
         quantize(weight)
     weight[666, 777] = np.nan
-    with pytest.raises(QuantizationError, match=r"weight\[666, 777\]: got nan"):
+    with pytest.raises(QuantizationError, match=r"weight\[666, 777\] must be .*got nan"):
         quantize(weight)
 
 

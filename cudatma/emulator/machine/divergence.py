@@ -135,7 +135,7 @@ def remove(w: Warp, split: Split) -> None:
 def arrive(w: Warp, split: Split) -> None:
     join = split.join
     if join is None:
-        raise EmulatorError("a split without a join has arrived at a join (internal error)")
+        raise EmulatorError("internal error: a split without a join arrived at a join")
     remove(w, split)
     join.mask = join.mask | split.mask
     count_down(w, join)
@@ -161,7 +161,7 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
     if pc == -1:
         caller = frame.caller
         if caller is None:
-            raise EmulatorError("a kernel's end was joined (internal error)")
+            raise EmulatorError("internal error: a split joined the end of the kernel")
         pc, frame = frame.return_to, caller
     _place(w, Split(w, pc, lanes, frame, join.parent))
 
@@ -202,7 +202,7 @@ def leave(w: Warp, mask: Array | None) -> int:
     rest = split.mask & ~lanes
     join = split.join
     if join is None or join.at != -1:
-        raise EmulatorError("a return has no matching call (internal error)")
+        raise EmulatorError("internal error: a return has no matching call")
     if rest.any():
         join.mask = join.mask | lanes
         split.mask, split.is_full = rest, False
@@ -260,7 +260,7 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
     while walk.caller is not None:
         depth, walk = depth + 1, walk.caller
     if depth >= MAX_CALLS:
-        raise TrapError(f"the stack is exhausted because calls are nested more than {MAX_CALLS} deep")
+        raise TrapError(f"the call stack is exhausted because calls are nested more than {MAX_CALLS} deep")
     base = max(caller.local_base + caller.program.local_bytes, w.stack_top)
     frame = Frame(program, caller, return_to, base)
     w.reserve_local(frame.local_base + program.local_bytes)

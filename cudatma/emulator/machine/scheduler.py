@@ -332,8 +332,8 @@ class Scheduler:
             return
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
-            f"the kernel has not completed after {self.steps} steps (schedule {self.schedule}, seed {self.seed}) "
-            f"because of an infinite loop{loop and ' ' + loop}, or step_limit is too low"
+            f"the kernel has not completed after {self.steps} steps (schedule {self.schedule}, seed {self.seed}): "
+            f"it has an infinite loop{loop and ' ' + loop}, or step_limit is too low"
         )
 
     def _choose(self) -> Split:

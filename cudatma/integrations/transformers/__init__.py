@@ -123,14 +123,17 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     text = os.fspath(model)
     is_path = not isinstance(model, str) or text.count("/") > 1 or text[:1] in ("/", ".", "~") or "\\" in text
     if is_path and not os.path.exists(text):
-        raise ArgumentError("model", text, "an existing folder, or a name on the Hugging Face Hub")
+        raise ArgumentError("model", text, "an existing folder or a name on the Hugging Face Hub")
     path = Path(model, options.get("subfolder", ""))
     check_suffix(path)
     if not path.is_dir():
         return
     if (path / ADAPTER).is_file() and find_spec("peft") is None:
         raise WeightFileError(
-            str(path / ADAPTER), "an adapter without peft installed", "peft installed", "run `pip install peft`"
+            str(path / ADAPTER),
+            "an adapter",
+            "a model without an adapter unless peft is installed",
+            "run `pip install peft`",
         )
     config = read_config(path) if "config" not in options else {}
     read_section(path)
@@ -140,11 +143,11 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     if file.name not in MAIN_FILES:
         remedy = "convert the model with `cudatma convert`"
         raise WeightFileError(
-            str(path), file.name, f"{' or '.join(MAIN_FILES)}, the names that transformers loads", remedy
+            str(path), file.name, f"a folder with a file that transformers loads, {' or '.join(MAIN_FILES)}", remedy
         )
     if file.suffix == ".json" and not isinstance(read_json(file).get("metadata"), dict):
         remedy = "add an empty object, or convert the model with `cudatma convert`"
-        raise WeightFileError(f"{file}: metadata", "none", "an object, because transformers reads the metadata", remedy)
+        raise WeightFileError(f"{file}: metadata", "none", "an object because transformers reads the metadata", remedy)
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         distributed = DistributedConfig.from_dict(settings)
     if (count := distributed.tp_size or 1) > 1:
         remedy = "load the model on one GPU, serve it with vLLM, or shard layers with ColumnParallel and RowParallel"
-        raise ArgumentError("tp_size", count, "1, because int4 layers are not sharded across processes", remedy)
+        raise ArgumentError("tp_size", count, "1 because int4 layers are not sharded across processes", remedy)
 
 
 def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
@@ -179,7 +179,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             if not linears:
                 got = f"no layer of {type(model).__name__} to quantize"
                 raise ArgumentError(
-                    "quantization_config", got, "nn.Linear layers of at least 64 x 64 in numbered blocks"
+                    "quantization_config",
+                    got,
+                    "for a model whose numbered blocks have nn.Linear layers of at least 64 x 64",
                 )
             for name in () if config.vision_tower else tower_layers(linears, model.config.model_type):
                 del linears[name]
@@ -246,9 +248,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if missing := [name for name, layer in layers.items() if "weight" in layer._parameters]:
             raise WeightFileError(
                 ", ".join(missing[:4]),
-                "no weights for these layers",
-                "a complete checkpoint",
-                "check the load report of transformers",
+                "no weights",
+                "in the checkpoint",
+                "see the load report of transformers",
             )
         dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
         self.quantization_config.describe(
@@ -328,5 +330,8 @@ def require_arrays(
         missing = [part for part in required if f"{layer}.{part}" not in stored]
         if missing:
             raise WeightFileError(
-                layer, f"no {' and no '.join(missing)}", ", ".join(required), "convert the model again"
+                layer,
+                f"no {' and no '.join(missing)}",
+                f"stored as {' and '.join(required)}",
+                "convert the model again",
             )

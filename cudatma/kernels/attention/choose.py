@@ -139,7 +139,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
         Option("is_causal", False, (False, True), "queries attend only to keys up to their own position"),
         Option("batch", 1, (), "sequences"),
         Option("heads", 1, (), "number of heads of q"),
-        Option("kv_heads", 0, (), "number of heads of k and v; 0 for the number of heads of q"),
+        Option("kv_heads", 0, (), "number of heads of k and v; 0: same as q"),
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=VERSIONS,

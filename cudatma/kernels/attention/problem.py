@@ -240,7 +240,7 @@ class Problem:
             if not min_value <= value <= MAX_EXTENT:
                 raise ArgumentError(name, value, f"{min_value} to {MAX_EXTENT}")
         if self.heads % self.kv_heads:
-            raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of the {self.heads} heads of q")
+            raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of {self.heads}, the number of heads of q")
         check_kind(self)
         for name in _FLAGS:
             if type(getattr(self, name)) is not bool:
@@ -274,7 +274,10 @@ class Problem:
         if not self.has_keys:
             shapes = self.layouts.q.shape, self.layouts.k.shape
             raise ArgumentError(
-                "q.shape, k.shape", shapes, "a batch size and sequence lengths of at least 1", "pass nonempty arrays"
+                "q.shape, k.shape",
+                shapes,
+                "shapes with a batch size and sequence lengths of at least 1",
+                "pass nonempty arrays",
             )
 
     def resized(

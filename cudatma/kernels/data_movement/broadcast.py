@@ -141,7 +141,7 @@ class Broadcast(Movement[_Problem]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
-            raise ArgumentError("copies", copies, "an int, at least 1")
+            raise ArgumentError("copies", copies, "an int of at least 1")
         if not info.is_contiguous:
             raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
         shape = (copies, *info.shape)
@@ -166,7 +166,7 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tupl
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
         got = f"{nbytes} bytes from {chunk_place(src.pointer)} to {chunk_place(out.pointer)}"
-        raise DescriptorError("src.address", got, "multiples of 16 bytes", "call copy(), which accepts any array")
+        raise DescriptorError("src.address", got, "a multiple of 16 bytes", "call copy(), which accepts any array")
     plans: list[Arguments] = []
     first = 0
     while first < copies:

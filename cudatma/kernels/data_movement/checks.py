@@ -54,7 +54,7 @@ def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
     if out.readonly:
         raise ArgumentError(field, "a read-only array", "a writable array")
     if not out.is_disjoint:
-        raise ArgumentError(f"{field}.strides", out.strides_bytes, "elements that do not share memory")
+        raise ArgumentError(f"{field}.strides", out.strides_bytes, "those of elements that do not share memory")
     if overlaps(source, out):
         raise ArgumentError(field, "memory that overlaps the source", "an array with its own memory")
 
@@ -72,9 +72,9 @@ def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
     try:
         numbers = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError as error:
-        raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one per axis") from error
+        raise ArgumentTypeError(field, repr(values), f"a sequence of {counted(count, 'int')}, one per axis") from error
     if len(numbers) != count:
-        raise ArgumentError(field, numbers, f"{counted(count, 'int')}, one per axis")
+        raise ArgumentError(field, numbers, f"a sequence of {counted(count, 'int')}, one per axis")
     return numbers
 
 

@@ -192,10 +192,12 @@ def check_window(
         if extent < 0:
             raise ArgumentError(f"shape[{axis}]", extent, "at least 0")
         if pad is None and not 0 <= start <= size - extent:
-            allowed = f"0 to {size - extent}" if extent <= size else f"a window of at most {size} elements"
-            raise ArgumentError(f"offset[{axis}]", start, allowed, "pass pad to fill elements outside the source")
+            allowed = (
+                f"0 to {size - extent}" if extent <= size else f"the offset of a window of at most {size} elements"
+            )
+            raise ArgumentError(f"offset[{axis}]", start, allowed, "pass pad to fill the elements outside the source")
         if not -_INT64 <= start < _INT64:
-            raise ArgumentError(f"offset[{axis}]", start, "signed 64-bit integers")
+            raise ArgumentError(f"offset[{axis}]", start, "a signed 64-bit integer")
     check_size(extents, info.dtype, "offset" if shape is None else "shape")
     nearest = zip(starts, extents, info.shape, strict=True)
     return tuple(max(-extent, min(start, size)) for start, extent, size in nearest), extents
@@ -208,7 +210,10 @@ def nan_type(info: ArrayInfo, pad: str | None) -> TmaType | None:
     kind = tma_type(info.dtype) if info.dtype.itemsize in (2, 4, 8) and info.dtype.kind in "fV" else None
     if kind is None or not kind.is_float:
         raise ArgumentError(
-            "pad", f"nan for {info.dtype}", "float16, bfloat16, float32 and float64", 'pass pad="zeros"'
+            "pad",
+            f"nan for {info.dtype}",
+            "zeros unless the dtype is float16, bfloat16, float32 or float64",
+            'pass pad="zeros"',
         )
     return kind
 

@@ -57,7 +57,7 @@ class PrefetchConfig:
         if not 0 <= self.rank <= 5:
             raise ArgumentError("rank", self.rank, "0 to 5")
         if self.segment_bytes < TMA_ALIGNMENT_BYTES or self.segment_bytes % TMA_ALIGNMENT_BYTES:
-            raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {TMA_ALIGNMENT_BYTES}")
+            raise ArgumentError("segment_bytes", self.segment_bytes, f"a multiple of {TMA_ALIGNMENT_BYTES}")
 
     @property
     def at(self) -> str:

@@ -121,7 +121,7 @@ class ReduceInto(Movement[_Problem]):
         policy = checked_cache(cache)
         if info.dtype != into.dtype or len(info.shape) != len(into.shape):
             got = f"{len(info.shape)} axes of {info.dtype}"
-            raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, to match dst")
+            raise ArgumentError("src", got, f"an array with {len(into.shape)} axes of {into.dtype} to match dst")
         check_dtype(info.dtype, op)
         starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
         check_written(into, info, "dst")

@@ -196,9 +196,9 @@ class ScatterRows(Movement[_Problem]):
         check_device(into, info, "dst")
         if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
             got = f"{info.shape[1]} columns of {info.dtype}"
-            raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, to match dst")
+            raise ArgumentError("src", got, f"an array with {into.shape[1]} columns of {into.dtype} to match dst")
         if index.shape[0] != info.shape[0]:
-            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},), one index per row of src")
+            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},) because src has that number of rows")
         check_written(into, info, "dst")
         return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
@@ -221,7 +221,7 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
         raise ArgumentError(f"{field}.shape", info.shape, "(rows, columns)")
     if info.dtype.itemsize not in (1, 2, 4, 8):
         raise ArgumentError(
-            f"{field}.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes"
+            f"{field}.dtype", str(info.dtype), "a dtype of 1, 2, 4 or 8 bytes", "view the array as bytes"
         )
     return info
 
@@ -229,7 +229,7 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
 def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: LaunchLimits) -> Arguments:
     """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "a nonempty array", "fill the result directly")
+        raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
     kind = tma_type(f"uint{8 * itemsize}")
     # Four rows take a multiple of 128 bytes, so that the next four rows begin at an address that TMA can write.
@@ -246,7 +246,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
     boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
         raise DescriptorError(
-            "rows", f"{outside} rows, {boxes} boxes", "fewer than 2**31", "split the rows among several calls"
+            "rows", f"{outside} rows in {boxes} boxes", "fewer than 2**31", "split the rows into several calls"
         )
     config = RowsConfig(op, *usual_ring(limits.target))
     sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)

@@ -247,10 +247,12 @@ GEMM: Family[Problem, GemmConfig] = Family(
             ("", *RESULT_TYPES),
             "dtype of the result; default: the dtype of the operands, or bfloat16 for fp8",
         ),
-        Option("epilogue", "none", EPILOGUES, "alpha, beta, bias and scales, and an activation"),
+        Option(
+            "epilogue", "none", EPILOGUES, "none, or scaling and bias (linear), optionally followed by an activation"
+        ),
         Option("block_scales", False, (False, True), "fp8 with one scale per block of 128 elements of K"),
-        Option("scales_by_tma", False, (False, True), "A's block scales are column-major, so that TMA can load them"),
-        Option("batch", 1, (), "matrices"),
+        Option("scales_by_tma", False, (False, True), "the block scales of A are column-major, as TMA requires"),
+        Option("batch", 1, (), "number of matrices"),
     ),
     trial="cudatma.kernels.gemm.sample:GemmTrial",
     versions=VERSIONS,

@@ -304,7 +304,9 @@ def gemm_explain(
 def _with_elements(checked: Checked[Problem]) -> Problem:
     """Return the problem of a call. Raises ArgumentError if the result has no elements."""
     if checked.problem is None:
-        raise ArgumentError("a.shape, b.shape", f"a result of {checked.shape}", "a nonempty result")
+        raise ArgumentError(
+            "a.shape, b.shape", f"those of a result of shape {checked.shape}", "those of a nonempty result"
+        )
     return checked.problem
 
 

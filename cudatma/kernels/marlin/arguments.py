@@ -180,7 +180,7 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
     if (blocks := config.activation_box_blocks) > 1:
         if k % _SPAN:
-            why = "use a config without deep_box, because TMA would not zero-fill the end of the last block"
+            why = "use a config without deep_box because TMA would not zero-fill the end of the last block"
             raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", why)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]

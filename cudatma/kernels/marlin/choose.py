@@ -198,7 +198,7 @@ def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
     if not isinstance(packed, PackedWeight):
         got = f"{type(w).__module__}.{type(w).__qualname__}"
         allowed = "PackedWeight, cudatma.MarlinLinear or LinearShape"
-        raise ArgumentTypeError("w", got, allowed, "pass a LinearShape to describe a torch module")
+        raise ArgumentTypeError("w", got, allowed, "describe a torch module with a LinearShape")
     return LinearShape.of(packed), packed
 
 
@@ -206,7 +206,7 @@ def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device:
     named = target is not None or sm_count is not None
     if named and device is not None:
         raise ArgumentError(
-            "device", device, "None with a target or sm_count", "pass either device, or target and sm_count"
+            "device", device, "None if target or sm_count is passed", "pass either device, or target and sm_count"
         )
     if named:
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):

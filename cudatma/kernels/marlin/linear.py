@@ -60,7 +60,7 @@ class MarlinLinear:
                 raise ArgumentTypeError("bias.dtype", info.dtype.name, weight.dtype, "convert the bias")
             if info.shape != (self.out_features,) or info.device != weight.device:
                 got = f"{info.shape} on device {info.device}"
-                raise ArgumentError("bias", got, f"({self.out_features},) on device {weight.device}")
+                raise ArgumentError("bias", got, f"an array of shape ({self.out_features},) on device {weight.device}")
         self.bias = bias
 
     @classmethod
@@ -196,9 +196,7 @@ def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
         rounded = values.astype(kind.numpy)
     if not bool(np.isfinite(rounded).all()):
         got = f"{float(values[~np.isfinite(rounded)][0]):g}"
-        raise ArgumentError(
-            "bias", got, f"values that are finite in {kind.name}", "pass dtype='bfloat16', or correct the bias"
-        )
+        raise ArgumentError("bias", got, f"finite in {kind.name}", "pass dtype='bfloat16' or correct the bias")
     return rounded
 
 
@@ -218,5 +216,5 @@ def checked_m_values(m_values: Any) -> list[int]:
     batches = list(m_values)
     for m in batches:
         if type(m) is not int or not 0 <= m < 2**31:
-            raise ArgumentError("m_values", m, "ints from 0 to 2**31 - 1")
+            raise ArgumentError("m_values", m, "an int, or ints, from 0 to 2**31 - 1")
     return batches

@@ -76,7 +76,7 @@ class PermuteColumnsConfig:
                 "staged_columns", self.staged_columns, f"a multiple of 64 from 0 to {MAX_STAGED_COLUMNS}"
             )
         if self.staged_columns and not self.has_permutation:
-            raise ArgumentError("staged_columns", self.staged_columns, "0, because the copy has no permutation")
+            raise ArgumentError("staged_columns", self.staged_columns, "0 because the copy has no permutation")
         if not 1 <= self.rows <= 16:
             raise ArgumentError("rows", self.rows, "1 to 16")
         if not 1 <= self.stages <= 8:

@@ -143,7 +143,7 @@ class Problem:
         if type(self.m) is not int:
             raise ArgumentTypeError("m", type(self.m).__name__, "int")
         if not 1 <= self.m <= MAX_EXTENT:
-            raise ArgumentError("m", self.m, f"1 to {MAX_EXTENT} rows")
+            raise ArgumentError("m", self.m, f"1 to {MAX_EXTENT}")
 
     @classmethod
     def of(cls, w: PackedWeight, m: int, **others: Any) -> Problem:

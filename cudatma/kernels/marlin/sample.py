@@ -47,7 +47,7 @@ def sample(
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies misaligned rows before the GEMM
-        raise ArgumentError("k", k, "a multiple of 8", "round k up, because TMA loads whole 16-byte chunks")
+        raise ArgumentError("k", k, "a multiple of 8", "TMA loads whole 16-byte chunks, so round k up")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
             raise ArgumentError(field, value, "at least 1")
@@ -58,9 +58,7 @@ def sample(
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
     ranked = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
     if not ranked:
-        raise ArgumentError(
-            "m", m, "a number of rows that this kernel supports", "choose another kernel for this M; see --help"
-        )
+        raise ArgumentError("m", m, "a number of rows that this kernel supports", "choose another kernel; see --help")
     config = ranked[0][0].in_form(weight.scale_fit.form)
     work = schedule(config, m, n, k, sm_count)
     arguments = gemm_arguments(problem, config, work, target)
@@ -117,7 +115,7 @@ class MarlinTrial:
             launch = launch_of(MARLIN_GEMM, problem, self.device, stream, named, weight_of(weight))
         config = launch.replays[-1].config
         if config.in_form("none") != candidate.config:
-            raise LaunchError("candidate", config.entry, f"the candidate, {candidate.label}")
+            raise LaunchError("candidate", config.entry, f"the candidate {candidate.label}")
         addresses = MARLIN_GEMM.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])
 

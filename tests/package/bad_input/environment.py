@@ -75,24 +75,24 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "no kernel": (["dump"], "--list"),
     "unknown kernel": (
         ["dump", "marlin_skinn", "--target", "sm_90a"],
-        "got marlin_skinn (did you mean marlin_skinny?); allowed: marlin",
+        "must be marlin",
     ),
-    "unknown target": (["dump", "marlin_mma_sync", "--target", "sm_75"], "target: got sm_75; allowed: sm_90"),
-    "target to show": (["targets", "sm_75"], "target: got sm_75; allowed: sm_90"),
+    "unknown target": (["dump", "marlin_mma_sync", "--target", "sm_75"], "target must be sm_90"),
+    "target to show": (["targets", "sm_75"], "target must be sm_90"),
     "field without a value": (
         ["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "stages"],
-        "--config: got stages",
+        "got stages",
     ),
-    "unknown field": (["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "depth=3"], "--config: got depth"),
+    "unknown field": (["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "depth=3"], "got depth"),
     "value out of range": (
         ["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "stages=99"],
-        "stages: got 99",
+        "got 99",
     ),
     "output below a file": (
         ["dump", "marlin_mma_sync", "--target", "sm_90a", "--out", "/dev/null/x"],
-        "--out: got /dev/null/x",
+        "got /dev/null/x",
     ),
-    "header below a file": (["header", "--out", "/dev/null/x.cuh"], "--out: got /dev/null/x.cuh"),
+    "header below a file": (["header", "--out", "/dev/null/x.cuh"], "got /dev/null/x.cuh"),
     "unknown backend": (["demo", "--backend", "tpu"], "tpu"),
     "left-over argument": (["version", "please"], "please"),
 }
