@@ -215,7 +215,7 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
         strides = dense_strides(shape, dtype) if strides is None else tuple(operator.index(s) for s in strides)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArgumentTypeError(
-            field, f"{error}", "an array with a valid __cuda_array_interface__, version 3"
+            field, f"an invalid one ({error})", "an array with a __cuda_array_interface__ of version 3"
         ) from error
     if len(strides) != len(shape):
         raise ArgumentTypeError(
@@ -280,7 +280,7 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
         place, _ = (int(part) for part in array.__dlpack_device__())
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            field, f"{error}", "an array whose __dlpack_device__() returns (device type, device number)"
+            field, f"an invalid one ({error})", "an array whose __dlpack_device__() returns (device type, device number)"
         ) from error
     if place not in (_DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED):
         raise ArgumentTypeError(

@@ -319,7 +319,7 @@ def _detect(device: int) -> Target:
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= device < count:
         raise TargetError(
-            "device", device, f"0 to {count - 1}" if count else "a CUDA device, and this machine has none"
+            "device", device, f"0 to {count - 1}" if count else "the ordinal of a CUDA device (there is no CUDA device)"
         )
     handle = check(driver.cuDeviceGet(device), "cuDeviceGet")
     attribute = driver.CUdevice_attribute

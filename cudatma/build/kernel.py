@@ -591,7 +591,7 @@ def _choose_entry(ptx: str, named: str | None) -> str:
     known = list(entries(ptx))
     if not known:
         remedy = 'write extern "C" __global__ void name(...), or instantiate a template explicitly'
-        raise ArgumentError("entry", named, "a kernel in the source, which contains none", remedy)
+        raise ArgumentError("entry", named, "the name of a kernel (the source contains no kernel)", remedy)
     if named in known:
         return str(named)
     from cudatma.emulator.ptx.names import find_name  # slow to import

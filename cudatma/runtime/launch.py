@@ -266,7 +266,7 @@ class Kernel:
     ) -> None:
         known = entries(ptx)
         if entry not in known:
-            raise ArgumentError("entry", entry, ", ".join(known) or "a kernel in the PTX, which contains none")
+            raise ArgumentError("entry", entry, ", ".join(known) or "the name of a kernel (the PTX contains no kernel)")
         self.cubin, self.ptx, self.source, self.log = cubin, ptx, source, log
         self.entry, self.target, self.folder = entry, target, folder
         self.parameters: tuple[Parameter, ...] = known[entry]

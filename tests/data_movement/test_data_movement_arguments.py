@@ -83,7 +83,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.copy(F32[:, :63], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
     (lambda o: c.copy(F32[:, 1:61], via="tma", **o), c.DescriptorError, "address", "16 bytes"),
     (lambda o: c.copy(F32[:, ::2], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "in the innermost axis"),
-    (lambda o: c.copy(F32[::-1], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "if a stride is negative"),
+    (lambda o: c.copy(F32[::-1], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "copy an array that has negative strides"),
     (
         lambda o: c.copy(F32, offset=(0, -1), shape=(32, 64), pad="zeros", via="tma", **o),
         c.DescriptorError,
@@ -178,7 +178,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "at least 1"),
     (lambda o: c.broadcast(F32, 10**5000, **o), c.ArgumentError, "copies", "2**63 bytes"),
     (lambda o: c.broadcast(F32[:, :8], 2, **o), c.ArgumentError, "src", "C order"),
-    (lambda o: c.broadcast(np.ones(5, np.float32), 2, **o), c.DescriptorError, "src.address", "multiples of 16"),
+    (lambda o: c.broadcast(np.ones(5, np.float32), 2, **o), c.DescriptorError, "src.address", "a multiple of 16"),
     (lambda o: c.prefetch(F32, offset=(0, 60), shape=(2, 8), **o), c.ArgumentError, "offset[1]", "pass pad"),
     (lambda o: c.prefetch(F32[:, 1:60], **o), c.DescriptorError, "address", "16 bytes"),
     (lambda o: c.gather_rows(F32[0], [0], **o), c.ArgumentError, "src.shape", "(rows, columns)"),

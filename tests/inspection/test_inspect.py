@@ -187,7 +187,7 @@ def test_json_has_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_exit_status_of_accesses_and_risks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "in a store" in answer(["--at", "-8,0"], capsys, 1)["at"]["store_refusal"]["rule"]
-    assert "multiples of 8" in answer(["--at", "1,0"], capsys, 1)["at"]["load_refusal"]["rule"]
+    assert "a multiple of 8" in answer(["--at", "1,0"], capsys, 1)["at"]["load_refusal"]["rule"]
     assert answer(["--lint"], capsys)["lint"]["worst"] == "warning"
     large = codec.encode(TiledSpec(dtype="float32", dims=(256, 256), strides_bytes=(1024,), box=(256, 256)))
     assert cli.main(["inspect", large.hex(), "--lint"]) == 1
@@ -280,8 +280,8 @@ def test_a_bad_line_is_an_object_of_its_own(
         ("cafe", DescriptorError, "4 hex digits"),
         (HEX + "00", DescriptorError, "258 hex digits"),
         ("no_such_file", ArgumentError, "no_such_file"),
-        ("\0", ArgumentError, "a file that exists"),
-        ("\ud800\n", ArgumentError, "a file that exists"),
+        ("\0", ArgumentError, "an existing file"),
+        ("\ud800\n", ArgumentError, "an existing file"),
         ("x" * 5000, ArgumentError, r"xxx\.\.\."),
         ("/", ArgumentError, "readable file"),
         ("/dev/null", DescriptorError, "0 bytes"),
@@ -435,7 +435,7 @@ def test_p_x_with_repeats() -> None:
     ("change", "words"),
     [
         (lambda text: "\n".join(text.splitlines()[:-1]), "14 words"),
-        (lambda text: text + text, "32 words|allowed"),
+        (lambda text: text + text, "32 words"),
         (lambda text: "".join([*text.splitlines(True)[1:], text.splitlines()[0]]), "missing"),
         (lambda text: text.replace("0x7ffe0020", "0x7ffe0030"), "add the missing line"),
         (lambda text: text.replace("\t0x", "\t0x1", 1), "got 0x1"),
@@ -505,7 +505,7 @@ def test_pickles_are_never_loaded(protocol: int) -> None:
         with pytest.raises(DescriptorError):
             parse_content(pickle.dumps(value, protocol))
     if protocol >= 2:
-        with pytest.raises(DescriptorError, match=r"got a pickle; .*; write bytes\(tensor_map\)"):
+        with pytest.raises(DescriptorError, match=r"got a pickle; write bytes\(tensor_map\)"):
             parse_content(pickle.dumps(_Bomb(), protocol))
 
 

@@ -191,7 +191,7 @@ def test_text_is_escaped_and_wrong_arguments_are_typed() -> None:
         found.html(theme="blue")
     with pytest.raises(DescriptorError, match=r"coords\[0\]"):
         found.svg((1, 0))
-    assert "multiples of 8" in found.html((1, 0)), "a page says why there is no picture"
+    assert "a multiple of 8" in found.html((1, 0)), "a page says why there is no picture"
 
 
 def test_files_and_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -354,7 +354,7 @@ def test_small_allocations_matter_on_blackwell() -> None:
     sparse = tiled(dims=(64, 64), strides_bytes=(256,))
     assert "small-allocation" in findings(sparse, "sm_120a")
     assert "small-allocation" not in findings(sparse, "sm_90a")
-    assert "small-allocation" not in findings(tiled(dims=(64, 64), strides_bytes=(128,)), "sm_120a"), "dense"
+    assert "small-allocation" not in findings(tiled(dims=(64, 64), strides_bytes=(128,)), "sm_120a"), "contiguous elements"
     assert "small-allocation" not in findings(tiled(), "sm_120a"), "large"
 
 

@@ -332,7 +332,7 @@ def test_a_part_has_memory_of_its_own(by: str) -> None:
             (0, 4),
             "rows",
             QuantizationError,
-            r"shards of 48 rowsmust be .*the group size, 64.*group_size of -1, or choose fewer",
+            r"the group size, 64.*got .*shards of 48 rows.*group_size of -1, or choose fewer",
         ),
     ],
 )
@@ -511,10 +511,10 @@ def test_contradicting_entries(tmp_path: Path, entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
-        ([(0, 4), (0, 4)], "y must be {4}.*got data from byte {0}"),
-        ([(0, 4), (6, 10)], "y must be {4}.*got data from byte {6}"),
-        ([(2, 4), (4, 8)], "x must be {0}.*got data from byte {2}"),
-        ([(0, 4), (4, 6)], "must be {6}.*got {10} bytes"),
+        ([(0, 4), (0, 4)], "y must be {4}, the end of the previous tensor, got data from byte {0}"),
+        ([(0, 4), (6, 10)], "y must be {4}, the end of the previous tensor, got data from byte {6}"),
+        ([(2, 4), (4, 8)], "x must be {0}, the end of the previous tensor, got data from byte {2}"),
+        ([(0, 4), (4, 6)], "must be {6}, the end of the last tensor, got {10} bytes"),
     ],
 )
 def test_data_that_overlaps_or_leaves_gaps(tmp_path: Path, ends: list[tuple[int, int]], message: str) -> None:

@@ -248,7 +248,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
             "dtype of the result; default: the dtype of the operands, or bfloat16 for fp8",
         ),
         Option(
-            "epilogue", "none", EPILOGUES, "none, or scaling and bias (linear), optionally followed by an activation"
+            "epilogue", "none", EPILOGUES, "none, or scales and bias (linear), optionally followed by an activation"
         ),
         Option("block_scales", False, (False, True), "fp8 with one scale per block of 128 elements of K"),
         Option("scales_by_tma", False, (False, True), "the block scales of A are column-major, as TMA requires"),

@@ -60,7 +60,7 @@ ENVIRONMENT = [
     Case("CuPy without a driver: the current stream", DriverError, "get_current_stream", "InsufficientDriver",
          lambda b: (b.cupy_without_driver(), gemm(stream=None))),
     Case("no CuPy for the result", DriverError, "cupy.empty", "no CuPy", lambda b: (b.without_cupy(), gemm(out=None))),
-    Case("no NVRTC", DriverError, "nvrtcVersion", "no NVRTC",
+    Case("NVRTC is not installed", DriverError, "nvrtcVersion", "no NVRTC",
          lambda b: (b.without_nvrtc(), compile_source(SOURCE, c.get_target("sm_90a")))),
     Case("NVRTC too old", TargetError, "target", "NVRTC 12.9",
          lambda b: (b.nvrtc_of(12, 0), compile_source(SOURCE, c.get_target("sm_121a")))),
@@ -75,10 +75,10 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "no kernel": (["dump"], "--list"),
     "unknown kernel": (
         ["dump", "marlin_skinn", "--target", "sm_90a"],
-        "must be marlin",
+        "must be one of marlin",
     ),
-    "unknown target": (["dump", "marlin_mma_sync", "--target", "sm_75"], "target must be sm_90"),
-    "target to show": (["targets", "sm_75"], "target must be sm_90"),
+    "unknown target": (["dump", "marlin_mma_sync", "--target", "sm_75"], "target must be one of sm_90"),
+    "target to show": (["targets", "sm_75"], "target must be one of sm_90"),
     "field without a value": (
         ["dump", "marlin_mma_sync", "--target", "sm_90a", "--config", "stages"],
         "got stages",
