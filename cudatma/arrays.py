@@ -280,7 +280,9 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
         place, _ = (int(part) for part in array.__dlpack_device__())
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            field, f"an invalid one ({error})", "an array whose __dlpack_device__() returns (device type, device number)"
+            field,
+            f"an invalid one ({error})",
+            "an array whose __dlpack_device__() returns (device type, device number)",
         ) from error
     if place not in (_DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED):
         raise ArgumentTypeError(

@@ -191,7 +191,9 @@ def device(ordinal: int) -> Device:
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= ordinal < count:
         raise LaunchError(
-            "device", ordinal, f"0 to {count - 1}" if count else "the ordinal of a CUDA device (there is no CUDA device)"
+            "device",
+            ordinal,
+            f"0 to {count - 1}" if count else "the ordinal of a CUDA device (there is no CUDA device)",
         )
     handle = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
     names = driver.CUdevice_attribute

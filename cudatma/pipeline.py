@@ -167,8 +167,8 @@ class PipelineSpec:
                 "consumer_arrivals * cluster", self.empty_arrivals, allowed, "release the slot with one thread per warp"
             )
         if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
-            allowed = f"at most {MBARRIER_MAX_TX_BYTES}"
-            raise ArgumentError("stage_tx_bytes", self.stage_tx_bytes, allowed, "use smaller boxes")
+            allowed = f"small enough for {MBARRIER_MAX_TX_BYTES} bytes per stage"
+            raise ArgumentError("operands", self.stage_tx_bytes, allowed, "use smaller boxes")
         if self.consumer_arrivals == 0 and self.cluster > 1:
             raise ArgumentError(
                 "consumer_arrivals",

@@ -52,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         float_options = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
         if float_options:
             raise ArgumentError(
-                float_options[0], "a command without --quantize", "combined with it", "a quantized model keeps its layers"
+                float_options[0],
+                "a command without --quantize",
+                "combined with it",
+                "a quantized model keeps its layers",
             )
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())

@@ -60,7 +60,9 @@ def entry_of(ptx_entries: tuple[str, ...], name: str, lowered: dict[str, str]) -
     entry = lowered.get(name, name)
     if entry not in ptx_entries:
         remedy = 'declare the kernel extern "C" or list its name in name_expressions'
-        raise ArgumentError("name", name, ", ".join(ptx_entries) or "the name of a kernel (the module contains no kernel)", remedy)
+        raise ArgumentError(
+            "name", name, ", ".join(ptx_entries) or "the name of a kernel (the module contains no kernel)", remedy
+        )
     return entry
 
 

@@ -176,7 +176,7 @@ def test_what_the_group_adds_up_instead(ranks: Ranks) -> None:
         made[0](x if count == 0 else x.as_subclass(OnGpu))
         assert ranks.by_group == count + 1
     for x in (torch.ones(4, 4, **half).t(), torch.ones(9, **half)[1:]):
-        with pytest.raises(ArgumentError, match=r"^x: .*contiguous, .*aligned tensor"):
+        with pytest.raises(ArgumentError, match=r"^x must be a contiguous, .*aligned tensor"):
             made[0](x.as_subclass(OnGpu))
     assert ranks.launches == []
 

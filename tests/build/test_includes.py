@@ -262,7 +262,7 @@ def test_a_missing_header_is_named_with_folders_and_remedy(
     for module in ("headers", "includes"):
         monkeypatch.setattr(f"cudatma.build.{module}.cuda_headers", lambda major: ())
     write({"k.cu": f"\n#include <{name}>\n{KERNEL}", "inc/other.h": ""})
-    with pytest.raises(CompileError, match=rf"^k\.cu:2 includes {name}, which is in none of inc; {remedy}"):
+    with pytest.raises(CompileError, match=rf"^k\.cu:2 includes {name}, which is not found in inc; {remedy}"):
         cudatma.compile("k.cu", target="sm_90a", include_dirs=["inc"])
 
 
@@ -358,7 +358,7 @@ def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_folders_that_do_not_exist_and_files_that_never_end(tmp_path: Path) -> None:
     device = "__global__ void k(int* x) { *x = 3; }\n"
-    with pytest.raises(ArgumentError, match=r"include_dirs must be folders that exist.*got nowhere"):
+    with pytest.raises(ArgumentError, match=r"include_dirs must be a sequence of existing folders, got nowhere"):
         cudatma.compile(device, target="sm_90a", include_dirs=["nowhere"])
     os.mkfifo(tmp_path / "pipe.h")
     with pytest.raises(ArgumentError, match=r"#include must be a regular file.*got .*pipe\.h"):

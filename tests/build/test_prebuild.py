@@ -75,7 +75,7 @@ def test_what_is_no_refusal_is_raised(jobs: int) -> None:
 
 
 def test_a_process_that_dies_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(CompileError, match=r"one of 2 processes that compile died.*use fewer jobs"):
+    with pytest.raises(CompileError, match=r"one of the 2 compiler processes died.*use fewer jobs"):
         told([(TEMPLATE, Deadly())], 2)
 
 

@@ -270,7 +270,7 @@ def test_a_bad_line_is_an_object_of_its_own(
     refused = [set(answer) == {"error", "line"} for answer in answers]
     assert refused == [False, True, True, False, True, True, True, True, False]
     assert answers[0] == answers[3] == answers[8] == tool.describe_descriptor(RAW)
-    assert answers[7]["error"].startswith("descriptor must be 256")
+    assert answers[7]["error"].startswith("descriptor must be a string of 256")
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_p_x_with_repeats() -> None:
     ("change", "words"),
     [
         (lambda text: "\n".join(text.splitlines()[:-1]), "14 words"),
-        (lambda text: text + text, "32 words"),
+        (lambda text: text + text, "contiguous"),
         (lambda text: "".join([*text.splitlines(True)[1:], text.splitlines()[0]]), "missing"),
         (lambda text: text.replace("0x7ffe0020", "0x7ffe0030"), "add the missing line"),
         (lambda text: text.replace("\t0x", "\t0x1", 1), "got 0x1"),

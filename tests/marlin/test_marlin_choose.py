@@ -388,10 +388,10 @@ def test_without_a_gpu_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_asked_for_wrongly() -> None:
     for m in (0, -1):
-        with pytest.raises(ArgumentError, match=r"^m: "):
+        with pytest.raises(ArgumentError, match=r"^m must be "):
             explained(LAYER, m)
     for wrong in (1.5, "4", True):
-        with pytest.raises(ArgumentTypeError, match=r"^m: "):
+        with pytest.raises(ArgumentTypeError, match=r"^m must be "):
             explained(LAYER, wrong)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"PackedWeight, cudatma\.MarlinLinear or LinearShape"):
         explained(np.ones((4, 4)))

@@ -446,7 +446,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "awq in order": (
         write_awq,
         section(desc_act=True),
-        "AWQ, because this format stores rows in order.*desc_act",
+        "desc_act.*AWQ, because this format stores rows in order",
     ),
     "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "instead of 8; .*specifies 4 bits"),
     "another format": (
@@ -528,7 +528,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         section(rotation="hadamard"),
         "rotation must be .*got hadamard, which changes the model's computation",
     ),
-    "a rotated layer": (gptq, section(dynamic={"x": {"rotation_config": {"block_size": 32}}}), "rotation_config must be"),
+    "a rotated layer": (
+        gptq,
+        section(dynamic={"x": {"rotation_config": {"block_size": 32}}}),
+        "rotation_config must be",
+    ),
     "rotation beside": (
         gptq,
         lambda p: change_json(p, lambda c: c.update(rotation_config={"a": 1})),

@@ -97,7 +97,10 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["cache", "more"], "more must be "),
         (["emulate"], "KERNEL must be passed unless --coverage is, got none"),
         (["dump"], "kernel must be one of marlin"),
-        (["tune", "--shape", "64x64", "--dry-run", "--compile-only"], "--compile-only must be omitted if --dry-run is passed"),
+        (
+            ["tune", "--shape", "64x64", "--dry-run", "--compile-only"],
+            "--compile-only must be omitted if --dry-run is passed",
+        ),
         (["emulate", "tile_copy", "--schedules", "0"], "--schedules must be an integer of at least 1"),
         (["emulate", "tile_copy", "--tolerance", "nan"], "--tolerance must be a finite number of at least 0"),
         (["emulate", "x.cu", "--html", "/dev/null/x"], "--html must be a writable file"),

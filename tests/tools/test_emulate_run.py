@@ -334,7 +334,7 @@ def test_wrong_calls_are_one_line(
     [
         ([], "must be reverse, other; pass a name because the PTX has 2 kernels"),
         (["--entry", "revers_"], "must be reverse or other"),
-        (["--entry", "er"], "must be reverse, other; pass a longer part because 2 names match"),
+        (["--entry", "er"], "must be reverse, other; pass a longer part of the name because 2 names match"),
         (["--entry", "x"], "must be reverse or other"),
     ],
 )

@@ -60,7 +60,7 @@ ENVIRONMENT = [
     Case("CuPy without a driver: the current stream", DriverError, "get_current_stream", "InsufficientDriver",
          lambda b: (b.cupy_without_driver(), gemm(stream=None))),
     Case("no CuPy for the result", DriverError, "cupy.empty", "no CuPy", lambda b: (b.without_cupy(), gemm(out=None))),
-    Case("NVRTC is not installed", DriverError, "nvrtcVersion", "no NVRTC",
+    Case("NVRTC is not installed", DriverError, "nvrtcVersion", "NVRTC is not installed",
          lambda b: (b.without_nvrtc(), compile_source(SOURCE, c.get_target("sm_90a")))),
     Case("NVRTC too old", TargetError, "target", "NVRTC 12.9",
          lambda b: (b.nvrtc_of(12, 0), compile_source(SOURCE, c.get_target("sm_121a")))),
