@@ -140,8 +140,8 @@ def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]
 def describe(array: object, field: str = "array") -> ArrayInfo:
     """Return the ArrayInfo of an array from any library. An ArrayInfo is returned unchanged.
 
-    ``field`` is the argument's name in error messages. The function does not wait for the producer of the array. Raises
-    ArgumentTypeError if the object is not a dense array, and DriverError if the device of a
+    ``field`` is the argument's name in error messages. This function does not wait for the producer of the array.
+    Raises ArgumentTypeError if the object is not a dense array, and DriverError if the device of a
     ``__cuda_array_interface__`` pointer must be determined and there is no driver.
     """
     if isinstance(array, ArrayInfo):
@@ -306,10 +306,9 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 
 
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
-    """Return whether two arrays may share a byte. The result is False only if they certainly do not.
+    """Return whether two arrays may share a byte. False means that they certainly do not.
 
-    The function compares byte extents. It also recognizes that windows of one buffer with the same row pitch are
-    disjoint if their columns are.
+    Byte extents are compared. Windows of one buffer with the same row pitch are also disjoint if their columns are.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False
@@ -335,13 +334,12 @@ def _rows(array: ArrayInfo) -> tuple[int, int]:
 
 
 def empty_like_library(reference: object, shape: Sequence[int], dtype: object, stream: int | None = None) -> Any:
-    """Return an uninitialized C-ordered array of the reference's library and device.
+    """Return an uninitialized C-ordered array with the library and device of the reference.
 
     CuPy, torch and NumPy allocate their own arrays. For ``__cuda_array_interface__`` and DLPack producers, the result
-    is a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the stream that writes the
-    array first, by default the library's current stream. A library reuses memory in the order of the stream on which
-    the memory was allocated. On any other stream, a previous array may therefore still use the memory. Raises
-    ArgumentTypeError if torch has no corresponding dtype.
+    is a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the first stream that writes
+    to the array, by default the library's current stream. On any other stream, a previous array may still use the
+    memory. Raises ArgumentTypeError if torch has no corresponding dtype.
     """
     info, element = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
     if info.kind == "torch":

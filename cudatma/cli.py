@@ -54,7 +54,7 @@ EXAMPLES = """examples:
 def tools_package() -> ModuleType:
     """Return the package ``cudatma.tools``.
 
-    An installed cudatma contains it. In a checkout, the function imports the folder tools/ under this name.
+    In a checkout, this is the folder tools/.
     """
     try:
         return importlib.import_module("cudatma.tools")
@@ -83,7 +83,7 @@ def available() -> dict[str, str]:
 
 
 def one_line(error: CudaTmaError) -> str:
-    """Return an error as one line: its first line and, for a CompileError, NVRTC's first error."""
+    """Return the first line of an error and, for a CompileError, NVRTC's first error, as one line."""
     lines = str(error).strip().splitlines() or [""]
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):

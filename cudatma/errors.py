@@ -95,7 +95,7 @@ class BackendWarning(RuntimeWarning):
 
 
 class TuneFileWarning(RuntimeWarning):
-    """A file of tuned configurations is ignored, entirely or in part. The message gives the reason."""
+    """A file of tuned configurations is ignored, entirely or in part, for the stated reason."""
 
 
 class FieldError(CudaTmaError):
@@ -289,7 +289,7 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
-    """A rank of a process group did not send its shard of an all-reduce in time.
+    """A rank of a process group did not send its part of an all-reduce in time.
 
     The rank has exited, or it is still busy. All later results are NaN, and the group needs a new AllReduce. A rank
     that gives up stops sending, so ``rank`` may itself have waited for another rank.
@@ -316,13 +316,13 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 def no_driver(call: str, error: Exception) -> NoReturn:
-    """Raise a DriverError that replaces the exception with which cuda.bindings reports a missing library."""
+    """Raise a DriverError in place of the exception that cuda.bindings raises for a missing library."""
     remedy = "install NVIDIA's driver, or compute on the CPU by passing NumPy arrays and backend='emulator'"
     raise DriverError(call, None, f"no CUDA driver on this machine ({error})", remedy) from error
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
-    """Return the values of a cuda.bindings result ``(code, value...)`` as None, one value or a tuple.
+    """Unpack a cuda.bindings result ``(code, value...)`` into None, one value or a tuple.
 
     Raises a DriverError with the name ``call`` if the code is not 0.
     """

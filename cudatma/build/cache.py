@@ -58,10 +58,10 @@ _PRUNE_TO = 0.9
 
 
 def canonical(value: Any) -> Any:
-    """Return a JSON value for a value. The JSON value is the same in every process.
+    """Convert a value to JSON data that are the same in every process.
 
     A dataclass becomes its class and init fields, an enum or dtype becomes its name, a set becomes a sorted list, and
-    bytes become their digest. Raises ArgumentTypeError if a type has no such JSON value.
+    bytes become their digest. Raises ArgumentTypeError for any other type.
     """
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
@@ -97,7 +97,7 @@ def digest(parts: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A cache entry with its key, its folder (None if it is in memory), and the verified contents of its files."""
+    """A cache entry: key, folder (None for an entry in memory), and verified contents of its files."""
 
     key: str
     folder: Path | None
@@ -154,10 +154,9 @@ def size_limit_bytes() -> int:
 class Cache:
     """Cache of artifacts in the folder ``root``, by default default_root().
 
-    Kernels in the folder run on the user's GPU. The constructor therefore raises CacheError if the folder belongs to
-    another user, if other users may write to it, or if one of its parent folders has such an owner or such permissions.
-    If the folder cannot be created or written, the cache uses memory instead and issues one RuntimeWarning. ``folder``
-    is then None.
+    The constructor raises CacheError if another user owns the folder or one of its parent folders, or can write to it,
+    because kernels in the folder run on the user's GPU. If the folder cannot be created or written, the cache uses
+    memory instead and issues one RuntimeWarning. ``folder`` is then None.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, limit_bytes: int | None = None) -> None:
@@ -233,13 +232,13 @@ class Cache:
         return path
 
     def recall(self, key: str) -> Any:
-        """Return the fact (JSON) that remember() stored for the key, or None if it stored none."""
+        """Return the JSON data that remember() stored under the key, or None."""
         path = self._path("facts", key)
         files = None if self.folder is None else _read_verified(path)
         return None if files is None else json.loads(files[_FACT])
 
     def remember(self, key: str, fact: Any) -> None:
-        """Store a small fact (JSON) that is slow to determine, if the folder is writable."""
+        """Store a small amount of JSON data that is slow to compute, if the folder is writable."""
         path = self._path("facts", key)
         if self.folder is not None:
             with contextlib.suppress(OSError):
@@ -247,7 +246,7 @@ class Cache:
 
     @contextlib.contextmanager
     def lock(self, key: str, *, timeout_s: float = 600.0) -> Iterator[None]:
-        """Lock a key among all processes and threads that use this folder, so that only one of them builds the entry.
+        """Lock a key, so that only one of the processes and threads that use this folder builds the entry.
 
         The lock ends with the process that holds it. The function does nothing if the cache is in memory or if the file
         system does not support locks. Raises CacheError if the lock is not free within ``timeout_s`` seconds.

@@ -63,7 +63,7 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
 
 
 def file_state(path: str) -> tuple[int, int, int]:
-    """Return numbers that change whenever a file changes.
+    """Return numbers that identify the current version of a file.
 
     Raises OSError or ValueError if the file cannot be examined.
     """

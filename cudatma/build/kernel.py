@@ -110,7 +110,7 @@ _TEMPLATE_HINT = (
 
 
 class Kernels:
-    """Kernels of a process, which are a part of the Runtime.
+    """Kernels of a process, owned by the Runtime.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ def compile_seconds() -> float:
 
 @contextmanager
 def debugging(debug: bool = True) -> Iterator[None]:
-    """Build the kernels of calls inside the context in debug mode, regardless of $CUDATMA_DEBUG.
+    """Build kernels in debug mode inside the context, regardless of $CUDATMA_DEBUG.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def debugging(debug: bool = True) -> Iterator[None]:
     Yields
     ------
     None
-        The context has no value.
+        None.
 
     Raises
     ------
@@ -309,7 +309,7 @@ def source_order(
     is_template: bool = False,
     field: str = "source_or_template",
 ) -> Order:
-    """Return the request for a kernel of a CUDA text, or of a .cu or .j2 file.
+    """Return the order for a kernel in CUDA text or in a .cu or .j2 file.
 
     Raises TemplateError if a template cannot be rendered, and an ArgumentError with the name ``field`` if a file cannot
     be read.
@@ -567,7 +567,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dic
 
 @contextmanager
 def hinting(text: str, target: Target, is_template: bool) -> Iterator[None]:
-    """Prepend a hint to a CompileError's message if the text may be a template or lacks a ``use`` statement."""
+    """Add a hint to a CompileError if the text may be a template or lacks a ``use`` statement."""
     try:
         yield
     except CompileError as error:

@@ -117,9 +117,8 @@ def nvrtc_version() -> tuple[int, int]:
 def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
     """Return path, size in bytes and modification time in ns of NVRTC's wheels and of cuda.bindings on ``sys.path``.
 
-    As long as these values stay the same, the result of nvrtc_version() stays the same. Comparing these values is
-    faster than nvrtc_version(), because loading the library takes longer than loading a cached kernel. The result is
-    empty if NVRTC does not come from a wheel.
+    While these values stay the same, so does the result of nvrtc_version(), which is slower because it loads the
+    library. The result is empty if NVRTC does not come from a wheel.
     """
     libraries: list[Path] = []
     bindings: list[Path] = []
@@ -192,10 +191,7 @@ def _require_utf8(field: str, text: str) -> None:
 
 
 def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) -> None:
-    """Raise TargetError unless this NVRTC compiles for the target.
-
-    The error states the required release.
-    """
+    """Raise TargetError unless this NVRTC compiles for the target."""
     version = nvrtc_version() if version is None else version
     needed = min((cuda for isa, cuda in _CUDA_OF_PTX_ISA.items() if isa >= target.ptx_isa), default=(13, 0))
     if version < needed:

@@ -33,7 +33,7 @@ class PtxSource:
     target : Target or None, default: None
         Target for which CUDA was compiled, or None if the source was PTX.
     lines : dict, default: {}
-        Lines of the CUDA source, which are empty if the source was PTX.
+        Lines of the CUDA source; empty if the source was PTX.
     """
 
     ptx: str

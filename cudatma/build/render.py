@@ -57,7 +57,7 @@ _SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=[^\n}])|(?<=\n\};)\n
 
 
 class LineDirectives(Extension):
-    """Extension that inserts a #line directive wherever the line numbers of the output and of the template diverge.
+    """Extension that inserts a #line directive wherever the line numbers of output and template diverge.
 
     The compiler, and therefore PTX, hazards and hang reports, then use the line numbers of the user's file. The body of
     a macro has no directive, because it may be printed in the middle of a line.
@@ -113,7 +113,7 @@ def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[
 
 
 def line_name(name: str) -> str:
-    """Return an absolute name for a #line directive, because NVRTC prepends its working directory to relative names."""
+    """Return an absolute name for a #line directive (NVRTC prepends its working directory to relative names)."""
     quoted = name.replace("\\", "/").replace('"', "'")
     return f"/{quoted}"
 
@@ -198,7 +198,7 @@ def render(
 ) -> str:
     """Render a template for a config and a target.
 
-    The same arguments always give the same text.
+    Equal arguments produce equal text.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ def is_like_template(text: str) -> bool:
 
 
 def template_texts(*templates: str) -> dict[str, bytes]:
-    """Return the current contents of templates and of all files that they can include. The cache key digests them.
+    """Return the current contents of templates and of all files that they can include, for the cache key.
 
     The given templates come first, followed by the other files in the order of their names. Nothing is parsed or
     rendered. Raises TemplateError if a file is missing.

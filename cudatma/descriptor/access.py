@@ -172,7 +172,7 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
 
 
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions under which loads, stores and reductions alike trap with an illegal instruction.
+    """Check the conditions under which any access traps with an illegal instruction.
 
     ``coords`` must contain one int32 per dimension. Without interleave, the innermost coordinate must be the start of a
     16-byte chunk; this also applies to im2col maps. An im2col column must start inside the bounding box. A dimension
@@ -191,7 +191,7 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions of check_traps() and those under which only stores and reductions trap.
+    """Check the conditions of check_traps() and those that apply only to stores and reductions.
 
     Coordinates must be nonnegative, and an im2col map must not have padding. Raises DescriptorError if a condition is
     not met.

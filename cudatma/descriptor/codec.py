@@ -126,7 +126,7 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
 def field_writer(
     words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str, int]]
 ) -> Callable[[Sequence[int]], None]:
-    """Return a function that overwrites fields of a tiled map in place, without validation.
+    """Return a function that overwrites fields of a tiled map in place without validation.
 
     ``words`` and ``raw`` are views of the map as 32-bit words and as bytes. ``spec`` provides the rank and dtype.
     ``fields`` lists the kind ("dim", "stride" or "box") and the index of each value. Only the returned function may
@@ -163,7 +163,7 @@ def field_writer(
 
 
 def encode_shared(spec: AnySpec) -> bytes:
-    """Return 128 bytes that contain only the fields that all kinds of map share.
+    """Return 128 bytes with only the fields that all kinds of maps share.
 
     The fields are at their positions in tiled and im2col maps; all other bits are 0. For an Im2colWideSpec, these
     positions are assumed, not verified.

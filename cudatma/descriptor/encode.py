@@ -35,10 +35,10 @@ _ALIGNMENT = 128
 
 
 class TensorMap:
-    """A tensor map: its 128 bytes, its spec, and the array that it describes.
+    """A tensor map with its spec and the array that it describes.
 
     Create a map with ``from_array``, ``from_address``, ``tiled``, ``im2col`` or ``im2col_wide``. The map keeps the
-    array alive. Only ``replace_address`` changes a map. Do not call it while another thread launches a kernel with the
+    array alive. ``replace_address`` modifies the map, so do not call it while another thread launches a kernel with the
     map.
 
     Parameters
@@ -53,7 +53,7 @@ class TensorMap:
     target : Target or str, optional
         Architecture that must support the map. Default: the device's architecture with the driver, none with the codec.
     encoder : {"auto", "driver", "codec"}, default: "auto"
-        Encoder of the bytes. "auto" selects the driver if one is available, otherwise the codec.
+        Encoder to use. "auto" selects the driver if one is available, otherwise the codec.
     on_host : bool, default: False
         Whether the memory is on the host. The driver cannot encode maps over host memory.
 
@@ -138,8 +138,8 @@ class TensorMap:
             Architecture that must support the map. Default: the device's architecture with the driver, none with the
             codec.
         encoder : {"auto", "driver", "codec"}, default: "auto"
-            Encoder of the bytes. "auto" selects the driver if one is available and the array is on a device, otherwise
-            the codec.
+            Encoder to use. "auto" selects the driver if one is available and the array is on a device, otherwise the
+            codec.
 
         Returns
         -------
@@ -384,9 +384,9 @@ class TensorMap:
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.
 
-        If this map was not encoded by the driver, the method encodes its spec with the driver first. For an im2col wide
-        map (sm_100 and later), only the fields that it shares with other maps are compared. The result then lists all
-        other bits that the driver set.
+        If this map was not encoded by the driver, its spec is first encoded with the driver. For an im2col wide map
+        (sm_100 and later), only the fields that it shares with other maps are compared, and the result lists all other
+        bits that the driver set.
 
         Returns
         -------

@@ -83,7 +83,7 @@ def create_weight_tile_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """Create a 3D tensor map over packed weights, of which one load fetches a whole tile.
+    """Create a 3D tensor map over packed weights that loads a whole tile at a time.
 
     The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64) and coordinates (0, k64, n64). TMA fills
     blocks outside the weights with zeros.
@@ -168,8 +168,8 @@ def create_scale_tma_desc(
     Parameters
     ----------
     scales : array, shape (N,), (1, N) or (groups, N)
-        Scales or zero points. For a single row, which has one value per column, the map is 1D with box (tile_n,) and
-        coordinate (n,). For several rows, it is 2D with box (tile_n, block_groups) and coordinates (n, group).
+        Scales or zero points. For a single row, the map is 1D with box (tile_n,) and coordinate (n,). For several rows,
+        it is 2D with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
         Number of columns per load, 1 to 256. Their size must be a multiple of 16 bytes.
     block_groups : int, default: 1

@@ -25,7 +25,7 @@ class L2Promotion(Mode):
 
 
 class OobFill(Mode):
-    """Value of elements outside the tensor: zero, or a NaN that FMA treats as zero.
+    """Fill value for elements outside the tensor: zero, or a NaN that FMA treats as zero.
 
     Only floating-point types can be filled with NaN.
     """
@@ -64,7 +64,7 @@ _WIDE_SWIZZLES = (Swizzle.B64, Swizzle.B128, Swizzle.B128_ATOM_32B)
 
 
 def as_int(value: object, field: str) -> int:
-    """Return an integer, including NumPy's types, as an int. Raises DescriptorError for bools and other types."""
+    """Convert a Python or NumPy integer to an int. Raises DescriptorError for bools and other types."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def as_int(value: object, field: str) -> int:
 
 
 def as_ints(values: object, field: str) -> tuple[int, ...]:
-    """Return a sequence of integers as a tuple of ints. Raises DescriptorError with the index of an invalid value."""
+    """Convert a sequence of integers to a tuple of ints. Raises DescriptorError with the index of an invalid value."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DescriptorError(field, values, "a sequence of integers")
     return tuple(as_int(value, f"{field}[{index}]") for index, value in enumerate(values))
@@ -163,8 +163,8 @@ def check_element_strides(element_strides: Sequence[int]) -> None:
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
     """Check that the innermost box extent is 1 to 256 elements and a multiple of 16 bytes up to the swizzle span.
 
-    CUDA's documentation requires a multiple of 16 bytes only without interleave, but the driver of an H200 always does.
-    The span limit applies only without interleave.
+    The documentation requires a multiple of 16 bytes only without interleave, but the driver of an H200 always requires
+    it. The span limit applies only without interleave.
     """
     if not 1 <= elems <= MAX_BOX:
         raise DescriptorError(field, elems, f"1 to {MAX_BOX} elements", "use several boxes or a wider element type")
@@ -219,11 +219,10 @@ def check_corners(
 ) -> None:
     """Check that the im2col corners (W first) are in range and that the bounding box is not empty.
 
-    The corners are signed numbers of 16, 8 or 5 bits, depending on the rank.
-    In dimension i + first, the box extends from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of
-    W: 0 with interleave, otherwise 1. If ``wide`` is True, there is one corner of 16 bits along W at any rank. Like the
-    driver, this function truncates the extent to a signed 32-bit number. It therefore rejects extents from 2**31 and
-    accepts extents just above 2**32.
+    The corners are signed numbers of 16, 8 or 5 bits, depending on the rank. In dimension i + first, the box extends
+    from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of W: 0 with interleave, otherwise 1. If
+    ``wide`` is True, there is one corner of 16 bits along W at any rank. Like the driver, this function truncates the
+    extent to a signed 32-bit number.
     """
     rank = 3 if wide else len(dims)
     low, high = CORNER_RANGE[rank]

@@ -110,7 +110,7 @@ class KernelParameter:
     kind : str
         PTX type, such as "u64".
     offset_bytes, size_bytes : int
-        Place in the parameter buffer.
+        Position in the parameter buffer.
     """
 
     name: str
@@ -166,7 +166,7 @@ class EmulatedModule:
 
     @property
     def globals(self) -> Variables:
-        """``__device__`` and ``__constant__`` variables by name. Assign an array to an entry to change a variable."""
+        """Mapping of names to ``__device__`` and ``__constant__`` variables. Assign an array to change a variable."""
         return Variables(self.image.variables)
 
     def twin(self) -> EmulatedModule:
@@ -175,7 +175,7 @@ class EmulatedModule:
         Returns
         -------
         EmulatedModule
-            The copy. It shares the parsed PTX with this module.
+            The copy, which shares the parsed PTX with this module.
         """
         twin = copy.copy(self)
         twin.image = self.image.twin()
@@ -288,7 +288,7 @@ class EmulatedModule:
         Parameters
         ----------
         name : str
-            Mangled name or plain name of the kernel, or a part of the name that no other kernel's name contains.
+            Mangled or plain name of the kernel, or an unambiguous part of it.
         grid, block : int or sequence of int
             Number of CTAs along each axis of the grid, and number of threads along each axis of a CTA. Each has one to
             three axes.
@@ -307,16 +307,15 @@ class EmulatedModule:
         replay : int, optional
             Number of the only schedule to run. Default: run all schedules.
         hazards : {"raise", "collect", "off"}, default: "raise"
-            Whether to raise a HazardError for hazards, to return them in the report, or to skip the checks.
+            Whether to raise a HazardError, to return hazards in the report, or to skip the checks.
         arrays : sequence of ndarray, optional
             Further arrays that the kernel accesses through addresses in memory.
         names : sequence of str, optional
             Names of the elements of `args`, followed by those of `arrays`, for messages. Default: the names of the
             parameters in the source or the PTX if they are known, otherwise "args[0]", "arrays[0]", ...
         programmatic : bool, default: False
-            Whether to check the kernel as a programmatic dependent launch. In such a launch, the previous grid may
-            still run. All writes to global memory and all reads of `produced_by_previous` must therefore follow
-            griddepcontrol.wait.
+            Whether to check the kernel as a programmatic dependent launch. The previous grid may then still be running,
+            so all writes to global memory and all reads of `produced_by_previous` must follow griddepcontrol.wait.
         produced_by_previous : sequence of ndarray, optional
             Arrays that the previous grid writes. Implies `programmatic`.
         target : str or Target, optional
@@ -324,19 +323,17 @@ class EmulatedModule:
         step_limit : int, default: 5000000
             Maximum number of segments in a schedule.
         resident_clusters : int, default: 132
-            Maximum number of clusters that are live at a time. More clusters start only if all live clusters wait.
+            Maximum number of live clusters. More clusters start only if all live clusters wait.
         registers : int, optional
             Number of registers per thread at the start of the kernel, as in its cubin. If it is 0, setmaxnreg has no
             effect, as when ptxas ignores it. Default: the number that .maxnreg and the launch bounds imply.
         trace : Trace, optional
             Trace that records the events of the last schedule, or of the first schedule with a hazard.
         progress : callable, optional
-            Function that is called with the number of finished schedules and the number of steps of the current
-            schedule, after each schedule and regularly during long schedules. Default: launches that take more than 5
-            seconds show their progress on stderr if it is a terminal.
+            Function to call with the number of finished schedules and the number of steps of the current schedule.
+            Default: launches that take more than 5 seconds show their progress on stderr if it is a terminal.
         stop_at : iterable of str, optional
-            Hazard kinds. The first hazard of one of these kinds ends the schedule, possibly before the kernel has
-            written its results.
+            Kinds of hazards that end a schedule, possibly before the kernel has written its results.
 
         Returns
         -------
@@ -360,9 +357,9 @@ class EmulatedModule:
 
         Notes
         -----
-        If a kernel runs to completion and `launch` raises a HazardError, arrays and variables contain the results of
-        the last schedule. After any other exception, including KeyboardInterrupt, their contents from before the launch
-        are restored. griddepcontrol.launch_dependents has no effect.
+        After a HazardError of a kernel that ran to completion, arrays and variables contain the results of the last
+        schedule. After any other exception, including KeyboardInterrupt, their previous contents are restored.
+        griddepcontrol.launch_dependents has no effect.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
@@ -557,7 +554,7 @@ def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> N
 
 
 def natural(field: str, value: object, minimum: int = 0) -> int:
-    """Return an integer argument, or raise ArgumentError if it is not an integer or too small."""
+    """Validate an integer argument. Raises ArgumentError if the value is not an integer or is too small."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise ArgumentError(field, value, f"an integer of at least {minimum}")
     return int(value)

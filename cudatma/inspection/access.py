@@ -32,7 +32,7 @@ _TRAPS = "illegal instruction, which destroys the context"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why an access is illegal: the field, the violated rule with the value, and the effect of the access."""
+    """Reason why an access is illegal: the field, the violated rule and the effect of the access."""
 
     field: str
     rule: str

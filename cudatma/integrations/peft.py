@@ -34,7 +34,7 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Register MarlinLinear as a target module of peft's LoRA. Further calls have no effect."""
+    """Register MarlinLinear as a target module of peft's LoRA. Repeated calls have no effect."""
     create = LoraModel._create_new_module
     if getattr(create, "_takes_marlin", False):
         return

@@ -63,7 +63,7 @@ class Wait:
 
 
 def release_hopeless(w: Warp) -> None:
-    """Release splits whose missing lanes have exited or wait at a join."""
+    """Release splits that wait for lanes that have exited or wait at a join."""
     for wait in list(w.waiting):
         if not may_come(w, wait):
             w.waiting.remove(wait)
@@ -71,7 +71,7 @@ def release_hopeless(w: Warp) -> None:
 
 
 def may_come(w: Warp, wait: Wait) -> bool:
-    """Return whether all missing lanes may still arrive.
+    """Return whether all missing lanes can still arrive.
 
     A lane cannot arrive if it is parked at a join or waits for lanes of this split.
     """
@@ -144,7 +144,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Decrement the number of splits and inner joins for which a join waits. At zero, resume execution at the join."""
+    """Decrement the number of splits and inner joins that a join waits for, and resume execution at zero."""
     join.missing -= 1
     if join.missing:
         return
@@ -186,7 +186,7 @@ def _release(w: Warp, lanes: Array) -> Array:
 
 
 def release_parked(w: Warp) -> bool:
-    """Let all lanes that are parked at joins continue without the other lanes. Return whether there are such lanes."""
+    """Release all lanes that are parked at joins. Return whether there were any."""
     released = bool(_release(w, w.alive).any())
     w.has_left_joins = w.has_left_joins or released
     return released
@@ -278,8 +278,7 @@ def meet(w: Warp, at: int) -> int:
     """Synchronize the lanes of a warp for an instruction that all of them must execute.
 
     Returns 0 to continue, BLOCK to wait, or SWITCH if the running split has gained lanes and restarts the segment. The
-    result is 0 if all lanes have arrived or the missing lanes cannot arrive. In the second case, the instruction
-    reports a hazard.
+    result is also 0 if the missing lanes cannot arrive; the instruction then reports a hazard.
     """
     split = w.split
     if split.token is not None:  # The barrier has released this split.

@@ -39,7 +39,7 @@ def plain_name(symbol: str) -> str:
 
 
 def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
-    """Return the symbol that matches ``name`` by its whole name, its plain name, a prefix, or any other part.
+    """Return the symbol whose full name, plain name, prefix or other part is ``name``.
 
     An empty ``name`` selects the only symbol. Raises an ArgumentError with candidates if ``name`` does not match
     exactly one symbol. ``field`` is the argument's name in the message, and ``what`` is the plural noun for the

@@ -28,7 +28,7 @@ _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
 
 def parse(text: str) -> Module:
-    """Parse a module that NVRTC or nvcc has emitted (PTX 7.x to 9.x).
+    """Parse a PTX module from NVRTC or nvcc (PTX 7.x to 9.x).
 
     Raises PtxError with the line number if the text is malformed. Unknown instructions are reported when a kernel that
     contains them is prepared.

@@ -41,7 +41,7 @@ _LOCATION = ("revision", "subfolder", "token", "cache_dir", "local_files_only", 
 def register() -> None:
     """Register the quantization method and the attention "cudatma" with transformers, and MarlinLinear with peft.
 
-    Further calls have no effect.
+    Repeated calls have no effect.
     """
     if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(METHOD)(CudatmaConfig)
