@@ -51,7 +51,7 @@ def _cupy_stream(library: Any, stream: int, device: int) -> Any:
 
 
 def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which torch (kind "torch") or CuPy works on the stream with this handle.
+    """Return a context that makes the stream with this handle current in torch (kind "torch") or CuPy.
 
     The context does nothing if the stream is None or already current.
     """

@@ -41,7 +41,7 @@ def _whole(field: str, value: object, minimum: int, maximum: int | None = None, 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An array of which every stage of a ring contains a part.
+    """An array with one part in each stage of a ring.
 
     Parameters
     ----------
@@ -109,14 +109,14 @@ class PipelineSpec:
         that arrives without bytes (cp.async, ordinary stores).
     consumer_arrivals : int, default: 1
         Number of calls to release() per slot and phase by the consumers of one CTA. 0 describes a ring without `empty`
-        barriers, in which one thread loads, stores and waits for its own bulk groups (``parts/copy_ring.cuh.j2``).
+        barriers (``parts/copy_ring.cuh.j2``).
     expect_tx_bytes : int, optional
-        Number of bytes that the kernel passes to expect_tx, if it counts them itself. It must match the operands.
+        Number of bytes that the kernel passes to expect_tx. It must match the operands.
     cluster : int, default: 1
         Number of CTAs that fill each other's slots by multicast. Each consumer then releases a slot in every CTA. The
         ``expected_bytes`` of an operand must include the bytes that other CTAs send.
     by_operand : bool, default: False
-        Whether all slots of the first operand come first, then all slots of the next.
+        Whether memory is ordered by operand and then by slot, instead of by slot and then by operand.
 
     Raises
     ------
@@ -186,16 +186,16 @@ class PipelineSpec:
 
     @property
     def stage_tx_bytes(self) -> int:
-        """Number of bytes that the loads of one stage report to `full`, which is the argument of expect_tx."""
+        """Number of bytes that the loads of one stage report to `full`, the argument of expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
 
     @property
     def empty_arrivals(self) -> int:
-        """Number of consumer arrivals, from all CTAs, that free a slot, which is the arrival count of `empty`."""
+        """Number of consumer arrivals from all CTAs that free a slot, the arrival count of `empty`."""
         return self.cluster * self.consumer_arrivals
 
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
-        """Raise ArgumentError unless expect_tx announces exactly the number of bytes that a stage's loads deliver.
+        """Raise ArgumentError unless expect_tx announces exactly the bytes that a stage's loads deliver.
 
         Parameters
         ----------

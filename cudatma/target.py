@@ -59,7 +59,7 @@ class Target:
     features : frozenset of str
         Names from ``FEATURES``.
     runs_here : bool, default: True
-        Whether cudatma launches kernels on this architecture. For sm_100, cudatma only compiles and describes kernels.
+        Whether cudatma launches kernels on this architecture. For sm_100, it only compiles and describes kernels.
     tensormap_knows_allocation : bool, default: False
         Whether a tensor map has bits that depend on the allocation at its address. If so, only the driver can change
         the address (cuTensorMapReplaceAddress). Otherwise the address is the first eight bytes.
@@ -118,7 +118,7 @@ class Target:
         feature : str
             A name from ``FEATURES``.
         purpose : str
-            Name of the operation that needs the feature. The error message contains this text.
+            Name of the operation that needs the feature, for the error message.
 
         Raises
         ------
@@ -302,7 +302,7 @@ def detect(device: int = 0) -> Target:
 
 
 def forget_detected() -> None:
-    """Clear the cache of detect(), because the driver has been replaced."""
+    """Clear the cache of detect() after a change of driver."""
     _detect.cache_clear()
 
 

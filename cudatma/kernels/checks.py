@@ -33,14 +33,14 @@ def check_field_types(value: Any) -> None:
 
 
 def checked_flag(value: Any, field: str) -> bool:
-    """Return a Python or NumPy bool as a bool. Raises ArgumentTypeError for other types."""
+    """Convert a Python or NumPy bool to a bool. Raises ArgumentTypeError for other types."""
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError(field, type(value).__name__, "bool")
     return bool(value)
 
 
 def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
-    """Raise ArgumentError unless an array is in memory of the backend. ``field`` is the argument's name."""
+    """Raise ArgumentError unless an array is in memory that the backend uses. ``field`` is the argument's name."""
     device = info.device
     if (device is None) != (chosen != "cuda"):
         allowed = "the host for backend 'emulator' or 'reference', or a CUDA device for 'cuda'"
@@ -95,14 +95,14 @@ def has_tangents() -> bool:
 
 
 def real_number(value: Any, field: str) -> float:
-    """Return a real number as a float. Raises ArgumentTypeError for other types."""
+    """Convert a real number to a float. Raises ArgumentTypeError for other types."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(field, type(value).__name__, "a real number")
     return as_fp32(value, field)
 
 
 def checked_count(value: Any, field: str, allowed: str) -> int:
-    """Return a nonnegative integer as an int. Raises ArgumentError or ArgumentTypeError for other values."""
+    """Convert a nonnegative integer to an int. Raises ArgumentError or ArgumentTypeError for other values."""
     try:
         count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
@@ -115,7 +115,7 @@ def checked_count(value: Any, field: str, allowed: str) -> int:
 
 
 def as_fp32(value: Any, field: str) -> float:
-    """Return a number rounded to fp32. Raises ArgumentError if the number exceeds the range of float64."""
+    """Round a number to fp32. Raises ArgumentError if the number exceeds the range of float64."""
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:

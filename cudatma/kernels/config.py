@@ -159,7 +159,7 @@ class KernelConfig(ABC):
 
     @abstractmethod
     def adapted(self, problem: Any) -> Any:
-        """Return the config with this tile for another problem, or None if its measured gain does not carry over."""
+        """Return the config with this tile for another problem, or None if its measured speedup does not apply."""
 
     @abstractmethod
     def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
@@ -279,7 +279,7 @@ class KernelConfig(ABC):
         return self.cost_at(problem.m, problem, gpu)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield changes of fields, other than the tile, that are worth measuring.
+        """Yield changes to fields other than the tile that are worth measuring.
 
         By default, the method yields shorter rings.
         """

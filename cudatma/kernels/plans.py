@@ -1,4 +1,4 @@
-"""Plans, which contain the kernels and marshalled arguments that all sizes of a shape share on a device."""
+"""Plans, which contain the kernels and marshaled arguments that all sizes of a shape share on a device."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _ANY_ADDRESS = 1 << 20
 
 
 class Plan(Generic[P, C]):
-    """Loaded kernels and marshalled arguments for calls that differ only in sizes and addresses."""
+    """Loaded kernels and marshaled arguments for calls that differ only in sizes and addresses."""
 
     __slots__ = ("_by_identity", "_gpu", "_loaded", "_memo", "_operation", "_target", "device")
 

@@ -276,7 +276,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Entry[P, S]], list[str]]:
-    """Return the usable entries, and the reason for each unusable entry. Invalid content does not raise an error."""
+    """Return the usable entries, and the reason why each other entry is unusable."""
     try:
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
@@ -317,8 +317,8 @@ def pinned(config: object) -> Iterator[None]:
     Parameters
     ----------
     config : KernelConfig
-        A config of gemm, marlin_gemm or attention. Decode versions apply to attention_decode. Other functions, and
-        calls whose options determine the configuration, are not affected.
+        A config of gemm, marlin_gemm or attention. Decode versions apply to attention_decode. Calls whose options
+        determine the configuration are not affected.
 
     Raises
     ------
@@ -395,7 +395,7 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Match | None:
 
     The user's entries take precedence over the shipped entries.
 
-    An invalid file does not raise an error. A TuneFileWarning names each ignored part once per process.
+    An invalid file does not raise an error. Each ignored part causes one TuneFileWarning per process.
     """
     if os.environ.get(FILE_VARIABLE) == NOTHING:
         return None
@@ -449,10 +449,9 @@ def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Tar
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
     """Return the entry that applies to M, or None. All entries must differ only in M.
 
-    An entry applies to M if its tile divides M into as many tiles as the entry's own M. The M of the entry must also be
-    at most a quarter larger than M, because the cost model fits tiles to M. An entry with at least 8 tiles applies up
-    to twice its M. Among these entries, the entry with the largest M up to the requested M takes precedence, followed
-    by the entry with the smallest M above it.
+    An entry applies to M if its tile divides M into as many tiles as the entry's M, which must be at most a quarter
+    larger than M. An entry with at least 8 tiles applies up to twice its M. Among these entries, the one with the
+    largest M up to the requested M takes precedence, followed by the one with the smallest M above it.
     """
     serving = [entry for entry in entries if _serves(entry, m)]
     below = [entry for entry in serving if entry.problem.m <= m]

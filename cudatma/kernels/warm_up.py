@@ -36,17 +36,17 @@ def warm_up(
 ) -> None:
     """Compile and load every kernel that calls to a function may need.
 
-    Later calls with operands of this kind, these options and sizes up to ``max_m`` do not compile anything. Kernels
-    that are not in the cache are compiled in parallel. Nothing is launched. Results are bitwise identical with and
-    without warm-up.
+    Later calls with such operands, these options and sizes up to ``max_m`` do not compile anything. Kernels that are
+    not in the cache are compiled in parallel. Nothing is launched. Results are bitwise identical with and without
+    warm-up.
 
     Parameters
     ----------
     function : callable
         ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode``, ``marlin_gemm`` or ``marlin_moe``.
     operands : sequence
-        Positional arguments of such a call, on a CUDA device. The arrays must have at least two rows, so that their
-        layout is unambiguous. Their values do not matter.
+        Positional arguments of such a call, on a CUDA device. The arrays must have at least two rows. Their values are
+        ignored.
     max_m : int
         Upper bound of the size, from 1 to 131072. For ``gemm`` and ``marlin_gemm``, it limits the number of rows of a
         or x, counted over all matrices that share b. For attention, it limits the numbers of queries and of keys per
@@ -120,8 +120,7 @@ def check_max_m(max_m: Any) -> None:
 def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: bool | None = None) -> None:
     """Load kernels, given as (template, config), and compile in parallel those that are not in the cache.
 
-    One process compiles at a time. Other processes that use the same cache wait until this process is done, and then
-    find the kernels in the cache.
+    Other processes that use the same cache wait and then find the kernels there.
     """
     context.require_no_fork()
     target, unique = detect(device), dict.fromkeys(kernels)

@@ -55,7 +55,7 @@ def require_opt_in(launch: ProgramLaunch, opt_in: int | None, remedy: str) -> No
 
 
 def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -> None:
-    """Run a launch with the allocations of the device, and with the program's arrays whose addresses are arguments.
+    """Run a launch with the device's allocations and with the program's arrays whose addresses are arguments.
 
     Raise ArgumentError if an argument points to any other memory.
     """

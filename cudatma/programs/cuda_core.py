@@ -48,7 +48,7 @@ class EmulatedDevice:
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Replace the public classes of cuda.core and its function ``launch``, and send launches to the log."""
+    """Replace the public classes and the function ``launch`` of cuda.core, and send launches to the log."""
     import cuda.core as core
 
     emulated = EmulatedDevice(log)

@@ -593,7 +593,7 @@ def ptx_of(image: Any) -> str:
 
 
 def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
-    """Return the bytes of each parameter from an argument kernelParams.
+    """Return the bytes of each parameter in kernelParams.
 
     ``kernel_params`` is a pair of values and ctypes types, the address of an array of pointers, or a buffer with these
     pointers.

@@ -170,7 +170,7 @@ class HostMemory:
         return None
 
     def range(self, address: int, size: int, field: str) -> Array:
-        """Return bytes of an allocation or of an array of the program. Raise ArgumentError for other addresses."""
+        """Return a range of bytes of an allocation or a program's array. Raise ArgumentError for other addresses."""
         if not natural(f"{field.partition(':')[0]}: ByteCount", size):
             return np.empty(0, np.uint8)
         known = self.find(address)
@@ -211,7 +211,7 @@ def words_of(parameters: Iterable[bytes]) -> Iterator[int]:
 
 
 def mapped(addresses: Array) -> Array:
-    """Return the addresses that are mapped in this process. Return no address if the system has no /proc."""
+    """Return those addresses that are mapped in this process (none if the system has no /proc)."""
     try:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
             spans = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in maps]

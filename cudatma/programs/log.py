@@ -59,7 +59,7 @@ class LaunchEntry:
     seconds : float
         Duration of the emulation.
     is_checked : bool, default True
-        Whether the launch was checked. `only` can exclude a launch from the checks.
+        Whether the launch was checked (see `only`).
     """
 
     launch: ProgramLaunch
@@ -82,7 +82,7 @@ class LaunchEntry:
 
 @contextmanager
 def naming(library: str, entry: str, place: str) -> Iterator[None]:
-    """Add the library, the kernel and the line of a launch to the beginning of an error's message."""
+    """Prefix error messages with the library, the kernel and the line of a launch."""
     try:
         yield
     except CudaTmaError as error:
@@ -302,7 +302,7 @@ def emulate_launches(
 
 @contextmanager
 def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
-    """Install the patches of each library when the program imports the library, or now if it is already imported."""
+    """Install the patches of each library when the program imports it, or now if it is already imported."""
     with Patches() as patches:
 
         def install(name: str) -> None:

@@ -137,7 +137,7 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record no launches of this thread in the block, for example while a library measures candidates."""
+        """Pause the recording of this thread's launches in a block, for example during autotuning."""
         before = self._is_paused
         self._thread.is_paused = True
         try:
@@ -305,7 +305,7 @@ class Recorder:
 
 
 class Scratch(bytes):
-    """A null pointer that represents scratch memory, which the library allocates for the launch."""
+    """A null pointer that represents scratch memory allocated by the library."""
 
     size: int
 

@@ -52,7 +52,7 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An address in a parameter. The 8 bytes from byte ``at`` are the address of byte ``offset`` of a memory."""
+    """An address in a parameter: 8 bytes at byte ``at`` that contain the address of byte ``offset`` of a memory."""
 
     at: int
     memory: int
@@ -437,7 +437,7 @@ def read_recording(folder: str | Path) -> Recording:
     Returns
     -------
     Recording
-        The launches. Each launch reads its memory when it runs.
+        The launches, whose memory is read only when they run.
 
     Raises
     ------

@@ -415,7 +415,7 @@ class KernelParameters:
                 self.append(f"{name}.{field}[{axis}]", _number(kind, extent))
 
     def memory(self, name: str, value: Any) -> tuple[int, np.ndarray[Any, Any] | None]:
-        """Return an address, and the array in host memory that contains it."""
+        """Return an address and the array in host memory that contains it."""
         if isinstance(value, int) or value is None:
             return value or 0, None
         if isinstance(value, _Pointer):

@@ -201,7 +201,7 @@ def _with_metadata(image: Image, path: Path) -> Image:
 def assembled(image: Image) -> Image:
     """Return a module with a cubin, which ptxas assembles from PTX if necessary.
 
-    If no ptxas supports the target, return the module with a note.
+    If no available ptxas supports the target, return the module with a note.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LaunchPlan:
-    """A prepared launch without its stream, as ``Kernel.plan`` returns it.
+    """A prepared launch without a stream, returned by ``Kernel.plan``.
 
     A plan does not keep arrays alive. Only one thread may use a plan at a time.
 
@@ -50,7 +50,7 @@ class LaunchPlan:
     config : LaunchConfig
         Grid, block, cluster, shared memory and attributes.
     arguments : Arguments
-        The marshalled arguments.
+        The marshaled arguments.
     device : int
         CUDA ordinal of the device.
 
@@ -137,7 +137,7 @@ class LaunchPlan:
     def launch(self, stream: int) -> None:
         """Launch on a stream with one driver call.
 
-        The caller orders the launch after other work and keeps the arrays alive.
+        The caller must order the launch after other work and keep the arrays alive.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class DebugPlan(LaunchPlan):
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
         """Reshape the launch.
 
-        The launch is never programmatic, because the notes must be written after the previous kernel has completed.
+        The launch is never programmatic.
         """
         super().reshape(grid, shared_bytes, False)
 
@@ -199,10 +199,10 @@ class DebugPlan(LaunchPlan):
 
 
 class Kernel:
-    """A compiled kernel, as ``cudatma.compile`` returns it.
+    """A compiled kernel, returned by ``cudatma.compile``.
 
-    Several threads may launch a kernel at the same time. A kernel can be pickled; each process loads it again. A launch
-    of a kernel compiled with ``debug=True`` waits until the kernel ends, and may raise PipelineHang.
+    Kernels are thread-safe and can be pickled; each process loads the kernel again. A launch of a kernel compiled with
+    ``debug=True`` waits until the kernel ends, and may raise PipelineHang.
 
     Parameters
     ----------
@@ -539,8 +539,7 @@ class Kernel:
     ) -> LaunchPlan:
         """Prepare a launch that can be repeated: check and marshal its arguments, and load the kernel.
 
-        Launches of the plan do not wait for the producers of the arrays. The caller must order the launches after their
-        work.
+        Launches of the plan do not wait for the producers of the arrays; the caller must order them.
 
         Parameters
         ----------

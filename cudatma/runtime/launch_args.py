@@ -129,10 +129,10 @@ def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Argument
     if len(args) != len(parameters):
         names = ", ".join(f"{p.name}: {p.size_bytes} B" for p in parameters)
         raise LaunchError("args", f"{len(args)} arguments", f"a sequence of {len(parameters)} ({names or 'none'})")
-    marshalled = Arguments([], None, "cupy", [])
+    marshaled = Arguments([], None, "cupy", [])
     for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
-        marshalled.values.append(_value(parameter, value, f"args[{index}]", marshalled))
-    return marshalled
+        marshaled.values.append(_value(parameter, value, f"args[{index}]", marshaled))
+    return marshaled
 
 
 def _value(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:

@@ -79,7 +79,7 @@ def _attribute(driver: Any, name: Any, value: Any) -> Any:
 
 
 def dim3(value: object, field: str) -> Dim3:
-    """Return an int or a tuple of one to three ints as (x, y, z).
+    """Convert an int or a tuple of one to three ints to (x, y, z).
 
     Raises LaunchError if an extent is not an int of at least 1.
     """

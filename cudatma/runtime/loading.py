@@ -56,7 +56,7 @@ class Function:
 
 
 def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
-    """Raise LaunchError during a graph capture on the stream, because a capture does not allow loading a module."""
+    """Raise LaunchError if the stream is being captured, because modules cannot be loaded during a capture."""
     if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}) or launch the kernel once before the capture begins"
         raise LaunchError(
@@ -67,7 +67,7 @@ def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
 def load_function(
     driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, gpu: Device
 ) -> Function:
-    """Load a kernel into the GPU's context, which must be current, and raise its limit of dynamic shared memory.
+    """Load a kernel into the GPU's context, which must be current, and set its limit of dynamic shared memory.
 
     Raises DriverError if the driver fails, and LaunchError if the parameters in the cubin differ from ``parameters``.
     """

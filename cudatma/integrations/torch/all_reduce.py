@@ -74,8 +74,8 @@ class AllReduce:
         max_bytes of device memory. By default, a performance model of the kernel and of NCCL determines the size, and
         the inboxes take 49 MB for two ranks, 13 MB for four ranks and 9 MB for eight ranks.
     timeout_s : float, default 30.0
-        Time in seconds for which a kernel waits for a peer. After a timeout, calls and check() raise PeerTimeout, and
-        the missing sums and the results of all later launches, including graph replays, are NaN.
+        Maximum time in seconds for which a kernel waits for a peer. After a timeout, calls and check() raise
+        PeerTimeout. The missing sums and all later results, including those of graph replays, are NaN.
 
     Raises
     ------
@@ -234,7 +234,7 @@ class AllReduce:
     def close(self) -> None:
         """Free the inboxes.
 
-        All ranks must call this method after the last launch, including launches of captured graphs.
+        All ranks must call this method after the last launch, including replays of captured graphs.
         """
         if _known.pop(self._number, None) is None or not self.max_bytes:
             return

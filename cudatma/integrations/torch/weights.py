@@ -100,7 +100,7 @@ def known_weight(
 
 
 def forget(qweight: Any) -> None:
-    """Discard the cached values of a weight, so that the next call reads the values again.
+    """Discard the cached properties of a weight, so that the next call reads its values again.
 
     Parameters
     ----------

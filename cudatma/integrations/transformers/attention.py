@@ -209,7 +209,7 @@ def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv
 def attention_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
     """Return a call (function, operands, options) for each kind of kernel that a model's attention layers may use.
 
-    The operands are uninitialized. Attention layers are recognized by the attributes that all attention modules of
+    The operands are uninitialized. Attention layers are recognized by attributes that all attention modules of
     transformers have.
     """
     kinds: dict[tuple[Any, ...], None] = {}

@@ -148,8 +148,8 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def update_dtype(self, dtype: Any) -> Any:
         """Return the dtype for loading the model.
 
-        This is the type of the converted layers if there are any, otherwise ``dtype`` if it is fp16 or bf16, otherwise
-        float16.
+        The result is the dtype of the converted layers if there are any, otherwise ``dtype`` if it is fp16 or bf16,
+        otherwise float16.
         """
         stated = self.quantization_config.dtype
         chosen = getattr(torch, stated) if stated else dtype if dtype in _DTYPES else torch.float16
@@ -318,7 +318,7 @@ def open_files(files: Iterable[str]) -> Checkpoint:
 def require_arrays(
     checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, Any]], rename: Callable[[str], str]
 ) -> None:
-    """Raise WeightFileError for a missing tensor of a packed layer, which transformers would initialize at random.
+    """Raise WeightFileError if a tensor of a packed layer is missing (transformers would initialize it at random).
 
     ``layers`` maps each module's name to its facts.
     """

@@ -44,7 +44,7 @@ from cudatma.pipeline import MBARRIER_BYTES
 
 
 class Tile(NamedTuple):
-    """Fields of a configuration that the choice ranks: m queries per tile, n keys per block, and CTAs per SM."""
+    """Ranked fields of a configuration: m queries per tile, n keys per block, and CTAs per SM."""
 
     m: int
     n: int
@@ -452,7 +452,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Number of producer warps. With setmaxnreg, there are 4, because setmaxnreg acts on whole warpgroups."""
+        """Number of producer warps: 4 with setmaxnreg, which applies to whole warpgroups, otherwise 1."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
@@ -508,7 +508,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def tile_k(self) -> int:
-        """Number of keys per stage, the dimension along which a tile's mainloop proceeds."""
+        """Number of keys per stage, the mainloop's equivalent of elements of K."""
         return self.tile_n
 
     @property
@@ -529,7 +529,7 @@ class AttentionConfig(KernelConfig):
         return sum(self.block_bytes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Return (name, bytes) of the queries and the arrays that accompany them.
+        """Return (name, bytes) of the array of queries and of the arrays that accompany it.
 
         The result reuses the memory of the queries.
         """

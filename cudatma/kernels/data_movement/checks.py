@@ -60,7 +60,7 @@ def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
 
 
 def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None:
-    """Raise an ArgumentError that names the option ``field`` unless an array of this shape can be addressed."""
+    """Raise an ArgumentError for the option ``field`` unless an array of this shape is addressable."""
     # Libraries also reject an empty array if its other axes are too large.
     if prod(max(extent, 1) for extent in shape) * dtype.itemsize >= _INT64:
         got = f"a result of shape ({', '.join(map(shown, shape))})"
@@ -79,10 +79,10 @@ def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
 
 
 def as_key(*options: Any) -> Any:
-    """Return options as a tuple that can be part of a call's key, with sequences of ints as tuples.
+    """Convert options to a tuple for a call's key, with sequences of ints as tuples.
 
-    Options of any type other than int, str, None or a sequence of ints may compare equal but have different meanings.
-    The result is a list if there is such an option. A list cannot be hashed, so check() validates every call.
+    If an option is not an int, str, None or a sequence of ints, the result is a list, which is not hashable, so that
+    check() validates every call. Such options may compare equal although they have different meanings.
     """
     key = []
     for option in options:

@@ -51,7 +51,7 @@ def copy(
     src : array
         The source, with any strides and any dtype without Python objects: a CuPy array, a torch tensor, or an object
         that supports DLPack or ``__cuda_array_interface__``. On the emulator, also a NumPy array. The launch waits for
-        the stream that ``__cuda_array_interface__`` names.
+        the stream in ``__cuda_array_interface__``.
     out : array, optional
         The result, with the window's shape and the source's dtype. Its elements must not share memory with each other
         or with the window. Default: a new C-ordered array from the source's library, allocated on the stream of the
@@ -113,7 +113,7 @@ class _Problem(NamedTuple):
 
 
 class Copy(Movement[_Problem]):
-    """Operation of copy(). The options are offset, shape, pad, cache and via."""
+    """Operation of copy(), with the options offset, shape, pad, cache and via."""
 
     name: ClassVar[str] = "copy"
 
@@ -180,8 +180,7 @@ def check_window(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (offset, shape) with one int per axis. Raises ArgumentError or ArgumentTypeError.
 
-    If the window contains no element of the source, the offset is replaced with the nearest offset for which the window
-    contains no element. This keeps offsets small.
+    If the window contains no element of the source, its offset is clamped to the nearest such offset.
     """
     if pad is not None:
         check_choice("pad", pad, PADS)

@@ -46,7 +46,7 @@ class GatherConfig(CopyRing):
     rank : int
         Number of axes of the source, 1 to 5.
     places : str
-        "table" if an array contains the starts of the boxes, "grid" if the boxes form a grid.
+        "table" if an array contains the starts of the boxes; "grid" if the boxes form a grid.
     stage_bytes : int
         Maximum bytes of a box.
     stages, in_flight : int
@@ -91,7 +91,7 @@ def gather(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Gather boxes of an array, so that ``out[i] = src[starts[i] : starts[i] + box]``.
+    """Gather boxes of an array: ``out[i] = src[starts[i] : starts[i] + box]``.
 
     Parameters
     ----------
@@ -109,8 +109,8 @@ def gather(
     pad : {"zeros", "nan"}, default "zeros"
         Fill value for elements outside the source.
     check : bool, default True
-        Whether to copy starts in device memory to the host and check them, which waits for the device. Without the
-        check, a start that is not a multiple of 16 bytes traps and destroys the CUDA context.
+        Whether to validate starts in device memory, which synchronizes the device. Without this check, a start that is
+        not a multiple of 16 bytes traps and destroys the CUDA context.
     stream : stream, optional
         Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
@@ -222,7 +222,7 @@ class Gather(Movement[_Problem]):
 
 
 class HaloTiles(Movement[_Problem]):
-    """Operation of halo_tiles(). The options are tile, halo and pad."""
+    """Operation of halo_tiles(), with the options tile, halo and pad."""
 
     name: ClassVar[str] = "halo_tiles"
 
@@ -279,7 +279,7 @@ def check_pad(info: ArrayInfo, pad: str) -> TmaType | None:
 
 
 def check_starts(info: ArrayInfo, starts: np.ndarray[Any, Any], field: str = "starts") -> None:
-    """Raise ArgumentError for a start at which the hardware would trap."""
+    """Raise ArgumentError for a start that would trap."""
     unit = max(1, 16 // info.dtype.itemsize)
     wrong = np.nonzero(starts[:, -1] % unit)[0]
     if wrong.size:

@@ -112,7 +112,7 @@ def im2col(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Arrange the inputs of a convolution in columns, one column for each output pixel.
+    """Arrange the inputs of a convolution as columns, one per output pixel.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class _Problem(NamedTuple):
 
 
 class Im2col(Movement[_Problem]):
-    """Operation of im2col(). The options are kernel, stride, padding and dilation."""
+    """Operation of im2col(), with the options kernel, stride, padding and dilation."""
 
     name: ClassVar[str] = "im2col"
 

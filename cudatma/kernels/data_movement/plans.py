@@ -47,7 +47,7 @@ def tensor_map(
 
 
 def chunk_place(address: int) -> str:
-    """Return a description of an address's position in its 16-byte chunk."""
+    """Describe the position of an address in its 16-byte chunk."""
     return f"byte {address % TMA_ALIGNMENT_BYTES} of a 16-byte chunk"
 
 

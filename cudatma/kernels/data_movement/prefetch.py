@@ -114,7 +114,7 @@ class _Problem(NamedTuple):
 
 
 class Prefetch(Movement[_Problem]):
-    """Operation of prefetch(), which has no result. The options are offset and shape."""
+    """Operation of prefetch(), with the options offset and shape and no result."""
 
     name: ClassVar[str] = "prefetch"
 

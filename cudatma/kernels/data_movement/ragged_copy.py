@@ -104,18 +104,18 @@ class RaggedCopyConfig(BoxRing):
 
 
 class RaggedCopy:
-    """Copies many 2D arrays to arrays of the same shapes in one launch, repeatedly.
+    """Repeatable copy of many 2D arrays to arrays of the same shapes in one launch.
 
-    Runs of one object share tensor maps, so they must not overlap. Order them on a stream, or create several objects.
-    run() can be captured into a graph.
+    Runs of one object share tensor maps and must not overlap. Order them on a stream, or create several objects. run()
+    can be captured into a graph.
 
     Parameters
     ----------
     sources, destinations : sequence of array (rows, columns)
         Pairs of arrays: CuPy arrays, torch tensors, or objects that support DLPack or ``__cuda_array_interface__``. On
-        the emulator, also NumPy arrays. The constructor waits for the streams that ``__cuda_array_interface__`` names.
-        The arrays of a pair must have the same shape. All arrays must have the same dtype of 1, 2, 4 or 8 bytes and be
-        on the same device. Rows must be contiguous, and their address, pitch and length must be multiples of 16 bytes.
+        the emulator, also NumPy arrays. The constructor waits for the streams in ``__cuda_array_interface__``. The
+        arrays of a pair must have the same shape. All arrays must have the same dtype of 1, 2, 4 or 8 bytes and be on
+        the same device. Rows must be contiguous, and their address, pitch and length must be multiples of 16 bytes.
         Arrays may be empty. A destination must not share a byte with another array. The object keeps all arrays alive.
     config : RaggedCopyConfig, optional
         Configuration of the kernel. Its element size must be that of the arrays. Default: the usual box and ring.
@@ -131,8 +131,8 @@ class RaggedCopy:
 
     Notes
     -----
-    All tensor maps have the properties that the driver sets for the allocations of the first pair. On SM100 and SM120,
-    these properties depend on the size of the allocation, so allocate all arrays from one pool.
+    On SM100 and SM120, tensor maps depend on the size of the allocation. All maps use the properties of the first pair,
+    so allocate all arrays from one pool.
     """
 
     def __init__(
@@ -258,8 +258,7 @@ def ragged_copy(
 ) -> Sequence[Any]:
     """Copy many 2D arrays to arrays of the same shapes in one launch, with TMA.
 
-    The call waits until the copy has completed, because it then frees the tensor maps in device memory. To repeat a
-    copy, use ``RaggedCopy``.
+    The call waits for the copy and then frees its tensor maps. To repeat a copy, use ``RaggedCopy``.
 
     Parameters
     ----------

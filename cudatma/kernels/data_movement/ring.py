@@ -38,7 +38,7 @@ class CopyRing:
     stages : int
         Number of slots, at least 2.
     in_flight : int
-        Number of stores that may still read their slots when the next load is issued, less than ``stages``.
+        Number of stores in flight when the next load is issued, less than ``stages``.
     stage_bytes : int
         Bytes per slot, a multiple of 128. A work unit has at most this size.
     """
@@ -210,9 +210,9 @@ class Setting:
     ctas_per_sm : int
         Number of CTAs per SM.
     max_stages : int
-        Number of slots per CTA if they fit in shared memory.
+        Number of slots per CTA, fewer if they do not fit in shared memory.
     in_flight : int
-        Number of stores that may still read their slots, or 0 for half of the slots.
+        Number of stores in flight, or 0 for half of the slots.
     load_cache, store_cache : str
         L2 policies of calls that do not specify one, or "" for the GPU's default.
 

@@ -86,7 +86,7 @@ class RowsConfig(CopyRing):
 
 
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """Gather rows of a matrix, so that ``out[i] = src[rows[i]]``. A row that does not exist is filled with zeros.
+    """Gather rows of a matrix: ``out[i] = src[rows[i]]``. Rows outside the matrix are filled with zeros.
 
     Parameters
     ----------
@@ -125,16 +125,16 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
 
 
 def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: str | None = None) -> Any:
-    """Scatter rows of a matrix, so that ``dst[rows[i]] = src[i]``. Indices outside dst are skipped.
+    """Scatter rows of a matrix: ``dst[rows[i]] = src[i]``. Indices outside dst are skipped.
 
     Parameters
     ----------
     dst : array (rows, columns)
-        The array that is updated. ``dst`` must meet the requirements for the source of ``gather_rows``.
+        Array to update. It must meet the requirements for the source of ``gather_rows``.
     rows : array (count,) of int
-        Row indices; see ``gather_rows``. If an index occurs twice, either of the source rows may be stored.
+        Row indices; see ``gather_rows``. If an index occurs twice, either source row may be stored.
     src : array (count, columns)
-        The rows to store, with the dtype of ``dst``.
+        Rows to store, with the dtype of ``dst``.
     stream : stream, optional
         Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional

@@ -35,7 +35,7 @@ class Table(NamedTuple):
     def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
         """Return the table as an int32 array of the source's library and device.
 
-        An upload is allocated and copied in the order of the call's stream. ``out`` is the argument of the call.
+        The upload is ordered on the call's stream. ``out`` is the argument of the call.
         """
         words = self.values
         if self.given is not None or words is None:

@@ -102,7 +102,7 @@ class _Problem(NamedTuple):
 
 
 class TileCopy(Movement[_Problem]):
-    """Operation of tile_copy(), whose result is dst. The option is the number of stages."""
+    """Operation of tile_copy(), whose option is the number of stages. The result is dst."""
 
     name: ClassVar[str] = "tile_copy"
 

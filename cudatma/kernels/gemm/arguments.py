@@ -145,8 +145,8 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
 def is_bound_by_memory(problem: Problem) -> bool:
     """Return whether there are few rows or columns and the operands do not fit in L2.
 
-    Such a launch does not use programmatic dependent launch, because its CTAs would be placed on SMs one by one while
-    the previous kernel ends, and would share memory bandwidth unevenly. [H200]
+    Such a launch does not use programmatic dependent launch, because its CTAs would then share memory bandwidth
+    unevenly. [H200]
     """
     m, n = problem.m, problem.n
     nbytes = problem.batch * element_bytes(problem.dtype) * problem.k * (m + n)

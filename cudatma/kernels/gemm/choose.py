@@ -39,10 +39,9 @@ class Tile(NamedTuple):
     Attributes
     ----------
     k : int
-        Value of tile_k for 2-byte elements.
+        tile_k for 2-byte elements.
     for_last_wave : bool
-        Whether the tile is ranked only for products with few waves, because it may leave fewer SMs idle in the last
-        wave.
+        Whether the tile is ranked only for products with few waves.
     """
 
     m: int

@@ -195,7 +195,7 @@ class GemmConfig(KernelConfig):
 
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
-        """Return a configuration of a version, with its smallest clusters unless ``fields`` specifies others."""
+        """Return a configuration of a version, by default with its smallest clusters."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
         clusters = {
             "cluster_m": cluster_m,
@@ -323,7 +323,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def has_epilogue(self) -> bool:
-        """Whether an epilogue is applied to the sums before they are rounded."""
+        """Whether an epilogue is applied to the accumulators before rounding."""
         return self.epilogue != "none"
 
     @property
@@ -406,7 +406,7 @@ class GemmConfig(KernelConfig):
     def warps_n(self) -> int:
         """Number of warps along N with mma.sync.
 
-        Nearly square parts of the tile minimize the number of operand elements that the warps read.
+        Nearly square parts of the tile minimize the number of operand elements to read.
         """
         fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.tile_n // n >= 32]
         return min(fits, key=lambda n: self.tile_m * n // self.consumer_warps + self.tile_n // n)
@@ -429,7 +429,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def span(self) -> int:
-        """Number of elements of A or B in a row of the 128-byte swizzle."""
+        """Number of operand elements in a row of the 128-byte swizzle."""
         return _SPAN_BYTES // self.element_bytes
 
     @property
@@ -488,10 +488,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def staged_n(self) -> int:
-        """Number of columns of the result that are staged at a time.
-
-        This number does not exceed the number of columns that a CTA stores.
-        """
+        """Number of columns of the result that are staged at a time, at most the number that a CTA stores."""
         return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
     @property

@@ -114,7 +114,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
 
 
 def folded(info: ArrayInfo) -> ArrayInfo:
-    """Return the batch as one matrix with all rows. The matrices must be contiguous."""
+    """Return the batch, whose matrices must be contiguous, as one matrix with all rows."""
     batch, rows, columns = info.shape
     return replace(info, shape=(1, batch * rows, columns), strides_bytes=(0, *info.strides_bytes[1:]))
 

@@ -212,8 +212,7 @@ class Problem:
     def split_rows(self) -> tuple[bool, bool]:
         """Whether every other row of a, and of b, begins in the middle of a 32-byte L2 sector.
 
-        TMA reads such rows at half the speed. Rows are assumed to be packed. The value is False for a column-major a,
-        because its sectors depend on m.
+        TMA reads such rows at half the speed. Rows are assumed to be dense. The value is False for a column-major a.
         """
         vector = TMA_ALIGNMENT_BYTES // element_bytes(self.dtype)
         b_row = self.k if self.layout[1] == "C" else self.n

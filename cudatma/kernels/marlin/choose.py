@@ -134,7 +134,7 @@ def marlin_explain(
     device: int | None = None,
     batch_invariant: bool = False,
 ) -> Explanation:
-    """Explain which kernel marlin_gemm() would run and how long it should take, without compiling or launching it.
+    """Explain which kernel marlin_gemm() would run and its predicted time, without compiling or launching it.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def marlin_explain(
         Number of SMs to assume. Default: that of the first known GPU of the target, 132 for sm_90a and 170
         for sm_120a.
     device : int, optional
-        Ordinal of an installed GPU, which replaces ``target`` and ``sm_count``.
+        Ordinal of an installed GPU, instead of ``target`` and ``sm_count``.
     batch_invariant : bool, default False
         Whether to explain a call with ``batch_invariant=True``.
 

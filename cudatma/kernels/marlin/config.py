@@ -154,8 +154,8 @@ class MarlinConfig(KernelConfig):
     dtype, group_size, has_zeros
         See LinearShape.
     tile_m, tile_n, tile_k : int
-        Tile size of a CTA, and number of elements of K per stage. If tile_m is less than 8, rows of x are repeated in
-        the columns of the mma.
+        Tile size of a CTA, and number of elements of K per stage. If tile_m is less than 8, the columns of the mma
+        repeat rows of x.
     stages : int
         Number of stages of the ring.
     slice_k : int
@@ -396,7 +396,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def is_skinny(self) -> bool:
-        """Whether each warp computes an N tile or a slice of its K, and each stage holds all operands."""
+        """Whether each warp computes an N tile or a slice of its K, and each stage contains all operands."""
         return self.version == "skinny"
 
     @property
@@ -426,7 +426,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def nibble_shift(self) -> int:
-        """Left shift from the stored position of the lowest nibbles to the position in which they are multiplied."""
+        """Left shift from the stored position of the lowest nibbles to their position in the multiplication."""
         return FORMS.get(self.scale_form, 0)
 
     def allows(self, form: str) -> bool:
@@ -439,7 +439,7 @@ class MarlinConfig(KernelConfig):
     def in_form(self, form: str) -> MarlinConfig:
         """Return the config with this ``scale_form`` if it is allowed, otherwise with "none".
 
-        Choosing and tuning ignore the form, because the bits of a result do not depend on it.
+        Choosing and tuning ignore the form, which does not affect results.
         """
         form = form if self.allows(form) else "none"
         return self if form == self.scale_form else replace(self, scale_form=form)
@@ -465,7 +465,7 @@ class MarlinConfig(KernelConfig):
     def groups_per_stage(self) -> int:
         """Number of rows of the scale table per stage.
 
-        A row whose group spans several stages is loaded with each of these stages.
+        Scales of a group that spans several stages are loaded with each stage.
         """
         return 1 if self.group_size == -1 else max(1, self.tile_k // self.group_size)
 
@@ -473,7 +473,7 @@ class MarlinConfig(KernelConfig):
     def scale_row(self) -> int:
         """Number of scales per row of a stage.
 
-        The scales of whole rows of packed weights are loaded, because the columns of a row are permuted.
+        Scales are loaded for whole rows of packed weights, whose columns are permuted.
         """
         return align_up(self.tile_n, 64)
 
@@ -812,16 +812,15 @@ class MarlinConfig(KernelConfig):
     def adapted(self, problem: Problem) -> MarlinConfig | None:
         """Return this tile for a problem with another dtype, other groups or other zero points, or None.
 
-        A tile that was measured with zero points is not adapted, because its gain comes from the cost of the zero
-        points. A tile of the mma.sync kernel is not adapted either, because ``scale_on`` and the ring depend on the
-        groups. The gain of every other tile comes from the division of work, which also applies to the other problem.
+        Tiles that were measured with zero points and tiles of the mma.sync kernel are not adapted. The speedup of every
+        other tile comes from the division of work, which also applies to the other problem.
         """
         if self.has_zeros or self.version == "mma_sync":
             return None
         return replace(self, **{name: getattr(problem.layer, name) for name in PROBLEM_FIELDS})
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Yield changes of fields, other than the tile, that are worth measuring."""
+        """Yield changes to fields other than the tile that are worth measuring."""
         if self.version == "skinny":
             yield from self._skinny_variants(problem.k)
             return

@@ -143,16 +143,14 @@ class MarlinLinear:
     def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
         """Compile and load the kernels that later calls need, and reserve memory for these calls.
 
-        Call this method at startup, so that no request waits for the compiler, or before a graph capture, because
-        kernels cannot be loaded during capture. A capture takes memory from the device's reserve, not from the stream's
-        workspace (docs/howto/streams_and_graphs.md).
+        Call this method at startup, so that no request waits for the compiler, or before a graph capture, during which
+        kernels cannot be loaded.
 
         Parameters
         ----------
         m_values : int or iterable of int
-            An int n prepares calls with 1 to n rows of x in any layout. Missing kernels are compiled in parallel, and a
-            terminal shows a progress bar. An iterable prepares only calls with these numbers of rows whose rows are
-            dense and begin at multiples of 16 bytes.
+            An int n prepares calls with 1 to n rows of x in any layout, and compiles missing kernels in parallel. An
+            iterable prepares only calls with these numbers of rows, dense and aligned to 16 bytes.
         stream : stream, optional
             Stream whose workspace is reserved. Default: the current stream.
 

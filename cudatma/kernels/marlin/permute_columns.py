@@ -47,8 +47,8 @@ class PermuteColumnsConfig:
     has_permutation : bool
         Whether columns are permuted.
     staged_columns : int
-        Number of columns per row that bulk copies load into shared memory, a multiple of 64, or 0 if elements of any
-        alignment are read from global memory one by one.
+        Number of columns per row that bulk copies load into shared memory, a multiple of 64, or 0 to read elements of
+        any alignment one by one from global memory.
     rows : int
         Number of rows that are copied at a time.
     stages : int
@@ -151,8 +151,7 @@ def choose_permute(
 
     ``is_aligned`` is True if every row begins at a multiple of 16 bytes.
 
-    Aligned rows that fit in shared memory are staged before they are permuted, because shared memory can access several
-    scattered elements at a time and global memory only one (docs/design/marlin.md).
+    Aligned rows that fit in shared memory are staged there before they are permuted.
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
     direct = PermuteColumnsConfig(has_permutation, rows=group)

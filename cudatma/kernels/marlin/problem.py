@@ -99,8 +99,7 @@ class LinearShape:
 class Problem:
     """Multiplication of M rows of x by a layer's weight.
 
-    ``layer``, ``m`` and ``batch_invariant`` determine the configuration. A launch also depends on the other fields and
-    on addresses.
+    ``layer``, ``m`` and ``batch_invariant`` determine the configuration. The other fields affect only the launch.
 
     Parameters
     ----------

@@ -40,8 +40,8 @@ def sample(
 ) -> Sample:
     """Return a launch of a kernel that computes y = x W for x (m, k) and an int4 W (k, n).
 
-    k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. If there are few SMs, each SM computes many stages,
-    so that the ring wraps. Raises ArgumentError, QuantizationError, TargetError, CompileError, or DriverError if NVRTC
+    k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. With few SMs, each SM computes many stages, so that
+    the ring wraps around. Raises ArgumentError, QuantizationError, TargetError, CompileError, or DriverError if NVRTC
     is missing.
     """
     if version == "wgmma":
@@ -123,7 +123,7 @@ class MarlinTrial:
 def random_weight(layer: LinearShape) -> PackedWeight:
     """Return a random weight in host memory that gives results near 1.
 
-    The magnitude matters because the power of the tensor cores depends on the values.
+    The power of the tensor cores depends on the values.
     """
     rng = np.random.default_rng((layer.k, layer.n))
     k64, n64 = -(-layer.k // 64), -(-layer.n // 64)

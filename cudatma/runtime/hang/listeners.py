@@ -25,7 +25,7 @@ from cudatma.runtime.hang.report import Names, hang_of
 class Listener:
     """Host side of a debug kernel (a CUmodule) on a device. The kernel's launches run one at a time.
 
-    The memory of a Listener is never freed, like the module.
+    Like the module, the memory of a Listener is never freed.
     """
 
     def __init__(self, module: Any, names: Names, device: int) -> None:
