@@ -127,7 +127,7 @@ class Target:
         """
         if not self.has(feature):
             able = [t.name for t in TARGETS.values() if feature in t.features]
-            allowed = f"a target with {feature} ({', '.join(able)})"
+            allowed = f"one with {feature} ({', '.join(able)})"
             choice = next((name for name in able if TARGETS[name].runs_here), able[0])
             remedy = f"choose another target for {purpose}; set CUDATMA_TARGET={choice} for the emulator"
             raise TargetError("target", self.name, allowed, remedy)

@@ -51,9 +51,7 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
         if not stat.S_ISREG(status.st_mode):
             raise ArgumentError(field, ascii(name), "a regular file")
         if status.st_size > MAX_SOURCE_BYTES:
-            raise ArgumentError(
-                field, f"{name} of {status.st_size} bytes", f"a file of at most {MAX_SOURCE_BYTES} bytes"
-            )
+            raise ArgumentError(field, f"{name} of {status.st_size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
         # Replace invalid bytes, because PTX is ASCII except in comments and file names.
         return Path(name).read_text(encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:

@@ -148,7 +148,7 @@ def source_options(
     if isinstance(defines, Mapping):
         defines = [f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in defines.items()]
     if isinstance(defines, str) or not all(isinstance(define, str) for define in defines):
-        raise ArgumentTypeError("defines", defines, "a mapping, or a sequence of 'NAME=VALUE'")
+        raise ArgumentTypeError("defines", defines, "a mapping or a sequence of 'NAME=VALUE'")
     _check_options(options)
     folders = (f"--include-path={os.fspath(folder)}" for folder in include_dirs)
     return (*folders, *(f"--define-macro={define}" for define in defines), *options)
@@ -198,7 +198,7 @@ def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) ->
         raise TargetError(
             "target",
             f"{target.name}, which needs NVRTC {needed[0]}.{needed[1]} or newer",
-            f"a target that NVRTC {version[0]}.{version[1]} supports",
+            f"one that NVRTC {version[0]}.{version[1]} supports",
             f"pip install 'nvidia-cuda-nvrtc{'-cu12' if needed[0] == 12 else ''}>={needed[0]}.{needed[1]}'",
         )
 

@@ -167,7 +167,7 @@ class TensorMap:
             raise DescriptorError(
                 "dtype",
                 kind.name,
-                f"a type of {info.dtype.itemsize} bytes",
+                f"{info.dtype.itemsize} bytes wide",
                 "pass a view of the array with that item size",
             )
         order = array_axes(info.shape, info.strides_bytes, kind, axes)
@@ -446,7 +446,9 @@ class TensorMap:
                 "array", f"an array on device {info.device}", f"on device {self.device}", "create one map per device"
             )
         if info.dtype.itemsize != spec.dtype.element_bytes or spec.dtype.packed:
-            raise ArgumentError("array", str(info.dtype), f"a dtype of the same size as {spec.dtype.name}")
+            raise ArgumentError(
+                "array", str(info.dtype), f"an array with a dtype of the same size as {spec.dtype.name}"
+            )
         order = array_axes(info.shape, info.strides_bytes, spec.dtype, self._axes if self._fits(info.shape) else None)
         dims = tuple(info.shape[axis] for axis in order)
         strides = tma_strides(info.shape, info.strides_bytes, spec.dtype, order)

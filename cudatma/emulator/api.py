@@ -371,7 +371,7 @@ class EmulatedModule:
         schedules, seed = natural("schedules", schedules, 1), natural("seed", seed)
         replay = None if replay is None else natural("replay", replay)
         if trace is not None and not isinstance(trace, Trace):
-            raise ArgumentTypeError("trace", type(trace).__name__, "a Trace, or None")
+            raise ArgumentTypeError("trace", type(trace).__name__, "a Trace or None")
         memory = GlobalMemory()
         self.image.map_into(memory)
         arg_names, array_names = _names(names, args, arrays)

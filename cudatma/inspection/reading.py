@@ -83,8 +83,8 @@ def parse_dump(text: str) -> bytes:
             raise DescriptorError(
                 "dump",
                 f"address {hex(high)} after {hex(low)}",
-                f"contiguous, with {hex(low + (after - before) * width)} next",
-                "add the missing line",
+                "contiguous",
+                f"add the missing line for {hex(low + (after - before) * width)}",
             )
     return words_to_bytes(words, width)
 

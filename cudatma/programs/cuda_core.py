@@ -421,7 +421,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
         def describe() -> ProgramLaunch:
             ptx, sources = _code_of(kernel, modules)
             if not ptx:
-                allowed = "a kernel of a Program that was compiled during the recording"
+                allowed = "one from a Program that was compiled during the recording"
                 raise ArgumentError("kernel", NO_PTX, allowed)
             return describe_launch(ptx, _entry_of(kernel), config, args, sources)
 

@@ -712,7 +712,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
         def launch() -> ProgramLaunch:
             if not ptx:
-                raise ArgumentError("module", NO_PTX, "a module that was loaded from PTX during the recording")
+                raise ArgumentError("module", NO_PTX, "one that was loaded from PTX during the recording")
             return describe(ptx, entry)  # type: ignore[no-any-return]
 
         return recorder.around(launch, execute, entry=entry, library="cuda-python", stream=int(stream))

@@ -216,9 +216,7 @@ class Recorder:
         """Return the parameters of a launch, and the allocations to which they point."""
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
-            raise ArgumentError(
-                "stream", "a stream that captures a CUDA graph", "a stream without a capture in progress"
-            )
+            raise ArgumentError("stream", "a stream that captures a CUDA graph", "outside a graph capture")
         module = launch.module
         declared = module.parameters(launch.entry)
         infos = [array_info(value) for value in (*launch.args, *launch.arrays)]
@@ -382,9 +380,9 @@ def _create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         is_empty = not any(folder.iterdir())
     except OSError as error:
-        raise ArgumentError("folder", str(folder), "a folder that can be created", str(error)) from None
+        raise ArgumentError("folder", str(folder), "one that can be created", str(error)) from None
     if not is_empty:
-        raise ArgumentError("folder", str(folder), "a folder that is empty or does not exist")
+        raise ArgumentError("folder", str(folder), "empty or nonexistent")
 
 
 def _tensor_map_type(raw: bytes) -> str | None:

@@ -121,7 +121,7 @@ def _content(path: Path) -> bytes:
         if path.exists() and not path.is_file():
             raise ArgumentError("file", ascii(str(path)), "a regular file")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise ArgumentError("file", f"{path.name} with {size} bytes", f"a file of at most {MAX_BYTES} bytes")
+            raise ArgumentError("file", f"{path.name} with {size} bytes", f"at most {MAX_BYTES} bytes")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         if isinstance(error, ArgumentError):

@@ -236,7 +236,7 @@ def test_what_a_configuration_refuses(version: str, fields: dict[str, Any], erro
 
 def test_version_v6_is_not_batch_invariant() -> None:
     problem = replace(PROBLEM, batch_invariant=True)
-    with pytest.raises(ArgumentError, match=r"^version must be a version with a kernel for .*batch-invariant.*got v6"):
+    with pytest.raises(ArgumentError, match=r"^version must be one with a kernel for .*batch-invariant.*got v6"):
         decide(GEMM, replace(problem, version="v6"), H200)
     with (
         pinned(config_of("v6")),
@@ -249,7 +249,7 @@ def test_fp8_needs_tensor_cores_for_it() -> None:
     problem = problem_of(dtype="float8_e4m3fn")
     assert decide(GEMM, problem, imagined_gpu("sm_120a", 48)).config.version == "mma_sync"
     for name in ("sm_90", "sm_100a"):
-        with pytest.raises(TargetError, match=rf"^target must be a target with mma_sync_fp8.*got {name}"):
+        with pytest.raises(TargetError, match=rf"^target must be one with mma_sync_fp8.*got {name}"):
             decide(GEMM, problem, imagined_gpu(name, 48))
     with pytest.raises(TargetError, match="mma_sync_fp8"):
         decide(GEMM, replace(problem, version="mma_sync"), H200)

@@ -38,7 +38,7 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
         remedy = "call torch.distributed.init_process_group(), for example in a program started by torchrun"
         raise ArgumentError("group", "no process group", "a torch.distributed process group", remedy)
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ArgumentError("group", "a group without it", "a group that contains this process")
+        raise ArgumentError("group", "a group without it", "one that contains this process")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ArgumentTypeError("group", type(group).__name__, "None or a torch.distributed.ProcessGroup")
     return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
@@ -91,7 +91,7 @@ class AllReduce:
         self.rank, self.members = rank_and_members(group)
         self.group, self.ranks = group, len(self.members)
         if self.ranks > MAX_RANKS:
-            raise ArgumentError("group", f"{self.ranks} ranks", f"a group of 1 to {MAX_RANKS} ranks")
+            raise ArgumentError("group", f"{self.ranks} ranks", f"at most {MAX_RANKS} ranks")
         self.timeout_s = real_number(timeout_s, "timeout_s")
         if not 0 < self.timeout_s < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "a positive number of seconds")
@@ -161,9 +161,7 @@ class AllReduce:
         memories = []
         for peer, (host, handle) in enumerate(everyone):
             if host != socket.gethostname():
-                raise ArgumentError(
-                    "group", f"ranks on {host} and {socket.gethostname()}", "a group of ranks on one host"
-                )
+                raise ArgumentError("group", f"ranks on {host} and {socket.gethostname()}", "on one host")
             if peer == self.rank:
                 memories.append(self._memory.pointer)
             else:

@@ -147,7 +147,7 @@ def _create(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, gr
 def _reading(device: int) -> Iterator[None]:
     """Wait for torch's current stream, because CuPy reads the tensors on a different stream."""
     stream = current_stream("torch", device)
-    check_not_capturing(device, stream, "a weight whose values were read before the capture")
+    check_not_capturing(device, stream, "outside a graph capture until the weight's values have been read")
     with context.using(device) as driver, context.outside_captures(driver):
         torch.cuda.current_stream(device).synchronize()
         yield

@@ -262,7 +262,7 @@ def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[
     size = whole_numbers(field, box, len(info.shape))
     check_rank(len(size))
     if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError("src.dtype", str(info.dtype), "a dtype of 1, 2, 4 or 8 bytes", "view the array as bytes")
+        raise ArgumentError("src.dtype", str(info.dtype), "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     for axis, extent in enumerate(size):
         if not 1 <= extent <= 256:
             raise ArgumentError(f"{field}[{axis}]", extent, "1 to 256")
@@ -303,7 +303,7 @@ def plan_boxes(
     and ArgumentError if two boxes do not fit in shared memory.
     """
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")
+        raise DescriptorError("src.shape", src.shape, "that of a nonempty array", "fill the result directly")
     kind = tma_type(f"uint{8 * src.dtype.itemsize}") if fill is None else fill
     load = tensor_map("src", src, box, limits, dtype=kind, oob_fill=OobFill.ZEROS if fill is None else OobFill.NAN)
     check_load(load.spec, (0,) * len(box))

@@ -71,7 +71,7 @@ def run_plan(
     if (first - window.destination) % TMA_ALIGNMENT_BYTES:
         got = f"{chunk_place(first)} and {chunk_place(window.destination)}"
         raise DescriptorError(
-            "address", got, "at the same offset from a multiple of 16 bytes in both arrays", "pass an aligned copy"
+            "address", got, "at the same offset within 16 bytes in both arrays", "pass an aligned copy"
         )
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
@@ -120,9 +120,7 @@ def window_plan(
     part = cropped(window)
     chosen = tma_type(f"uint{8 * part.itemsize}") if kind is None else kind
     if part.itemsize not in (1, 2, 4, 8):
-        raise DescriptorError(
-            "dtype", f"{part.itemsize} bytes", "a dtype of 1, 2, 4 or 8 bytes", "view the array as bytes"
-        )
+        raise DescriptorError("dtype", f"{part.itemsize} bytes", "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     if not part.has_body:
         raise DescriptorError(
             "offset", "the offset of a window outside it", "the offset of a window that overlaps the source"

@@ -341,7 +341,7 @@ def _described(array: Any, field: str) -> ArrayInfo:
     if len(info.shape) != 2:
         raise ArgumentError(f"{field}.shape", info.shape, "(rows, columns)")
     if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError(f"{field}.dtype", info.dtype, "a dtype of 1, 2, 4 or 8 bytes")
+        raise ArgumentError(f"{field}.dtype", info.dtype, "1, 2, 4 or 8 bytes wide")
     if not info.size_elems:
         return info
     rows, columns = info.shape
@@ -352,7 +352,7 @@ def _described(array: Any, field: str) -> ArrayInfo:
     if width % TMA_ALIGNMENT_BYTES:
         why = "TMA stores whole 16-byte chunks, so pad the rows"
         raise ArgumentError(
-            f"{field}.shape", f"rows of {width} bytes", "a shape with rows that are a multiple of 16 bytes", why
+            f"{field}.shape", f"rows of {width} bytes", "one with rows that are a multiple of 16 bytes", why
         )
     if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 16")

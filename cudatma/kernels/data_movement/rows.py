@@ -220,16 +220,14 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
     if len(info.shape) != 2:
         raise ArgumentError(f"{field}.shape", info.shape, "(rows, columns)")
     if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError(
-            f"{field}.dtype", str(info.dtype), "a dtype of 1, 2, 4 or 8 bytes", "view the array as bytes"
-        )
+        raise ArgumentError(f"{field}.dtype", str(info.dtype), "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     return info
 
 
 def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: LaunchLimits) -> Arguments:
     """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")
+        raise DescriptorError("src.shape", src.shape, "that of a nonempty array", "fill the result directly")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
     kind = tma_type(f"uint{8 * itemsize}")
     # Four rows take a multiple of 128 bytes, so that the next four rows begin at an address that TMA can write.

@@ -261,7 +261,7 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
     """Return the launch that transposes tiles by TMA. Raises DescriptorError if TMA cannot transpose."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
-        raise DescriptorError("dtype", str(src.dtype), "a dtype of 1, 2, 4 or 8 bytes", "view the array as bytes")
+        raise DescriptorError("dtype", str(src.dtype), "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     config = config or choose_transpose(size, limits.target)
     source, destination = _as_batch(src, out)
     rows, columns = config.tile
@@ -302,7 +302,7 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
         raise DescriptorError(
             "src.shape",
             src.shape,
-            "the shape of an array without gaps between its batch axes",
+            "that of an array without gaps between its batch axes",
             "transpose each matrix separately",
         )
 

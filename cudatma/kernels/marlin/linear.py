@@ -214,5 +214,5 @@ def checked_m_values(m_values: Any) -> list[int]:
     batches = list(m_values)
     for m in batches:
         if type(m) is not int or not 0 <= m < 2**31:
-            raise ArgumentError("m_values", m, "an int, or ints, from 0 to 2**31 - 1")
+            raise ArgumentError("m_values", m, "an int from 0 to 2**31 - 1 or a sequence of such ints")
     return batches
