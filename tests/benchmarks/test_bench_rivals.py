@@ -59,7 +59,7 @@ class NumpyLt:
 
     def _matrix_layout_create(self, out: Any, kind: int, rows: int, columns: int, leading: int) -> None:
         assert kind == 2, "CUDA_R_16F"
-        assert leading == rows, "contiguous elements"
+        assert leading == rows, "dense"
         self._make(out, rows=rows, columns=columns, leading=leading)
 
     def _matmul_preference_create(self, out: Any) -> None:

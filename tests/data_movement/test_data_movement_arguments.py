@@ -72,7 +72,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.copy(F32, out=fresh(dtype=np.int32), **o), c.ArgumentError, "out", "float32"),
     (lambda o: c.copy(F32, out=F32, **o), c.ArgumentError, "out", "an array with its own memory"),
     (lambda o: c.copy(F32, out=READONLY, **o), c.ArgumentError, "out", "writable"),
-    (lambda o: c.copy(F32, out=STUCK, **o), c.ArgumentError, "out.strides", "share memory"),
+    (lambda o: c.copy(F32, out=STUCK, **o), c.ArgumentError, "out.strides", "free of overlaps"),
     (lambda o: c.copy(F32, out=WOVEN, **o), c.ArgumentError, "out.strides", "(16, 4)"),
     (lambda o: c.copy(F32, offset=(10**30, 0), pad="zeros", **o), c.ArgumentError, "offset[0]", "64-bit"),
     (lambda o: c.copy(F32, offset=(-(2**61), 0), pad="zeros", **o), c.ArgumentError, "offset", "2**63 bytes"),
@@ -133,10 +133,10 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.reduce_into(fresh(), F32, "add", offset=(0, 1), **o), c.DescriptorError, "address", "16 bytes"),
     (lambda o: c.reduce_into(fresh((32, 128)), F32[:, :62], "add", **o), c.DescriptorError, "dims[0]", "overwrite"),
     (lambda o: c.reduce_into(fresh(dtype=np.int8)[:, :8], I8[:, :8], "xor", **o), c.DescriptorError, "dims[0]", ""),
-    (lambda o: c.reduce_into(WOVEN, F32, "add", **o), c.ArgumentError, "dst.strides", "share memory"),
+    (lambda o: c.reduce_into(WOVEN, F32, "add", **o), c.ArgumentError, "dst.strides", "free of overlaps"),
     (lambda o: c.reduce_into(fresh(), F32, "add", cache=0, **o), c.ArgumentError, "cache", "got 0"),
     # tile_copy
-    (lambda o: c.tile_copy(F32, WOVEN, **o), c.ArgumentError, "dst.strides", "share memory"),
+    (lambda o: c.tile_copy(F32, WOVEN, **o), c.ArgumentError, "dst.strides", "free of overlaps"),
     (lambda o: c.tile_copy(F32, READONLY, **o), c.ArgumentError, "dst", "writable"),
     *[(lambda o, stages=stages: c.tile_copy(F32, fresh(), stages=stages, **o), error, "stages", "")
       for error, values in ((c.ArgumentTypeError, ("2", None, [2], 2.0, True)), (c.ArgumentError, (-1, 1, 10**9)))
@@ -185,7 +185,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.gather_rows(F32, [[0]], **o), c.ArgumentError, "rows.shape", "(rows,)"),
     (lambda o: c.gather_rows(F32, [10**5000], **o), c.ArgumentError, "rows", "32-bit"),
     (lambda o: c.scatter_rows(fresh(), [2**32 + 1], F32[:1], **o), c.ArgumentError, "rows", "32-bit"),
-    (lambda o: c.scatter_rows(WOVEN, [0], F32[:1], **o), c.ArgumentError, "dst.strides", "share memory"),
+    (lambda o: c.scatter_rows(WOVEN, [0], F32[:1], **o), c.ArgumentError, "dst.strides", "free of overlaps"),
     (lambda o: c.scatter_rows(fresh(), [0], F32, **o), c.ArgumentError, "rows.shape", "32"),
     (lambda o: c.scatter_rows(fresh((32, 32)), [0] * 32, F32, **o), c.ArgumentError, "src", "32 columns"),
     # where it runs

@@ -207,11 +207,7 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
         ("v4", {"cluster_n": 2}, r"cluster_m, cluster_n must be \(1, 1\) for version v4.*got \(1, 2\)"),
         ("v4", {"tile_m": 128, "warpgroups": 3}, "tile_m must be a multiple of 192.*got 128"),
         ("v4", {"tile_k": 64, "dtype": "float8_e5m2"}, "tile_k must be a multiple of 128.*got 64"),
-        (
-            "v6",
-            {"tile_n": 192},
-            "tile_n must be .*got 192",
-        ),  # columns that the CTAs of a cluster could not share evenly
+        ("v6", {"tile_n": 192}, "tile_n must be .*got 192"),  # the CTAs of a cluster could not share the columns evenly
         ("v6", {"cluster_k": 8}, "cluster_k must be 2 or 4.*got 8"),
         (
             "mma_sync",

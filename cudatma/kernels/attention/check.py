@@ -191,7 +191,7 @@ def _checked(
         check_out(result, q.dtype, f"{q.dtype}, the dtype of q", shape, read, function)
         layouts.append(_addressable(result, "out"))
         if result.size_elems and not layouts[3].is_disjoint:
-            allowed = "those of elements that do not overlap"
+            allowed = "free of overlaps"
             raise ArgumentError("out.strides", result.strides_bytes, allowed, "pass an array without overlaps")
     batch, q_length, k_length = sizes
     is_causal, has_window = limits.kind(q_length, k_length)
@@ -284,7 +284,7 @@ def _addressable(info: ArrayInfo, field: str) -> Layout:
     if info.size_elems:
         *outer, across = info.strides_bytes
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
-            allowed = "those of contiguous elements in the last dimension"
+            allowed = "contiguous in the last dimension"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "pass a contiguous copy")
         steps = [stride for stride, extent in zip(outer, info.shape, strict=False) if extent > 1]
         if any(stride % TMA_ALIGNMENT_BYTES or not 0 <= stride < STRIDE_LIMIT for stride in steps):
@@ -333,9 +333,7 @@ def _plain_array(
     if shapes and info.shape not in shapes:
         raise ArgumentError(f"{field}.shape", info.shape, allowed)
     if not info.is_contiguous or info.pointer % info.dtype.itemsize:
-        raise ArgumentError(
-            f"{field}.strides", info.strides_bytes, "those of contiguous elements", "pass a contiguous copy"
-        )
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous", "pass a contiguous copy")
     check_place(info, field, q, "q", function)
     return info
 

@@ -54,7 +54,7 @@ def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
     if out.readonly:
         raise ArgumentError(field, "a read-only array", "a writable array")
     if not out.is_disjoint:
-        raise ArgumentError(f"{field}.strides", out.strides_bytes, "those of elements that do not share memory")
+        raise ArgumentError(f"{field}.strides", out.strides_bytes, "free of overlaps")
     if overlaps(source, out):
         raise ArgumentError(field, "memory that overlaps the source", "an array with its own memory")
 

@@ -303,7 +303,7 @@ def plan_boxes(
     and ArgumentError if two boxes do not fit in shared memory.
     """
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "that of a nonempty array", "fill the result directly")
+        raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")
     kind = tma_type(f"uint{8 * src.dtype.itemsize}") if fill is None else fill
     load = tensor_map("src", src, box, limits, dtype=kind, oob_fill=OobFill.ZEROS if fill is None else OobFill.NAN)
     check_load(load.spec, (0,) * len(box))

@@ -170,7 +170,7 @@ class Im2col(Movement[_Problem]):
         if info.dtype.itemsize not in (1, 2, 4, 8):
             raise ArgumentError("src.dtype", str(info.dtype), "1, 2, 4 or 8 bytes wide", "view the array as bytes")
         if not info.size_elems:
-            raise ArgumentError("src.shape", info.shape, "that of a nonempty array")
+            raise ArgumentError("src.shape", info.shape, "the shape of a nonempty array")
         conv = convolution(info.shape[1:-1], *options)
         shape = (info.shape[0], *conv.out, *conv.taps, info.shape[-1])
         check_size(shape, info.dtype, "kernel, padding")

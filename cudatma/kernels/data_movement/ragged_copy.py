@@ -348,7 +348,7 @@ def _described(array: Any, field: str) -> ArrayInfo:
     width = columns * info.dtype.itemsize
     if columns > 1 and info.strides_bytes[1] != info.dtype.itemsize:
         got = f"a stride of {info.strides_bytes[1]} bytes between elements"
-        raise ArgumentError(f"{field}.strides", got, "those of contiguous rows", "pass a copy in C order")
+        raise ArgumentError(f"{field}.strides", got, "contiguous within rows", "pass a copy in C order")
     if width % TMA_ALIGNMENT_BYTES:
         why = "TMA stores whole 16-byte chunks, so pad the rows"
         raise ArgumentError(

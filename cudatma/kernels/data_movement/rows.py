@@ -227,7 +227,7 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
 def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: LaunchLimits) -> Arguments:
     """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "that of a nonempty array", "fill the result directly")
+        raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
     kind = tma_type(f"uint{8 * itemsize}")
     # Four rows take a multiple of 128 bytes, so that the next four rows begin at an address that TMA can write.

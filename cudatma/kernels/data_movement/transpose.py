@@ -302,7 +302,7 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
         raise DescriptorError(
             "src.shape",
             src.shape,
-            "that of an array without gaps between its batch axes",
+            "the shape of an array without gaps between its batch axes",
             "transpose each matrix separately",
         )
 

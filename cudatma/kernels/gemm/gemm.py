@@ -305,7 +305,7 @@ def _with_elements(checked: Checked[Problem]) -> Problem:
     """Return the problem of a call. Raises ArgumentError if the result has no elements."""
     if checked.problem is None:
         raise ArgumentError(
-            "a.shape, b.shape", f"those of a result of shape {checked.shape}", "those of a nonempty result"
+            "a.shape, b.shape", f"an empty result of shape {checked.shape}", "shapes of operands with a nonempty result"
         )
     return checked.problem
 

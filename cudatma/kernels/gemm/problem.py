@@ -340,7 +340,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         raise ArgumentError(
             "a_scale.strides",
             a_scale and a_scale.strides_bytes,
-            "those of rows within 16 GiB",
+            "small enough that all rows are within 16 GiB",
             "pass a contiguous copy",
         )
     dtype = _result_type(options.out_dtype, result, left)
@@ -456,9 +456,7 @@ def _check_bias(info: ArrayInfo, dtype: str, n: int) -> None:
     if info.shape != (n,):
         raise ArgumentError("bias.shape", info.shape, f"({n},)")
     if not info.is_contiguous:
-        raise ArgumentError(
-            "bias.strides", info.strides_bytes, "those of contiguous elements", "pass a contiguous copy"
-        )
+        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous", "pass a contiguous copy")
     check_pointer(info, "bias")
 
 

@@ -132,7 +132,7 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
         raise ArgumentError("out", "a read-only array", "a writable array")
     rows = _rows(info, w.shape[1], "out")
     if rows.rows > 1 and rows.pitch_bytes < w.shape[1] * _ELEMENT_BYTES:
-        raise ArgumentError("out.strides", info.strides_bytes, "those of rows that do not overlap")
+        raise ArgumentError("out.strides", info.strides_bytes, "free of overlaps between rows")
     if info.device is not None:
         _check_aligned(rows, "out", TMA_ALIGNMENT_BYTES)
     if overlaps(x.info, info):
@@ -150,9 +150,7 @@ def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInf
     if info.shape != (w.shape[1],):
         raise ArgumentError("bias.shape", info.shape, f"({w.shape[1]},)")
     if not info.is_contiguous or info.pointer % np.dtype(np.uint16).itemsize:
-        raise ArgumentError(
-            "bias.strides", info.strides_bytes, "those of contiguous elements", "pass a contiguous copy"
-        )
+        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous", "pass a contiguous copy")
     if out is not None and overlaps(info, out):
         raise ArgumentError("out", "memory that overlaps bias", "an array with its own memory")
     return info

@@ -79,7 +79,7 @@ GEMM = [
          lambda b: gemm(out=on_device((4, N), OUT_ADDRESS, strides=(0, 2)))),
     Case("out in column order", ArgumentError, "out.strides", "(2, 8)",
          lambda b: gemm(out=on_device((4, N), OUT_ADDRESS, strides=(2, 8)))),
-    Case("bias with gaps", ArgumentError, "bias.strides", "contiguous elements",
+    Case("bias with gaps", ArgumentError, "bias.strides", "contiguous",
          lambda b: gemm(bias=on_device((N,), BIAS_ADDRESS, strides=(4,)))),
     # addresses
     Case("x off its elements", ArgumentError, "x.pointer", "multiple of 2",
@@ -87,7 +87,7 @@ GEMM = [
     Case("x at address 0", ArgumentError, "x.pointer", "0x0", lambda b: gemm(x=on_device(pointer=0))),
     Case("out off 16 bytes", ArgumentError, "out.pointer", "0x7f1000000008",
          lambda b: gemm(out=on_device((4, N), OUT_ADDRESS + 8))),
-    Case("bias off its elements", ArgumentError, "bias.strides", "contiguous elements",
+    Case("bias off its elements", ArgumentError, "bias.strides", "contiguous",
          lambda b: gemm(bias=on_device((N,), BIAS_ADDRESS + 1))),
     Case("out is x", ArgumentError, "out", "overlaps x", lambda b: gemm(out=on_device((4, N)))),
     Case("out begins inside x", ArgumentError, "out", "overlaps x",
