@@ -19,6 +19,8 @@ _OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
 _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
 _KINDS = {"int": "an integer", "float": "a number"}
 _EXCLUDED = "not allowed with argument "
+#: The message of an ArgumentTypeError that a type of this module raises.
+_REFUSED = re.compile(r"must be (?P<allowed>.+), got (?P<got>.*?)(?:; (?P<remedy>.+))?", re.DOTALL)
 _MISSING = "the following arguments are required: "
 
 
@@ -93,7 +95,8 @@ class Parser(argparse.ArgumentParser):
         """Raise ArgumentError for any other error from argparse."""
         match = _OF_ARGUMENT.fullmatch(message)
         field, got = (match["field"], match["got"]) if match else (self.prog, message)
-        got, _, allowed = got.partition("; allowed: ")
+        refused = _REFUSED.fullmatch(got)
+        allowed, got, remedy = refused.group("allowed", "got", "remedy") if refused else ("", got, None)
         action = next((action for action in self._actions if field in action.option_strings), None)
         if action is not None and not allowed:
             allowed = _KINDS.get(getattr(action.type, "__name__", ""), str(action.metavar or ""))
@@ -106,7 +109,7 @@ class Parser(argparse.ArgumentParser):
             got = "no value"
         elif got.startswith(_MISSING):
             got = f"no {got[len(_MISSING) :]}"
-        raise ArgumentError(field, got, allowed)
+        raise ArgumentError(field, got, allowed, remedy or "")
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +155,7 @@ def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
         except ValueError:
             value = minimum - 1
         if value < minimum or (maximum is not None and value > maximum):
-            raise argparse.ArgumentTypeError(f"{text}; allowed: {allowed}")
+            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
         return value
 
     parse.__name__ = "int"  # for Parser.error()
@@ -163,7 +166,7 @@ def seconds(text: str) -> float:
     """Parse a number of seconds."""
     value = _number(text)
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a number of seconds above 0 and below 1000000")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0 and below 1000000, got {text}")
     return value
 
 
@@ -171,7 +174,7 @@ def tolerance(text: str) -> float:
     """Parse a relative error."""
     value = _number(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a finite number of at least 0")
+        raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
     return value
 
 
@@ -196,7 +199,7 @@ def _output(text: str, is_folder: bool) -> Path:
     path = Path(text)
     if problem := output_problem(path, is_folder):
         kind = "folder" if is_folder else "file"
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a writable {kind}; {problem}")
+        raise argparse.ArgumentTypeError(f"must be a writable {kind}, got {text}; {problem}")
     return path
 
 

@@ -180,5 +180,5 @@ def parser() -> Parser:
 
 def _group_size(text: str) -> int:
     if text not in map(str, GROUP_SIZES):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: {', '.join(map(str, GROUP_SIZES))}")
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(map(str, GROUP_SIZES))}, got {text}")
     return int(text)

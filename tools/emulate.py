@@ -151,7 +151,7 @@ def extents(text: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: one to three numbers of at least 1, such as 4 or 4,2,1")
+        raise argparse.ArgumentTypeError(f"must be one to three numbers of at least 1, such as 4 or 4,2,1, got {text}")
     return sizes
 
 
@@ -238,7 +238,7 @@ def sample_parser(name: str) -> Parser:
 def _flag(text: str) -> bool:
     """Parse "true" or "false"."""
     if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: true, false")
+        raise argparse.ArgumentTypeError(f"must be true or false, got {text}")
     return text == "true"
 
 

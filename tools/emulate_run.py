@@ -136,9 +136,9 @@ def check_report_files(options: argparse.Namespace) -> None:
             continue
         file = path.resolve()
         if file in files:
-            raise ArgumentError(f"--{option}", path, f"a file other than that of --{files[file]}")
+            raise ArgumentError(f"--{option}", str(path), f"a file other than that of --{files[file]}")
         if source is not None and (file == source or source in file.parents) and source.exists():
-            raise ArgumentError(f"--{option}", path, "a file that is not an input", "choose another name")
+            raise ArgumentError(f"--{option}", str(path), "a file that is not an input", "choose another name")
         files[file] = option
 
 

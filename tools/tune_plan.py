@@ -68,7 +68,7 @@ def parse_shape(text: str) -> tuple[int, int]:
     k, separator, n = text.lower().partition("x")
     if not (separator and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
         raise argparse.ArgumentTypeError(
-            f"{text}; allowed: KxN, such as 8192x28672, with K and N from 1 to {MAX_EXTENT}"
+            f"must be KxN, such as 8192x28672, with K and N from 1 to {MAX_EXTENT}, got {text}"
         )
     return int(k), int(n)
 
@@ -78,5 +78,5 @@ def parse_m_values(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= MAX_EXTENT for part in parts):
         allowed = f"a list of values of M from 1 to {MAX_EXTENT}, separated by commas, such as 1,16,64"
-        raise argparse.ArgumentTypeError(f"{text}; allowed: {allowed}")
+        raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
     return [int(part) for part in parts]

@@ -199,7 +199,9 @@ def check_workspace(workspace: object, device: int) -> Workspace:
     if not isinstance(workspace, Workspace):
         raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
-        raise LaunchError("workspace.device", workspace.device, f"{device}, the device of x")
+        raise LaunchError(
+            "workspace", f"a workspace on device {workspace.device}", f"on device {device}, the device of x"
+        )
     return workspace
 
 

@@ -205,7 +205,7 @@ class Buffer:
             raise ArgumentError("value", value, "0 to 255")
         pattern = np.frombuffer(bytes([value]) if isinstance(value, int) else bytes(value), np.uint8)
         if pattern.size not in (1, 2, 4) or self.size % pattern.size:
-            allowed = f"a value of 1, 2 or 4 bytes whose size divides the buffer's {self.size} bytes"
+            allowed = f"1, 2 or 4 bytes and divide the {self.size} bytes of the buffer"
             raise ArgumentError("value", counted(pattern.size, "byte"), allowed)
         bytes_at(self.handle, self.size).reshape(-1, pattern.size)[:] = pattern
 

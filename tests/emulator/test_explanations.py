@@ -71,7 +71,7 @@ def test_a_problem_is_explained(arguments: str, kernel: str, capsys: pytest.Capt
     [
         ("marlin", "got none"),
         ("gemm --m 1 --n 8", "got none"),
-        ("trap --m 1 --n 8 --k 8", "--m must be with marlin, gemm, attention"),
+        ("trap --m 1 --n 8 --k 8", "--m must be combined with marlin or gemm or attention"),
     ],
 )
 def test_sizes_belong_to_problems(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "auto")
     assert found() == ("", "$CUDATMA_GEMM_VERSION")
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "4")
-    with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION must be .*got '4'; allowed"):
+    with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION must be .*got '4'"):
         found()
     for former in (4, "p1"):
         with pytest.raises(ArgumentError, match=r'^version must be one of "auto", "v1", .*"mma_sync"$.*got .*'):
@@ -130,7 +130,7 @@ def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k:
 @pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
 def test_a_version_by_wgmma_names_a_target_without_it_as_the_cause(name: str) -> None:
     allowed = r"a target with wgmma \(sm_90a\); choose another target for version v3 of gemm"
-    with pytest.raises(TargetError, match=rf"^target must be {allowed}.*got {name}"):
+    with pytest.raises(TargetError, match=rf"^target must be {allowed}"):
         decide(GEMM, replace(PROBLEM, version="v3"), imagined_gpu(name, 132))
     with pytest.raises(TargetError, match="wgmma"):
         sample("v3", get_target(name))
@@ -161,7 +161,8 @@ def test_with_wgmma_mma_sync_is_chosen_on_request_only() -> None:
 def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:
     config = config_of("mma_sync", tile_m=128, tile_n=128, tile_k=64, stages=4, ctas_per_sm=2)
     with pytest.raises(
-        ArgumentError, match=r"^stages must be a ring that fits in .* for each of 2 CTAs on an SM.*got 4"
+        ArgumentError,
+        match=r"^stages must be small enough for the ring to fit in .* for each of 2 CTAs on an SM, got 4",
     ):
         config.check_target(SM90A)
     replace(config, stages=3).check_target(SM90A)
@@ -212,7 +213,7 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
         (
             "mma_sync",
             {"tile_m": 128, "tile_n": 256},
-            "warpgroups must be at least 2 because a thread holds at most 128 sums.*got 1",
+            "warpgroups must be at least 2 because a thread holds at most 128 accumulators.*got 1",
         ),
         # ptxas gives each thread of 13 warps 128 registers.
         ("v3", {"tile_m": 192, "tile_n": 208}, "tile_n must be at most 192 for three warpgroups.*got 208"),
@@ -337,7 +338,7 @@ def test_tuning_measures_it_and_later_calls_follow(file: Path) -> None:
     decision = decide(GEMM, bench.prepared[0], H200)
     assert (decision.source, decision.config) == ("tuned", wanted)
     with pytest.raises(
-        ArgumentError, match=r"--zeros must be options of gemm: --dtype, --layout.*got an option of marlin"
+        ArgumentError, match=r"--zeros must be one of the options of gemm: --dtype, --layout.*got an option of marlin"
     ):
         tune.main([*shape, "--zeros"], bench=bench, gpu=H200)
 

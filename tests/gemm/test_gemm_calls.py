@@ -145,7 +145,7 @@ def test_a_wrong_option_is_named(options: dict[str, Any], error: type[FieldError
     ("a", "b"), [((2, M, K), (3, K, N)), ((0, M, K), (2, K, N)), ((2, M, K), (2, K + 1, N)), ((2, M, K), (1, 1, K, N))]
 )
 def test_batches_must_agree(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    with pytest.raises(ArgumentError, match=r"^b\.shape: got"):
+    with pytest.raises(ArgumentError, match=r"^b\.shape must be .*got"):
         gemm(np.zeros(a, np.float16), np.zeros(b, np.float16), backend="reference")
 
 

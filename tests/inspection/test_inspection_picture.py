@@ -148,7 +148,7 @@ def test_an_element_is_marked_in_both_grids() -> None:
     svg = cudatma.inspect(NARROW).svg((88, 56), element=(3, 9))
     assert svg.count('class="clear s-ink"') == 2
     assert "(3, 9) is at 0x1a2, bank 8" in svg
-    with pytest.raises(ArgumentError, match=r"row 0 to 11"):
+    with pytest.raises(ArgumentError, match=r"row from 0 to 11"):
         cudatma.inspect(NARROW).svg(element=(12, 0))
 
 

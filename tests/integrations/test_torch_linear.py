@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +206,7 @@ def test_to_a_device_moves_and_to_another_dtype_raises() -> None:
     model = torch.nn.Sequential(layer)
     wanted, state = layer(x), {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     for convert in (model.bfloat16, model.float, model.double, lambda: model.to(torch.bfloat16)):
-        with pytest.raises(ArgumentTypeError, match=r"float16, the dtype of the layer; quantize the weight again"):
+        with pytest.raises(ArgumentTypeError, match=r"float16, the dtype of the layer.*; quantize the weight again"):
             convert()
     for name, tensor in layer.state_dict().items():
         torch.testing.assert_close(tensor, state[name], rtol=0, atol=0)
@@ -246,7 +245,7 @@ def test_wrong_sources_are_named() -> None:
         MarlinLinear.from_linear(torch.nn.Conv2d(1, 1, 1))
     with pytest.raises(ArgumentTypeError, match=r"^w must be .*got Tensor"):
         MarlinLinear.from_packed(torch.zeros(1))
-    with pytest.raises(ArgumentError, match=re.escape("bias.shape must be .*got (3,)")):
+    with pytest.raises(ArgumentError, match=r"bias\.shape must be .*got \(3,\)"):
         MarlinLinear.from_packed(act_order(), torch.zeros(3))
     with pytest.raises(ArgumentError, match=r"^bias must be .*got 1e\+06"):
         MarlinLinear.from_packed(act_order(), torch.full((N,), 1e6))

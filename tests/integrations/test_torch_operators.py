@@ -324,7 +324,7 @@ def wrong_calls() -> dict[str, tuple[Call, str]]:
 @pytest.mark.parametrize("name", wrong_calls())
 def test_fake_kernels_refuse_what_the_operators_refuse(name: str) -> None:
     call, named = wrong_calls()[name]
-    with pytest.raises(CudaTmaError, match=rf"^{re.escape(named)}: ") as real:
+    with pytest.raises(CudaTmaError, match=rf"^{re.escape(named)} must be ") as real:
         call.run()
     with torch._subclasses.FakeTensorMode() as mode:
         arguments = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in call.arguments]
@@ -343,11 +343,11 @@ def test_an_out_of_the_wrong_kind_is_refused_by_both() -> None:
     call = calls(torch.float16)["gemm"]
     for out, named in ((draw(24, 17), "out.shape"), (draw(24, 16).requires_grad_(), "out")):
         options = {**call.options, "out": out}
-        with pytest.raises(CudaTmaError, match=rf"^{named}: "):
+        with pytest.raises(CudaTmaError, match=rf"^{named} must be "):
             torch.ops.cudatma.gemm_out(*call.arguments, **options)
         with torch._subclasses.FakeTensorMode() as mode:
             arguments = [mode.from_tensor(each) for each in call.arguments]
-            with pytest.raises(CudaTmaError, match=rf"^{named}: "):
+            with pytest.raises(CudaTmaError, match=rf"^{named} must be "):
                 torch.ops.cudatma.gemm_out(*arguments, **call.options, out=mode.from_tensor(out))
 
 

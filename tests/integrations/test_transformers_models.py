@@ -390,8 +390,11 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
     ("change", "says"),
     [
         (lambda path: (path / "config.json").write_text("[]"), r"config\.json must be .*got list"),
-        (lambda path: (path / "config.json").write_text("{", encoding="utf-8-sig"), r"config\.json: .*BOM"),
-        (lambda path: (path / "config.json").write_text('{"quantization_config": [4]}'), "quantization_config: got"),
+        (lambda path: (path / "config.json").write_text("{", encoding="utf-8-sig"), r"config\.json must be .*BOM"),
+        (
+            lambda path: (path / "config.json").write_text('{"quantization_config": [4]}'),
+            "quantization_config must be an object",
+        ),
         (lambda path: (path / "config.json").unlink(), r"config\.json must be .*got .*No such file"),
         (lambda path: (path / "model.safetensors").rename(path / "gptq-4bit.safetensors"), "cudatma convert"),
         (lambda path: (path / "model.safetensors").unlink(), r"got no \.safetensors file"),
@@ -404,7 +407,7 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
             ),
             "metadata must be .*got none",
         ),
-        (lambda path: (path / "adapter_config.json").write_text("{}"), "an adapter without peft installed"),
+        (lambda path: (path / "adapter_config.json").write_text("{}"), "unless peft is installed"),
     ],
 )
 def test_folders_that_transformers_cannot_load_are_refused(
@@ -494,7 +497,7 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
         {},
         {"lm_head.weight": np.ones((48, HIDDEN), np.float16)},
         {},
-        r"shape \(48, 128\)must be \(96, ",
+        r"must be \(96, .*got shape \(48, 128\)",
     ),
     "no head": ({}, {"lm_head.weight": None}, {}, r"lm_head\.weight must be .*got no such tensor"),
     "no tied embedding": (

@@ -399,7 +399,7 @@ def test_what_is_asked_for_wrongly() -> None:
         explained(target="sm_75")
     with pytest.raises(ArgumentError, match="sm_count"):
         explained(sm_count=0)
-    with pytest.raises(ArgumentError, match=r"^device: "):
+    with pytest.raises(ArgumentError, match=r"^device must be "):
         explained(device=0)
     with pytest.raises((DriverError, LaunchError, TargetError)):
         marlin_explain(LAYER, 1, device=77)

@@ -140,7 +140,7 @@ def test_wrong_results_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"limit_mib": 1}, "memory must be at most 1 MiB; raise --limit-mib (limit_mib) from 1.*got 1.5 MiB")],
+    [({"limit_mib": 1}, "memory must be at most 1 MiB, got 1.5 MiB; raise --limit-mib (limit_mib) from 1")],
 )
 def test_a_launch_that_is_too_large_is_listed(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     def large() -> None:
@@ -203,16 +203,19 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (lambda folder: (folder / FILE).write_text("{"), "the JSON file of a recording"),
         (lambda folder: (folder / FILE).write_text('{"format": "x", "version": 9}'), "'x' version 9"),
         (damage(lambda launch: launch.update(module="../../secret")), "must be a digest.*got ../../secret"),
-        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid: got .*must be 3 integers of at least 1"),
-        (damage(lambda launch: launch["memory"][0].update(size_bytes=4)), "must be 4 bytes, as launches.json states"),
+        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be 3 integers of at least 1"),
+        (
+            damage(lambda launch: launch["memory"][0].update(size_bytes=4)),
+            "must be an array of 4 bytes according to launches.json",
+        ),
         (damage(lambda launch: launch["memory"][0].update(dtype="object")), "dtype must be .*got object"),
         (
             damage(lambda launch: launch["parameters"][0].update(pointers=[[4, 0, 0]])),
-            "must be a place in the 8 bytes",
+            "must be an offset in the 8 bytes",
         ),
-        (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the number of a memory"),
+        (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the index of a memory"),
         (lambda folder: next(folder.glob("memory/*")).unlink(), "No such file or directory"),
-        (lambda folder: next(folder.glob("text/*")).write_text("x"), "contents that differ from the recording"),
+        (lambda folder: next(folder.glob("text/*")).write_text("x"), "must be the file that was recorded"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: str) -> None:

@@ -115,7 +115,9 @@ def test_a_config_option_that_is_refused(config: str, words: str, tmp_path: Path
 
 def test_a_refused_config_names_the_values_that_serve_with_the_rest(tmp_path: Path) -> None:
     words = ["attention_mma_sync", "--target", "sm_120a", "--config", "stages=1", "--out", str(tmp_path)]
-    with pytest.raises(ArgumentError, match=r"stages must be 2(, [3-7])*; these values are valid on sm_120a.*got 1"):
+    with pytest.raises(
+        ArgumentError, match=r"stages must be one of 2(, [3-7])*, got 1; these values are valid on sm_120a"
+    ):
         dump_kernels.main(words)
 
 
@@ -247,7 +249,7 @@ def test_several_processes_give_the_reports_in_order(tmp_path: Path, capsys: pyt
 
 def test_the_list_is_of_what_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     for option in (["--m", "64"], ["--causal"], ["--config", "stages=3"], ["--no-sass"]):
-        with pytest.raises(ArgumentError, match=f"^{option[0]} must be .*got together with --list"):
+        with pytest.raises(ArgumentError, match=f"^{option[0]} must be omitted with --list"):
             dump_kernels.main(["attention_a3", "--list", *option])
     assert dump_kernels.main(["attention_a3", "--list", "--json", "--target", "sm_90a"]) == 0
     assert [each["kernel"] for each in json.loads(capsys.readouterr().out)] == ["attention_a3"]

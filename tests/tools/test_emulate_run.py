@@ -235,8 +235,8 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "either KERNEL or --coverage"),
-        (["reverse.cu", "--coverage", "x.ptx"], "either KERNEL or --coverage"),
+        ([], "KERNEL must be passed unless --coverage is"),
+        (["reverse.cu", "--coverage", "x.ptx"], "KERNEL must be passed unless --coverage is"),
         (["reverse.cu", "--rows", "3"], "got an unknown option"),
         (["marlin_mma_sync", "--rows", "3"], "got an unknown option"),
         (["marlin_mma_sync", "--schedule", "3"], "got an unknown option (did you mean --schedules?)"),
@@ -245,7 +245,7 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
         (["attention_a3", "--causal", "0"], "--causal must be true or false"),
         (["reverse.cu", "--block"], "--block must be X[,Y[,Z]]"),
         (["marlin_mma", "--m", "16"], "got marlin_mma (did you mean marlin_mma_sync?)"),
-        (["reverse.cu", *CALL[:-4]], "--arg must be 3 for kernel reverse (reverse_param_0: "),
+        (["reverse.cu", *CALL[:-4]], "--arg must be passed 3 times for kernel reverse (reverse_param_0: "),
         (["reverse.cu", "--grid", "0"], "must be one to three numbers"),
         (["reverse.cu", "--grid", "1,2,3,4"], "must be one to three numbers"),
     ],
@@ -332,17 +332,17 @@ def test_wrong_calls_are_one_line(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "must be reverse, other; pass a name because the PTX has 2 kernels"),
-        (["--entry", "revers_"], "must be reverse or other"),
-        (["--entry", "er"], "must be reverse, other; pass a longer part of the name because 2 names match"),
-        (["--entry", "x"], "must be reverse or other"),
+        ([], "must be reverse or other, got none; select one of the 2 kernels in the PTX"),
+        (["--entry", "revers_"], "must be reverse or other, got revers_ (did you mean reverse?)"),
+        (["--entry", "er"], "must be reverse or other, got er; pass a longer part of the name because 2 names match"),
+        (["--entry", "x"], "must be reverse or other, got x"),
     ],
 )
 def test_the_entry_has_to_name_one_kernel(
     given: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert emulate("reverse.cu", *given, *CALL[2:]) == 2
-    assert capsys.readouterr().err == f"cudatma: ArgumentError: --entry: {said}\n"
+    assert capsys.readouterr().err == f"cudatma: ArgumentError: --entry {said}\n"
 
 
 INCLUDING = """\
@@ -384,7 +384,7 @@ def test_a_file_that_includes(command: str, is_file: bool, tmp_path: Path, monke
 def test_a_file_without_a_kernel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.cu").write_text("__device__ int x;")
     assert emulate("empty.cu") == 2
-    assert "--entry must be none because the PTX has no kernels" in capsys.readouterr().err
+    assert "--entry must be omitted because the PTX has no kernels" in capsys.readouterr().err
 
 
 def test_a_report_without_source_lines_says_how_to_get_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,7 +520,7 @@ def test_what_is_no_ptx_is_one_line(content: bytes, tmp_path: Path, capsys: pyte
 def test_a_file_that_cannot_be_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["emulate", "--coverage", f"{tmp_path}/{name}"]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("got ")
+    assert captured.err.startswith("cudatma: ArgumentError: --coverage must be ")
     assert len(captured.err.splitlines()) == 1
 
 

@@ -314,7 +314,7 @@ def plan_boxes(
     config = GatherConfig(len(box), "grid" if grid else "table", *usual_ring(limits.target, slot))
     boxes = out.size_elems // prod(box)
     if boxes >= _INT32:
-        raise DescriptorError("number of boxes", boxes, "less than 2**31", "split the work into several calls")
+        raise DescriptorError("boxes", boxes, "fewer than 2**31", "split the work into several calls")
     places = [value for axis in reversed(grid) for value in axis] if grid else [At("starts")]
     return Arguments(TEMPLATE, config, (load, At("out"), *places, box_bytes, boxes), Sizes(min(limits.ctas, boxes)))
 

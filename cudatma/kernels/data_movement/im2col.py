@@ -231,7 +231,12 @@ def plan_im2col(
     channel_boxes = -(-channels // channel_box)
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
     if boxes >= _INT32:
-        raise ArgumentError("number of boxes", boxes, "less than 2**31", "split the images into several calls")
+        raise ArgumentError(
+            "src.shape",
+            f"{boxes} boxes",
+            "small enough for fewer than 2**31 boxes",
+            "split the images into several calls",
+        )
     config = Im2colCopyConfig(len(src.shape), *usual_ring(limits.target))
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True

@@ -76,7 +76,7 @@ def run_plan(
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
         raise DescriptorError(
-            "memory", got, "aligned to 16 bytes and a multiple of 16 bytes long in a reduction", "pad the arrays"
+            "address", got, "a multiple of 16 bytes, and so must be the size, in a reduction", "pad the arrays"
         )
     body = nbytes - head - tail
     ring_setting = setting or _run_setting(limits, op, body)
@@ -154,7 +154,9 @@ def window_plan(
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
     if boxes >= _MAX_BOXES:
-        raise DescriptorError("number of boxes", boxes, "less than 2**31", "split the window into several calls")
+        raise DescriptorError(
+            "shape", f"{boxes} boxes", "small enough for fewer than 2**31 boxes", "split the window into several calls"
+        )
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
     return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(limits.ctas), boxes)))
 

@@ -397,7 +397,12 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfi
     boxes = _boxes(table["rows"], table["columns"], config)
     total = int(boxes.sum())
     if total > _MAX_BOXES:
-        raise ArgumentError("number of boxes", total, f"at most {_MAX_BOXES}", "split the arrays into several launches")
+        raise ArgumentError(
+            "sources",
+            f"{total} boxes",
+            f"small enough for {_MAX_BOXES} boxes",
+            "split the arrays into several launches",
+        )
     table["first_box"] = boxes.cumsum() - boxes
     table["boxes_x"] = -(-table["columns"].astype(np.int64) // config.box_columns)
     return table, total

@@ -273,7 +273,12 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
     tiles = tiles_x * tiles_y * source.shape[0]
     # place_of() in the template multiplies a row of tiles by a raster group.
     if max(tiles, tiles_x * config.raster_group) >= _MAX_TILES:
-        raise DescriptorError("number of tiles", tiles, "less than 2**31", "split the array into several calls")
+        raise DescriptorError(
+            "src.shape",
+            f"{tiles} tiles",
+            "small enough for fewer than 2**31 tiles",
+            "split the array into several calls",
+        )
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(limits.ctas, tiles)))
 
 

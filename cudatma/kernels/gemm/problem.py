@@ -415,7 +415,7 @@ def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     batches = [shape[0] for shape in (a, b) if len(shape) == 3]
     several = [batch for batch in batches if batch != 1]
     if len(several) == 2 and several[0] != several[1]:
-        raise ArgumentError("b.shape", tuple(b), f"that of a batch of {a[0]}, like a, or of a single matrix")
+        raise ArgumentError("b.shape", tuple(b), f"({b[-2]}, {b[-1]}) or ({a[0]}, {b[-2]}, {b[-1]}) to match a")
     return tuple(several[:1] or batches[:1])
 
 
