@@ -254,7 +254,7 @@ def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch
     with pytest.raises(ArgumentError, match="--shape must be passed unless --model is"):
         tune.main([], FakeBench(), H200)
     for words in (["--model", "llama3-8b"], []):
-        with pytest.raises(ArgumentError, match="must be --shape KxN, keys x head dim, for attention"):
+        with pytest.raises(ArgumentError, match=r"must be replaced by --shape KxN \(keys x head dim\) for attention"):
             tune.main(["attention", *words], FakeBench(), H200)
     with pytest.raises(ArgumentError, match="with --dry-run"):
         tune.main([*SHAPE, "--target", "sm_120a"], FakeBench(), H200)
@@ -274,5 +274,5 @@ def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch
         with pytest.raises(ArgumentError, match=f"{option}.* must be .*got {value}"):
             tune.main([*SHAPE, option, value], FakeBench(), H200)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
-    with pytest.raises(ArgumentError, match="name a file with --file"):
+    with pytest.raises(ArgumentError, match="unset it or pass --file"):
         tune.main(SHAPE, FakeBench(), H200)

@@ -377,7 +377,7 @@ def test_a_process_that_dies_while_it_compiles_holds_up_no_other(compiler: Simpl
 
 def test_without_a_folder_kernels_are_compiled_where_they_are_kept(compiler: SimpleNamespace, folder: Path) -> None:
     folder.write_text("a file")
-    with pytest.warns(RuntimeWarning, match="in memory only"):
+    with pytest.warns(RuntimeWarning, match="only in memory"):
         warm_up.compile_and_load(KERNELS, 0)
     assert compiler.jobs == [1]
 

@@ -211,7 +211,7 @@ CASES = [
          lambda b: b.gemm(x=Interface(b.x(), shape=(-M, K)))),
     Case("interface, few strides", ArgumentTypeError, "x", "1 strides",
          lambda b: b.gemm(x=Interface(b.x(), strides=(2,)))),
-    Case("interface, odd pitch", ArgumentError, "x.strides", "multiple of the element size",
+    Case("interface, odd pitch", ArgumentError, "x.strides", "multiples of the element size",
          lambda b: b.gemm(x=Interface(b.x(), strides=(2 * K - 1, 2)))),
     Case("interface, null", ArgumentError, "x.pointer", "0x0", lambda b: b.gemm(x=Interface(b.x(), data=(0, False)))),
     Case("interface, an address of nobody", ArgumentError, "x", "0x10",
