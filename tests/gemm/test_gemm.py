@@ -64,7 +64,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION must be .*got '4'"):
         found()
     for former in (4, "p1"):
-        with pytest.raises(ArgumentError, match=r'^version must be one of "auto", "v1", .*"mma_sync"$.*got .*'):
+        with pytest.raises(ArgumentError, match=r'^version must be one of "auto", "v1", .*"mma_sync", got '):
             VERSIONS.chosen(former)
     monkeypatch.delenv("CUDATMA_GEMM_VERSION")
     for text, field in (
@@ -129,7 +129,7 @@ def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k:
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
 def test_a_version_by_wgmma_names_a_target_without_it_as_the_cause(name: str) -> None:
-    allowed = r"a target with wgmma \(sm_90a\); choose another target for version v3 of gemm"
+    allowed = r"one with wgmma \(sm_90a\); choose another target for version v3 of gemm"
     with pytest.raises(TargetError, match=rf"^target must be {allowed}"):
         decide(GEMM, replace(PROBLEM, version="v3"), imagined_gpu(name, 132))
     with pytest.raises(TargetError, match="wgmma"):

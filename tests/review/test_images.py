@@ -139,8 +139,8 @@ def amd(cubin: bytes) -> bytes:
     ("name", "change", "why"),
     [
         ("amd.co", amd, "amd.co, which is an AMD code object"),
-        ("cut.cubin", lambda cubin: cubin[:3000], "corrupt or truncated of 3000 bytes"),
-        ("short.cubin", lambda cubin: cubin[:20], "corrupt or truncated of 20 bytes"),
+        ("cut.cubin", lambda cubin: cubin[:3000], "truncated \\(3000 bytes"),
+        ("short.cubin", lambda cubin: cubin[:20], "truncated \\(20 bytes"),
         ("noise.cubin", lambda cubin: cubin[:64] + bytes(255 - b for b in cubin[64:]), "corrupt or truncated"),
         ("text.ptx", lambda _: b"hello", "text.ptx, which has another format"),
         ("half.ptx", lambda _: b".version 8.0\n", "no .target directive"),
