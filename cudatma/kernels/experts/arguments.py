@@ -13,10 +13,11 @@ from cudatma.kernels.experts.choose import MoeConfig
 from cudatma.kernels.experts.config import ExpertsConfig
 from cudatma.kernels.experts.problem import ELEMENT_BYTES, MoeProblem
 from cudatma.kernels.launch_struct import packer
+from cudatma.kernels.marlin.problem import scale_values
 from cudatma.kernels.schedule import ceil_div
 from cudatma.layout import Swizzle
 from cudatma.pipeline import align_up
-from cudatma.quantization.layout_v1 import BLOCK, blocks, group_count
+from cudatma.quantization.layout_v1 import BLOCK, blocks, group_count, row_blocks
 
 _WORD_BYTES, _BLOCK_BYTES = 4, 16
 _ALIGNMENT_BYTES = 128
@@ -157,7 +158,9 @@ def _product_values(problem: MoeProblem, config: ExpertsConfig) -> dict[str, Any
     shape = problem.product(config.product)
     rows = blocks(shape.n)
     tiles_n = ceil_div(rows * BLOCK, config.tile_n)
-    return {
+    exponent, tensor_scale = problem.up_scale if config.product == "up" else problem.down_scale
+    factors = scale_values(config, exponent, tensor_scale) if config.has_scale_back else {}
+    return factors | {
         "tiles_n": tiles_n,
         "by_tiles_n": tiles_n,
         "k_iterations": ceil_div(shape.k, config.tile_k),
@@ -175,7 +178,8 @@ def _product_parameters(problem: MoeProblem, config: ExpertsConfig, weight: str,
         spec = scale_map_spec((groups, rows * BLOCK), dtype, config.scale_row, config.groups_per_stage)
         return Map(f"{weight}_{name}", spec)
 
-    weights = weight_tile_map_spec(blocks(shape.k), rows, config.tile_k // BLOCK, config.tile_n // BLOCK)
+    rows_of_blocks = row_blocks(shape.k, shape.weight.bits)
+    weights = weight_tile_map_spec(rows_of_blocks, rows, config.stage_row_blocks, config.tile_n // BLOCK)
     makers: dict[str, Callable[[], Any]] = {
         "weight_map": lambda: Map(f"{weight}_qweight", weights),
         "scale_map": lambda: table("scales", shape.dtype),

@@ -88,6 +88,7 @@ class ExpertsConfig(MarlinConfig):
         names = [self.version, self.product, self.activation.short]
         names += ["column" if self.group_size == -1 else f"g{self.group_size}"]
         names += ["zeros"] if self.has_zeros else []
+        names += [] if self.format == "int4" else [self.format]
         names += [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", f"k{self.slice_k}", f"s{self.stages}"]
         names += [f"b{self.ctas_per_sm}"] if self.ctas_per_sm > 1 else []
         names += ["d"] if self.deep_box else []
@@ -127,6 +128,7 @@ class ExpertsConfig(MarlinConfig):
         names += ["pairs"] if self.gathers_rows else []
         names += ["by_top_k"] if reads_pairs else ["source_row"]
         names += [] if self.has_stage_scales else ["scale_pitch"]
+        names += ["scale_offset", "scale_back"] if self.has_scale_back else []
         return tuple(names)
 
     # ---- Shared memory

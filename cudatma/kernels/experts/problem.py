@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ MEMBERS = {
     member.name: member
     for member in (
         *(WORK_MEMBERS[name] for name in ("m", "n", "k", "tiles_n", "k_iterations")),
-        MARLIN_MEMBERS["scale_pitch"],
+        *(MARLIN_MEMBERS[name] for name in ("scale_pitch", "scale_offset", "scale_back")),
         Member("pairs", "u32", "pairs of a token and one of its experts"),
         Member("top_k", "u32", "experts of each token"),
         Member("experts", "u32", "experts whose weights are on this GPU"),
@@ -52,6 +52,21 @@ MEMBERS = {
         Member("places_at", "u64", "offset of each pair's index in the sorted pairs"),
     )
 }
+
+
+class ScaleFactors(NamedTuple):
+    """Factors of a weight's scales: p of ``scale_fit``, and the tensor scale."""
+
+    exponent: int = 0
+    tensor_scale: float = 1.0
+
+    @classmethod
+    def of(cls, w: PackedExperts) -> ScaleFactors:
+        """Return the factors of a weight."""
+        return cls(w.weight.scale_fit.exponent if w.format != "int4" else 0, w.weight.tensor_scale)
+
+
+_NO_FACTORS = ScaleFactors()
 
 
 @dataclass(frozen=True)  # without slots, for resized_copy()
@@ -73,6 +88,8 @@ class MoeProblem:
     id_words: int
     x_pitch_bytes: int
     out_pitch_bytes: int
+    up_scale: ScaleFactors = _NO_FACTORS
+    down_scale: ScaleFactors = _NO_FACTORS
     programmatic: bool = False
 
     def with_m(self, m: int) -> MoeProblem:
@@ -93,7 +110,7 @@ class MoeProblem:
         """Every field except M."""
         return (
             *(self.up, self.down, self.top_k, self.experts, self.global_experts, self.id_words),
-            *(self.x_pitch_bytes, self.out_pitch_bytes, self.programmatic),
+            *(self.x_pitch_bytes, self.out_pitch_bytes, self.up_scale, self.down_scale, self.programmatic),
         )
 
 
@@ -184,8 +201,10 @@ def check_call(
         check_out(result, dtype, f"{dtype.name}, as in x", (m, k), arrays, FUNCTION)
         out_pitch = _check_rows(result, "out")
     problem = MoeProblem(
-        up=LinearShape(k, columns, w1.group_size, not w1.symmetric, w1.dtype),
-        down=LinearShape(columns // 2, k, w2.group_size, not w2.symmetric, w2.dtype),
+        up=LinearShape(k, columns, w1.group_size, not w1.symmetric, w1.dtype, w1.format),
+        down=LinearShape(columns // 2, k, w2.group_size, not w2.symmetric, w2.dtype, w2.format),
+        up_scale=ScaleFactors.of(w1),
+        down_scale=ScaleFactors.of(w2),
         m=max(m, 1),
         top_k=top_k,
         experts=experts,

@@ -137,7 +137,7 @@ def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
     """Return the versions to choose from. Raises the errors of times()."""
     version = problem.version
     if problem.block_scales and version and version not in WITH_BLOCK_SCALES:
-        allowed = f"{', '.join(WITH_BLOCK_SCALES)} for block scales"
+        allowed = f"{' or '.join(WITH_BLOCK_SCALES)} for block scales"
         raise ArgumentError("version", version, allowed, 'pass version="auto"')
     if (version and version not in _MMA_SYNC) or problem.block_scales:
         user = "gemm with block scales" if problem.block_scales else f"version {version} of gemm"
