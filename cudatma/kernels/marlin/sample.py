@@ -42,9 +42,9 @@ def sample(
 ) -> Sample:
     """Return a launch of a kernel that computes y = x W for x (m, k) and a quantized W (k, n).
 
-    A group_size of 0 is the default of the format. k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. With
-    few SMs, each SM computes many stages, so that the ring wraps around. Raises ArgumentError, ArgumentTypeError,
-    QuantizationError, TargetError, CompileError, or DriverError if NVRTC is missing.
+    A group_size of 0 is the default of the format. k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. If
+    there are few SMs, each SM computes many stages, so that the ring wraps around. Raises ArgumentError,
+    ArgumentTypeError, QuantizationError, TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
