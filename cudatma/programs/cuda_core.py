@@ -145,7 +145,7 @@ class Stream:
 
 
 class Event:
-    """An event that holds a time."""
+    """An event that records a time."""
 
     is_done = True
 

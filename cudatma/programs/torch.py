@@ -42,7 +42,7 @@ class Stream:
 
 
 class Event:
-    """An event that holds a time."""
+    """An event that records a time."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._seconds = 0.0

@@ -165,7 +165,7 @@ class Swizzles(Observer):
             self._linear[w.agent, offsets.tobytes()] = (w, program, at, mode)
 
     def cluster_ended(self) -> None:
-        """Warn about linear reads of swizzled boxes that were not in-place updates."""
+        """Warn about linear reads of swizzled boxes, except for in-place updates."""
         for w, program, at, mode in self._linear.values():
             if self._findings.reads_to_check.get((program.function.name, at)) == 0:
                 continue

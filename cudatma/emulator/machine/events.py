@@ -223,7 +223,7 @@ class Observer:
         """
 
     def tensor_source(self, copy: Copy, region: Region | None, group: Any, /) -> None:
-        """A tensor load will read its box. This event follows its ``copy_issued``.
+        """A tensor load is about to read its box. This event follows the load's ``copy_issued``.
 
         ``region`` is the memory that contains the tensor, or None if the box is completely outside the tensor.
         ``group`` is the issuing thread's open bulk group. A wait for this group also covers reads of the tensor map.

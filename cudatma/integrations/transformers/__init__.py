@@ -101,7 +101,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
         remedy = "load a float model with from_pretrained(..., quantization_config=CudatmaConfig())"
         if method == "none":
             remedy += ", or specify the quant_method of a quantized model in config.json"
-        raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
+        raise ArgumentError("quant_method", method, f"{METHOD}, {', '.join(METHODS)}", remedy)
     if method != METHOD:
         config.quantization_config = CudatmaConfig(source=section).to_dict()
     loaded = loader.from_pretrained(model, config=config, **options)

@@ -107,7 +107,7 @@ def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
     if context.is_capturing(driver, stream):
         got = f"a stream that captures a graph for {entry} with debug=True"
         remedy = "a debug launch waits for the kernel, so capture a kernel compiled without debug=True"
-        raise LaunchError("stream", got, "outside a graph capture", remedy)
+        raise LaunchError("stream", got, "one that is not capturing", remedy)
 
 
 class ListeningModule:
