@@ -36,7 +36,7 @@ class At(NamedTuple):
 
 
 class Map(NamedTuple):
-    """Tensor map over a named array. The address in ``spec`` is 0. ``sized`` lists the fields that depend on sizes."""
+    """Tensor map over a named array. The address in ``spec`` is 0; ``sized`` lists the size-dependent fields."""
 
     array: str
     spec: AnySpec
@@ -209,8 +209,8 @@ def map_over(
 
     ``info`` provides the shape, strides and dtype of the array. ``box`` contains the number of elements along each
     axis, in NumPy order. ``dtype`` is the TMA type, by default that of the array. ``axes`` lists the array's axes from
-    innermost to outermost. ``options`` are other fields of TiledSpec. Raises DescriptorError if a rule is broken. The
-    error numbers axes in the array's order.
+    innermost to outermost. ``options`` are other fields of TiledSpec. Raises DescriptorError, with axes numbered in the
+    array's order, if a rule is violated.
     """
     kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
     spec = TiledSpec.from_strided(

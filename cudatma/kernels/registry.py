@@ -242,6 +242,6 @@ def kernel(name: str) -> KernelEntry:
     """Return the entry of a kernel. Raises ArgumentError for an unknown name."""
     if name not in REGISTRY:
         raise ArgumentError(
-            "kernel", name, ", ".join(REGISTRY), "run `cudatma dump --list` to list the kernels and their configs"
+            "kernel", name, ", ".join(REGISTRY), "run `cudatma dump --list` for a list of kernels and configs"
         )
     return REGISTRY[name]

@@ -33,10 +33,7 @@ class Patches(ExitStack):
         return previous
 
     def set_everywhere(self, module: ModuleType, values: Mapping[str, Any]) -> None:
-        """Replace attributes of a library's module, and the variables of the program's modules that refer to them.
-
-        The end of the block also restores variables that were imported inside the block.
-        """
+        """Replace attributes of a library's module and the program's variables that refer to them."""
         names = [name for name in values if hasattr(module, name)]
         # Each pair is an original and its replacement.
         pairs = [(self.set(module, name, values[name]), values[name]) for name in names]

@@ -207,13 +207,13 @@ def test_one_warpgroup_and_three(tile_m: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"version": "p1"}, "^version: got p1; allowed: scalar, a1"),
-        ({"tile_m": 96}, "^tile_m: got 96; allowed: 64, 128, 192"),
-        ({"tile_m": 128, "ctas_per_sm": 2}, "^ctas_per_sm: got 2; allowed: 1, because the tile has several"),
-        ({"q_stages": 2}, "^q_stages: got 2; allowed: 1"),
-        ({"box_rows": 16}, "^box_rows: got 16; allowed: 0, because the kernel reads no cache"),
-        ({"tile_n": 72}, "^tile_n: got 72"),
-        ({"head_dim": 80}, "^head_dim: got 80 of q and k"),
+        ({"version": "p1"}, "^version must be scalar or a1.*got p1"),
+        ({"tile_m": 96}, "^tile_m must be one of 64, 128, 192.*got 96"),
+        ({"tile_m": 128, "ctas_per_sm": 2}, "^ctas_per_sm must be 1 because the tile has several.*got 2"),
+        ({"q_stages": 2}, "^q_stages must be 1.*got 2"),
+        ({"box_rows": 16}, "^box_rows must be 0 because the kernel does not read a cache, got 16"),
+        ({"tile_n": 72}, "^tile_n must be .*got 72"),
+        ({"head_dim": 80}, "^head_dim must be .*got 80 of q and k"),
     ],
 )
 def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
@@ -236,7 +236,7 @@ def test_the_sample() -> None:
     made = sample("a4", SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
     assert made.run(schedules=2).is_clean
     assert made.error() <= made.limit
-    with pytest.raises(ArgumentError, match=r"^kv_heads: got 3"):
+    with pytest.raises(ArgumentError, match=r"^kv_heads must be .*got 3"):
         sample("a4", SM90A, kv_heads=3)
 
 

@@ -4,7 +4,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, the function returns at once.
+// dependent launch, this function returns immediately.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -71,14 +71,14 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 }
 
 // Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
-// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
+// Because the next kernel starts only after this wait, only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
-// division takes about 25 instructions.
+// A divisor prepared by the host for dividends below 2^31. divide() takes one multiplication and one shift; an integer division takes about
+// 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -90,8 +90,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
-// register.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register at each use.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -176,8 +175,8 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
-// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant. If a number were
-// unknown at compile time, ptxas would reserve all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant, because ptxas
+// reserves all 16 barriers for a number that is unknown at compile time.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -272,7 +271,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -305,7 +304,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -318,8 +317,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -362,7 +361,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -388,7 +387,7 @@ struct TmaPipeline {
     }
 
     // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread must call this function instead of
-    // init_barriers(). acquire() and release*() must not be called, so the producer must determine in another way when a slot is free.
+    // init_barriers(). acquire() and release*() must not be called; the producer must determine in another way when a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
         fence_mbarrier_init();
@@ -402,7 +401,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -419,8 +418,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -463,7 +462,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -496,7 +495,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -509,8 +508,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
-    // TMA could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. Without it, ptxas may issue the arrival
+    // first, and TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
@@ -558,7 +557,7 @@ struct TmaPipeline {
     }
 
     // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread must call this function instead of
-    // init_barriers(). acquire() and release*() must not be called, so the producer must determine in another way when a slot is free.
+    // init_barriers(). acquire() and release*() must not be called; the producer must determine in another way when a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
         fence_mbarrier_init();
@@ -631,7 +630,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -679,7 +678,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -712,7 +711,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, SUSPEND_NS); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -725,8 +724,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, SUSPEND_NS); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -795,7 +794,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, SUSPEND_NS); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -874,7 +873,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -887,8 +886,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -931,7 +930,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -964,7 +963,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -977,16 +976,16 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
-    // TMA could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. Without it, ptxas may issue the arrival
+    // first, and TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
     }
     __device__ __forceinline__ void release() const { release(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
@@ -1048,7 +1047,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -1061,8 +1060,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
@@ -1124,7 +1123,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -1178,7 +1177,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -1211,7 +1210,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -1224,8 +1223,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
