@@ -267,7 +267,7 @@ def experts_table(cells: Sequence[Cell]) -> Table:
 
 
 def experts_summary(cells: Sequence[Cell]) -> list[str]:
-    """Compare marlin_moe with each library, for small and for large M."""
+    """Compare marlin_moe with each library at small M and at large M."""
     groups = {"M <= 256": [c for c in cells if c["m"] <= 256], "M > 256": [c for c in cells if c["m"] > 256]}
     return [
         line

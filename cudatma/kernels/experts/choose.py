@@ -32,12 +32,12 @@ _MAX_TILE_M = 128
 _DEEP_TILE_M = 64
 #: tile_n of the wgmma kernel, and the one for few tiles.
 _WGMMA_N, _NARROW_WGMMA_N = 256, 128
-#: Minimum number of wide tiles per SM, below which there are twice as many narrow tiles. [H100]
+#: Minimum number of wide tiles per SM. If there are fewer, the tiles are narrow. [H100]
 _MIN_WIDE_TILES = 0.6
 #: Minimum number of pairs for a routing kernel with several CTAs.
 _MIN_PAIRS_OF_CLUSTER = 4096
-#: Maximum mean number of rows of an expert, and maximum number of pairs, for which each pair is a block. The weights of
-#: an expert are then read once for each of its rows, most of the time from L2.
+#: Each pair is a block up to this mean number of rows of an expert, and up to this number of pairs. The weights of an
+#: expert are then read once for each of its rows, most of the time from L2.
 _MAX_DIRECT_ROWS, _MAX_DIRECT_PAIRS = 1.2, 64
 #: Minimum mean number of rows for the wgmma kernel. [H200]
 _MIN_WGMMA_ROWS = 7.5
@@ -96,7 +96,7 @@ class Choice(NamedTuple):
     route_threads, route_ctas : int
         Number of threads per CTA and of CTAs of the routing kernel.
     direct : bool
-        Whether each pair is a block, and there is no routing kernel.
+        Whether each pair is a block, so that no routing kernel is needed.
     """
 
     version: str

@@ -143,7 +143,7 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        # With a fourth main loop, ptxas has too few registers for 128 rows and serializes the wgmmas.
+        # A fourth main loop would leave too few registers for 128 rows, so that ptxas would serialize the wgmmas.
         counts = (ROW_BOX, 2 * ROW_BOX, self.tile_m)
         return tuple(sorted({rows for rows in counts if rows <= self.tile_m})) if self.has_wgmma else ()
 

@@ -85,7 +85,7 @@ struct Problem {
     u32 expert_rows;                // n64 rows of each expert in the weight
     Divisor by_tiles_n;             // divides by tiles_n
     u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
-    u64 blocks_at;                  // offset of the number of blocks and the next tiles, and 16 bytes later of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
 };
 
@@ -501,7 +501,7 @@ __device__ __forceinline__ void store_results(const Sums<ROWS>& acc, const Probl
 #pragma unroll
         for (u32 row = 0; row < ROWS_AT_ONCE; row += 16) {
             const u32 r = (first + row) / 8;
-            // The first two matrices are the two halves of a fragment, and the other two are those of the next 8 rows.
+            // Two matrices contain the two halves of a fragment in 8 rows, and the other two contain the next 8 rows.
 #pragma unroll
             for (u32 c = 0; c < FRAGMENTS_16; ++c) {
                 u32 four[4];
