@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
@@ -131,6 +131,10 @@ class ExpertsConfig(MarlinConfig):
     def copies_rows(self) -> bool:
         """Whether cp.async copies rows of x in the order of the sorted pairs."""
         return self.has_wgmma and self.product == "up"
+
+    def in_form(self, form: str) -> ExpertsConfig:
+        """Return the config with this ``scale_form`` if it is allowed, otherwise with "none"."""
+        return cast("ExpertsConfig", super(ExpertsConfig, self).in_form(form))
 
     @property
     def loads_row_boxes(self) -> bool:
