@@ -20,7 +20,7 @@ from cudatma.kernels.experts.config import (
 )
 from cudatma.kernels.experts.problem import MoeProblem
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, LinearShape
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
@@ -204,9 +204,7 @@ def product_config(
             tile_m=tile_m,
             tile_n=tile_n,
             stages=2,
-            group_size=shape.group_size,
-            has_zeros=shape.has_zeros,
-            dtype=shape.dtype,
+            **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
             deep_box=shape.k % 64 == 0,
             tile_k=tile_k,
             slice_k=slice_k,
@@ -227,9 +225,7 @@ def wgmma_config(product: str, shape: LinearShape, tile_m: int, target: Target, 
         tile_m=tile_m,
         tile_n=tile_n,
         stages=2,
-        group_size=shape.group_size,
-        has_zeros=shape.has_zeros,
-        dtype=shape.dtype,
+        **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
         tile_k=256 if tile_m <= _DEEP_TILE_M else 128,
         warpgroups=warpgroups,
         mmas_per_commit=2,

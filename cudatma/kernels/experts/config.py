@@ -113,6 +113,7 @@ class ExpertsConfig(MarlinConfig):
         names = [self.version, self.product, *([] if self.gate == "silu_glu" else [self.gate]), self.activation.short]
         names += ["column" if self.group_size == -1 else f"g{self.group_size}"]
         names += ["zeros"] if self.has_zeros else []
+        names += [] if self.format == "int4" else [self.format]
         names += {"none": [], "as_stored": ["fused"], "shifted": ["shifted"]}[self.scale_form]
         names += [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", f"k{self.slice_k}", f"s{self.stages}"]
         names += [f"b{self.ctas_per_sm}"] if self.ctas_per_sm > 1 else []
@@ -197,7 +198,7 @@ class ExpertsConfig(MarlinConfig):
         names += ["by_top_k"] if self.product == "up" else []
         names += ["k", "activation_pitch"] if self.copies_rows else []
         names += [] if self.has_stage_scales else ["scale_pitch"]
-        names += ["scale_offset", "scale_back"] if self.is_fused else []
+        names += ["scale_offset", "scale_back"] if self.has_scale_back else []
         return tuple(names)
 
     # ---- Shared memory
