@@ -28,7 +28,7 @@ from cudatma.target import Target, get_target
 #: less often, but computes more padding rows. [H200]
 _SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
 _MAX_TILE_M = 128
-#: Maximum tile_m for stages of 256 elements of K instead of 128. [H100]
+#: Maximum tile_m for stages of 256 elements of K instead of 128, if three stages fit. [H100]
 _DEEP_TILE_M = 64
 #: tile_n of the wgmma kernel, and the one for few tiles.
 _WGMMA_N, _NARROW_WGMMA_N = 256, 128
@@ -219,20 +219,25 @@ def product_config(
 def wgmma_config(product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int) -> ExpertsConfig:
     """Return the wgmma kernel's configuration for a product with this tile and the most stages that fit."""
     warpgroups = max(1, tile_n // 128)
-    config = ExpertsConfig(
-        version="wgmma",
-        product=product,
-        tile_m=tile_m,
-        tile_n=tile_n,
-        stages=2,
-        **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
-        tile_k=256 if tile_m <= _DEEP_TILE_M else 128,
-        warpgroups=warpgroups,
-        mmas_per_commit=2,
-        commits_in_flight=1,
-        consumer_registers=232 if warpgroups == 2 else 0,
-    )
-    return config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES) or config
+    depths = (256, 128) if tile_m <= _DEEP_TILE_M else (128,)
+    for tile_k in depths:
+        config = ExpertsConfig(
+            version="wgmma",
+            product=product,
+            tile_m=tile_m,
+            tile_n=tile_n,
+            stages=2,
+            **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
+            tile_k=tile_k,
+            warpgroups=warpgroups,
+            mmas_per_commit=2,
+            commits_in_flight=1,
+            consumer_registers=232 if warpgroups == 2 else 0,
+        )
+        longest = config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES)
+        if longest is not None and longest.stages > 2:
+            return longest
+    return longest or config
 
 
 def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:
