@@ -71,13 +71,13 @@ def marlin_moe(
         Expert of each choice. A choice with the id -1 is skipped. Ids in host memory must otherwise be valid. Ids in
         device memory are not read back, so choices with other invalid ids are skipped, too.
     bias1 : array (experts, 2 I), optional
-        Biases of the first product, of x's dtype: those of gate, then of up.
+        Biases of gate, then of up, which are added to the first product. They have x's dtype.
     bias2 : array (experts, K), optional
-        Biases of the second product, of x's dtype. They are added before the multiplication by ``topk_weights``. If the
-        weights are divided among GPUs along I, only one GPU must add them.
+        Biases of the second product, which are added before the multiplication by ``topk_weights``. They have x's
+        dtype. If several GPUs divide I, only one of them must add the biases.
     activation : {"silu_glu", "swiglu_oai"}, default "silu_glu"
-        Activation between the products. ``"swiglu_oai"`` is the one of gpt-oss: ``gate * sigmoid(1.702 * gate) * (up +
-        1)``, where gate is first limited to at most 7, and up to -7 to 7.
+        Activation between the products. ``"swiglu_oai"`` is the activation of gpt-oss. It limits gate to at most 7 and
+        up to -7 to 7, and then computes ``gate * sigmoid(1.702 * gate) * (up + 1)``.
     batch_invariant : bool, default False
         Whether the bits of a token's result must not depend on the other tokens of the call. The result may differ from
         the result without this option, and small batches take longer.

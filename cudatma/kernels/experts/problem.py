@@ -179,20 +179,20 @@ def check_call(
         check_place(array, name, info, "x", FUNCTION)
         if not array.is_contiguous:
             raise ArgumentError(f"{name}.strides", array.strides_bytes, "C order without gaps", "make it contiguous")
-    added = []
+    added: list[ArrayInfo | None] = []
     for name, bias, columns_of in (("bias1", biases[0], columns), ("bias2", biases[1], k)):
-        array = None if bias is None else describe(bias, name)
-        added.append(array)
-        if array is None:
+        info_of = None if bias is None else describe(bias, name)
+        added.append(info_of)
+        if info_of is None:
             continue
-        _check_dtype(array, name, (dtype.name,))
-        if array.shape != (experts, columns_of):
-            raise ArgumentError(f"{name}.shape", array.shape, f"{(experts, columns_of)}, a row for each expert")
-        check_place(array, name, info, "x", FUNCTION)
-        if not array.is_contiguous:
-            raise ArgumentError(f"{name}.strides", array.strides_bytes, "C order without gaps", "make it contiguous")
-        check_gradient(array.owner, name, FUNCTION)
-        arrays[name] = array
+        _check_dtype(info_of, name, (dtype.name,))
+        if info_of.shape != (experts, columns_of):
+            raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)}, a row for each expert")
+        check_place(info_of, name, info, "x", FUNCTION)
+        if not info_of.is_contiguous:
+            raise ArgumentError(f"{name}.strides", info_of.strides_bytes, "C order without gaps", "make it contiguous")
+        check_gradient(info_of.owner, name, FUNCTION)
+        arrays[name] = info_of
     global_experts = experts if local is None else local.shape[0]
     if info.device is None:
         _check_host_ids(ids, local, experts, global_experts)

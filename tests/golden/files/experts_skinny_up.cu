@@ -83,7 +83,7 @@ struct Problem {
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_top_k;               // divides by top_k
     u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
-    u64 blocks_at;                  // offset of the number of blocks and the next tiles, and 16 bytes later of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
 };
 
@@ -454,7 +454,7 @@ struct Biases {
 // Load a thread's biases of a fragment. `bias` contains the biases of all experts, and `column` is the fragment's first column in the expert's
 // weight.
 __device__ __forceinline__ Biases load_biases(const Problem& problem, const u16* bias, u32 expert, u32 column, u32 lane) {
-    // The two columns are the gate and the up of one column of the result. The biases of all gates precede those of all ups.
+    // The two columns are the gate and the up of one column of the result. All biases of gates precede all biases of ups.
     const u32 low = column / 2 + (lane >> 2);
     const u16* const own = bias + (u64)expert * (2 * problem.n);
     return low < problem.n ? Biases{low_to_float(own[low]), low_to_float(own[problem.n + low])} : Biases{0.0f, 0.0f};
