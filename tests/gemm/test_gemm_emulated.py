@@ -233,12 +233,12 @@ def run_small(
 def test_scales_of_blocks(version: str, batch: int, by_tma: bool) -> None:
     """Block scales of A in column-major order, with and without TMA, in a batch with bias and activation, and for more
     blocks than are loaded at a time."""
-    a, b = numbers(batch, 70, 720, dtype=E4M3), numbers(batch, 296, 720, dtype=E4M3).swapaxes(1, 2)
-    a_scale = abs(numbers(batch, 6, 72 if by_tma else 70, dtype=np.float32))[..., :70].swapaxes(1, 2)
-    options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(6, 3, dtype=np.float32)}
+    a, b = numbers(batch, 70, 600, dtype=E4M3), numbers(batch, 168, 600, dtype=E4M3).swapaxes(1, 2)
+    a_scale = abs(numbers(batch, 5, 72 if by_tma else 70, dtype=np.float32))[..., :70].swapaxes(1, 2)
+    options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(5, 2, dtype=np.float32)}
     if batch > 1:
-        options["b_scale"] = numbers(batch, 6, 6, dtype=np.float32)[..., ::2]
-        options |= {"bias": numbers(296, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
+        options["b_scale"] = numbers(batch, 5, 4, dtype=np.float32)[..., ::2]
+        options |= {"bias": numbers(168, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     assert checked_call(a, b, out, **options).problem.scales_by_tma == by_tma
@@ -268,7 +268,7 @@ def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     assert checked_call(a, b, out, **options).problem.scales_by_tma
-    run_small("v4", a, b, out, tile_m=128, **options)
+    run_small("v4", a, b, out, tile_m=64, **options)
     compare(out, wanted, 6e-3)
 
 
