@@ -31,7 +31,7 @@ class ExpertWeights(PackedModule):
     out_features : int
         Number of outputs of an expert, N.
     gated : bool
-        Whether the outputs are those of gate, then of up; see ``PackedExperts``.
+        Whether the outputs are gate, then up; see ``PackedExperts``.
     group_size : int, default 128
         Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     symmetric : bool, default True
