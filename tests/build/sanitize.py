@@ -263,12 +263,15 @@ def run_experts(name: str) -> str:
     """Run marlin_moe."""
     operands = LAYERS[name].operands()
     expected = marlin_moe(**operands, backend="reference")
-    weights = ("w1", "w2")
-    given = {
-        field: value.to_device() if field in weights else upload(value) if field == "x" else upload_words(value)
-        for field, value in operands.items()
-        if value is not None
-    }
+
+    def uploaded(field: str, value: Any) -> Any:
+        if value is None or field == "activation":
+            return value
+        if field in ("w1", "w2"):
+            return value.to_device()
+        return upload(value) if field in ("x", "bias1", "bias2") else upload_words(value)
+
+    given = {field: uploaded(field, value) for field, value in operands.items()}
     return wrong(marlin_moe(**given).get(), expected, 1e-2)
 
 
