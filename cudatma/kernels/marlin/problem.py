@@ -223,10 +223,7 @@ class Problem:
 
     def as_json(self) -> dict[str, Any]:
         """Return the problem in the form that tuning entries store."""
-        fields = asdict(self.layer)
-        if self.layer.format == "int4":
-            del fields["format"]
-        return fields | {"m": self.m}
+        return asdict(self.layer) | {"m": self.m}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
