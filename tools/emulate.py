@@ -84,6 +84,8 @@ _SIZES = {
     "tile_n": "number of columns of a result tile",
     "stages": "number of ring stages",
     "experts": "number of experts",
+    "ctas": "number of CTAs of the routing kernel, 1 or 8",
+    "direct": "whether each pair of a token and an expert is a block",
     "top_k": "number of experts of each token",
     "intermediate": "number of columns of gate, and of up",
     "seed": "seed of the random operands",

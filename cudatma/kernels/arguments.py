@@ -69,6 +69,8 @@ class Sizes(NamedTuple):
         Bytes of workspace for partial sums and for flags. No workspace is used if both are 0.
     rows_bytes : int
         Bytes of memory for copied rows.
+    early_rows_at : int
+        Offset in this memory from which on the kernel may read before the previous kernel has completed, or 0.
     """
 
     grid: int | tuple[int, ...]
@@ -79,6 +81,7 @@ class Sizes(NamedTuple):
     partials_bytes: int = 0
     flags_bytes: int = 0
     rows_bytes: int = 0
+    early_rows_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +168,14 @@ class Arguments:
             arrays.
         """
         reached = {name: host_bytes(info) for name, info in arrays.items() if info.size_elems}
+        early = set(self.early)
+        if at := self.sizes.early_rows_at:
+            early.add("early_rows")
+            reached |= {ROWS: reached[ROWS][:at], "early_rows": reached[ROWS][at:]}
         given: dict[str, Any] = {"arrays": tuple(reached.values()), "target": target}
         given |= {"shared_bytes": self.shared_bytes, "cluster": self.cluster if self.cluster > 1 else None}
         if self.sizes.programmatic:
-            given["produced_by_previous"] = tuple([held for name, held in reached.items() if name not in self.early])
+            given["produced_by_previous"] = tuple([held for name, held in reached.items() if name not in early])
         chosen = self.kernel(target) if kernel is None else kernel
         return chosen.emulate(self.sizes.grid, self.config.threads, self.filled(arrays), **(given | options))
 

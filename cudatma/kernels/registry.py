@@ -195,13 +195,6 @@ REGISTRY: dict[str, KernelEntry] = {
             "sort pairs of tokens and experts by expert",
             "cudatma.kernels.experts.sample:route_sample",
         ),
-        KernelEntry(
-            "experts_gather",
-            "kernels/experts_gather.cu.j2",
-            "cudatma.kernels.experts.choose:gather_configs",
-            "copy rows in the order of experts",
-            "cudatma.kernels.experts.sample:gather_sample",
-        ),
         *(
             KernelEntry(
                 f"experts_{version}_{product}",

@@ -409,6 +409,11 @@ class MarlinConfig(KernelConfig):
         """Whether rows of activations are loaded one by one."""
         return False
 
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Numbers of rows for which the wgmma kernel has a main loop, or () for a kernel that always computes tile_m."""
+        return ()
+
     # ---- Scales
 
     @property
