@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from cudatma.build import kernel as build
 from cudatma.context import Runtime, using_runtime
-from cudatma.integrations.vllm.experts import LoadedFormat, PackedExpertsLayer, pack_layer, warm_up_layer
+from cudatma.integrations.vllm.experts import LoadedFormat, PackedExpertsLayer, pack_layer, prepare_layer
 
 pytestmark = pytest.mark.gpu
 
@@ -58,7 +58,7 @@ class Layer(torch.nn.Module):
     def pack(self) -> PackedExpertsLayer:
         loaded = LoadedFormat("gptq", NAMES, GROUP, False)
         pack_layer(self, loaded, lambda layer, name, tensor: setattr(layer, name, _parameter(tensor)))
-        warm_up_layer(self, loaded, MAX_TOKENS)
+        prepare_layer(self, loaded, MAX_TOKENS)
         kernel = PackedExpertsLayer()
         kernel.moe_config = self.moe_config
         kernel.w1_scale, kernel.w2_scale = self.w13_scales, self.w2_scales

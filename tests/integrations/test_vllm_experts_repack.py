@@ -13,7 +13,14 @@ torch = pytest.importorskip("torch")
 
 import cudatma
 from cudatma.errors import QuantizationError
-from cudatma.integrations.vllm.experts import LoadedFormat, PackedExpertsLayer, pack_layer, pack_tensors, refusal
+from cudatma.integrations.vllm.experts import (
+    LoadedFormat,
+    PackedExpertsLayer,
+    pack_layer,
+    pack_tensors,
+    prepare_layer,
+    refusal,
+)
 from cudatma.quantization import pack
 
 NAMES = "qweight", "scales", "qzeros"
@@ -144,8 +151,10 @@ def test_a_layer_packs_its_weights_and_computes_with_them(monkeypatch: pytest.Mo
         for name, tensor in zip(NAMES, loaded.tensors(), strict=True):
             layer.register_parameter(f"{prefix}_{name}", torch.nn.Parameter(tensor, requires_grad=False))
     pack_layer(layer, LoadedFormat("awq", NAMES, 32, True), replace)
+    layer.moe_config = config(hidden_dim=hidden, intermediate_size_per_partition=intermediate)
+    prepare_layer(layer, LoadedFormat("awq", NAMES, 32, True), None)
     kernel = PackedExpertsLayer()
-    kernel.moe_config = config(hidden_dim=hidden, intermediate_size_per_partition=intermediate)
+    kernel.moe_config = layer.moe_config
     kernel.w1_scale, kernel.w1_zp, kernel.w2_scale, kernel.w2_zp = (
         getattr(layer, name) for name in ("w13_scales", "w13_qzeros", "w2_scales", "w2_qzeros")
     )
@@ -163,6 +172,9 @@ def test_a_layer_packs_its_weights_and_computes_with_them(monkeypatch: pytest.Mo
         backend="reference",
     )
     np.testing.assert_array_equal(y.numpy(), expected)
+    layer.w2_scales[0, 0] = 60000
+    with pytest.raises(QuantizationError, match=r"^w2_scales: got scales with .* before the reload"):
+        prepare_layer(layer, LoadedFormat("awq", NAMES, 32, True), None)
 
 
 def replace(layer: Any, name: str, tensor: Any) -> None:

@@ -25,6 +25,8 @@ from cudatma.quantization import GROUP_SIZES
 from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks
 
+#: Attribute of a layer with the ScaleFits of its weights.
+_FITS = "cudatma_scale_fits"
 #: Place in an AWQ word of each of its eight columns.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -102,18 +104,16 @@ def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, An
         setattr(layer, f"{prefix}_weight", getattr(layer, f"{prefix}_{q_name}"))
 
 
-def warm_up_layer(layer: Any, loaded: LoadedFormat, max_m: int | None) -> None:
+def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None) -> None:
     """Compile and load the kernels for batches of up to ``max_m`` tokens, and share a workspace among graphs.
 
-    The function does nothing for weights in host memory, and compiles nothing if ``max_m`` is None.
+    The function compiles nothing for weights in host memory or if ``max_m`` is None.
+
+    vLLM's reload_weights() replaces weights in place. QuantizationError is raised if the new scales have a different
+    range, because the layer's kernels were chosen for the original range.
     """
     _, s_name, z_name = loaded.names
     config, device = layer.moe_config, layer.w13_weight.device
-    if device.type != "cuda":
-        return
-    share_captured_workspaces()  # vLLM runs its graphs one after another.
-    if max_m is None:
-        return
     hidden, intermediate = config.hidden_dim, config.intermediate_size_per_partition
     first, second = (
         experts_of(
@@ -128,9 +128,21 @@ def warm_up_layer(layer: Any, loaded: LoadedFormat, max_m: int | None) -> None:
             ("w2", (intermediate, hidden), False),
         )
     )
+    fits = first.weight.scale_fit, second.weight.scale_fit
+    for name, fit, known in zip(("w13", "w2"), fits, getattr(layer, _FITS, fits), strict=True):
+        if fit != known:
+            remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16Experts"
+            allowed = f"{known}, the range before the reload"
+            raise QuantizationError(f"{name}_{s_name}", f"scales with {fit}", allowed, remedy)
+    setattr(layer, _FITS, fits)
+    if device.type != "cuda":
+        return
+    share_captured_workspaces()  # vLLM runs its graphs one after another.
+    if max_m is None:
+        return
     done: _WarmedUp = runtime().part(_WarmedUp)
     tokens, expert_map, top_k = min(max_m, LARGEST_M), layer.expert_map, config.experts_per_token
-    formats = tuple([(w.shape, w.group_size, w.symmetric, w.dtype) for w in (first, second)])
+    formats = tuple([(w.shape, w.group_size, w.symmetric, w.dtype, w.weight.scale_fit.form) for w in (first, second)])
     key = first.device, formats, top_k, None if expert_map is None else len(expert_map), tokens
     if key not in done:
         x = torch.empty((2, hidden), dtype=config.in_dtype, device=device)

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 from vllm.model_executor.utils import replace_parameter
 
 from cudatma.errors import QuantizationError
-from cudatma.integrations.vllm.experts import LoadedFormat, PackedExpertsLayer, pack_layer, refusal, warm_up_layer
+from cudatma.integrations.vllm.experts import LoadedFormat, PackedExpertsLayer, pack_layer, prepare_layer, refusal
 from cudatma.integrations.vllm.kernel import unfit_platform
 
 _vllm_select = int_wna16.select_wna16_moe_backend
@@ -133,7 +133,7 @@ def convert(backend: Any, layer: Any, quant_config: Any, *rest: Any, **options: 
         raise QuantizationError("experts", "biases in the checkpoint", "experts without biases", remedy)
     loaded: Any = _loaded_format(quant_config, layer.moe_config)  # select() has accepted the format.
     pack_layer(layer, loaded, replace_parameter)
-    warm_up_layer(layer, loaded, _max_tokens(layer.moe_config))
+    prepare_layer(layer, loaded, _max_tokens(layer.moe_config))
     return None
 
 
