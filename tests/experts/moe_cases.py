@@ -17,8 +17,11 @@ LIMITS = {"float16": 1e-3, "bfloat16": 8e-3}
 
 @dataclass(frozen=True)
 class Layer:
-    """A call of marlin_moe. mapped: half of the experts are on another GPU. skipped: fraction of skipped choices. biased:
-    both products have biases."""
+    """A call of marlin_moe.
+
+    mapped: half of the experts are on another GPU. skipped: fraction of skipped choices. biased: both products have
+    biases.
+    """
 
     m: int
     k: int

@@ -121,4 +121,7 @@ def test_a_programmatic_launch_and_a_workspace() -> None:
 def test_a_debug_build() -> None:
     for name in ("mapped", "gpt_oss_many_rows"):
         operands = LAYERS[name].operands()
-        check(download(cudatma.marlin_moe(**{field: upload(value) for field, value in operands.items()}, debug=True)), operands)
+        check(
+            download(cudatma.marlin_moe(**{field: upload(value) for field, value in operands.items()}, debug=True)),
+            operands,
+        )

@@ -36,16 +36,16 @@ _WGMMA_N, _NARROW_WGMMA_N = 256, 128
 _MIN_WIDE_TILES = 0.6
 #: Minimum number of pairs for a routing kernel with several CTAs.
 _MIN_PAIRS_OF_CLUSTER = 4096
-#: Maximum mean number of rows of an expert, and maximum number of pairs, for which each pair is a block. The weights of an
-#: expert are then read once for each of its rows, most of the time from L2.
+#: Maximum mean number of rows of an expert, and maximum number of pairs, for which each pair is a block. The weights of
+#: an expert are then read once for each of its rows, most of the time from L2.
 _MAX_DIRECT_ROWS, _MAX_DIRECT_PAIRS = 1.2, 64
 #: Minimum mean number of rows for the wgmma kernel. [H200]
-_MIN_WGMMA_ROWS = 12.0
+_MIN_WGMMA_ROWS = 7.5
 #: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
 _FIELDS = {256: (256, 1, 1), 128: (256, 2, 2), 64: (256, 2, 2)}
 _LONG_FIELDS, _LONG_K = (512, 4, 1), 4096
-#: tile_n of the two products, and (tile_k, slice_k, ctas_per_sm), with which the skinny kernel adds in the same order for
-#: every number of tokens.
+#: tile_n of the two products, and (tile_k, slice_k, ctas_per_sm), with which the skinny kernel adds in the same order
+#: for every number of tokens.
 _INVARIANT_SKINNY_NS, _INVARIANT_FIELDS = (64, 64), (256, 1, 1)
 #: Relative speed of each tile_n if all SMs are busy. [H200]
 _RATES = {256: 1.0, 128: 0.96, 64: 0.93}
@@ -251,7 +251,8 @@ def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:
     zeros = LinearShape(4096, 2048, 64, True, "float16")
     if kernel == "wgmma":
         large = ((qwen, 128, 256), (odd, 64, 128), (zeros, 32, 256)) if target.has_wgmma else ()
-        return [wgmma_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in large]
+        configs = [wgmma_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in large]
+        return [config.in_form("as_stored") for config in configs]
     cases = ((qwen, 1, 128), (qwen, 8, 256), (odd, 16, 128), (zeros, 32, 64))
     configs = [product_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
     return [config for config in configs if config.smem_bytes <= target.smem_share_bytes(config.ctas_per_sm)]

@@ -22,8 +22,8 @@ from cudatma.target import Target
 _SKINNY, _WGMMA = (MARLIN_PRESETS[version].allowed for version in ("skinny", "wgmma"))
 #: Maximum number of stages. There is a record for each, so that the size of the records does not depend on the stages.
 MAX_STAGES = 8
-#: Number of rows of a box. The wgmma kernel has main loops for one box, two boxes and a whole block, because most experts
-#: have fewer rows than their last block can hold.
+#: Number of rows of a box. The wgmma kernel has main loops for one box, two boxes and a whole block, because the last
+#: block of an expert usually has fewer rows than the others.
 ROW_BOX = 32
 _ALLOWED: Mapping[str, Sequence[Any]] = {"cluster_n": (1,), "cluster_k": (1,), "stages": range(2, MAX_STAGES + 1)}
 #: Every kernel, keyed by name.
@@ -65,9 +65,9 @@ class ExpertsConfig(MarlinConfig):
     """A configuration of the grouped GEMM, which has the fields of marlin_gemm's kernel of the same version.
 
     product: one of PRODUCTS. gate: a key of GATES, the activation after the first product. tile_m: maximum number of
-    rows of a block. direct: whether each pair is a block, so that no routing kernel is needed. In the skinny kernel, rows of a stage are an odd number of 128-byte lines apart, and deep_box is
-    whether one three-dimensional box loads a row of a stage, which requires a K that is a multiple of 64. Raises
-    ArgumentError or ArgumentTypeError."""
+    rows of a block. direct: whether each pair is a block, so that no routing kernel is needed. In the skinny kernel,
+    rows of a stage are an odd number of 128-byte lines apart, and deep_box is whether one three-dimensional box loads a
+    row of a stage, which requires a K that is a multiple of 64. Raises ArgumentError or ArgumentTypeError."""
 
     product: str
     gate: str = "silu_glu"
@@ -162,7 +162,7 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def full_arrivals(self) -> int:
-        """Number of arrivals that fill a stage: one with the expected bytes, and one from each warp that copies rows."""
+        """Number of arrivals per stage: one with the expected bytes, and one from each warp that copies rows."""
         return 1 + self.producer_warps if self.copies_rows else 1
 
     # ---- Launch parameters
@@ -277,9 +277,10 @@ class _Plain(ABC):
 class RouteConfig(_Plain):
     """A configuration of ``kernels/experts_route.cu.j2``.
 
-    tile_m: maximum number of rows of a block, as in the grouped GEMM. short_rows: blocks with at most this number of rows
-    come after all other blocks, because they take less time. threads: number of threads per CTA, at least the number of
-    experts. ctas: number of CTAs, which form a cluster. Raises ArgumentError or ArgumentTypeError for an invalid field.
+    tile_m: maximum number of rows of a block, as in the grouped GEMM. short_rows: blocks with at most this number of
+    rows come after all other blocks, because they take less time. threads: number of threads per CTA, at least the
+    number of experts. ctas: number of CTAs, which form a cluster. Raises ArgumentError or ArgumentTypeError for an
+    invalid field.
     """
 
     tile_m: int

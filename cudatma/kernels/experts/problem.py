@@ -47,7 +47,7 @@ MEMBERS = {
         WORK_MEMBERS["output_pitch"],
         MARLIN_MEMBERS["activation_pitch"],
         Member("result_at", "u64", "offset of this kernel's results in the workspace, in bytes"),
-        Member("blocks_at", "u64", "offset of the number of blocks and the next tiles, and 16 bytes later of the blocks"),
+        Member("blocks_at", "u64", "offset of the number of blocks and of the next tiles, then of the blocks"),
         Member("pairs_at", "u64", "offset of the sorted pairs"),
         Member("places_at", "u64", "offset of each pair's index in the sorted pairs"),
     )

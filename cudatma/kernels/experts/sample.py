@@ -43,9 +43,9 @@ def sample(
 ) -> Sample:
     """Return one launch of marlin_moe for m tokens. The launches before it have run.
 
-    kernel: "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". The error
-    compares the result of all launches with the reference. The
-    imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. ctas: CTAs of the routing kernel. direct: whether each pair is a block. Raises ArgumentError,
+    kernel: "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". ctas: CTAs of the
+    routing kernel. direct: whether each pair is a block. The error compares the result of all launches with the
+    reference. The imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
     QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
     """
     for field, value in (("m", m), ("experts", experts), ("k", k), ("sm_count", sm_count)):
@@ -60,7 +60,22 @@ def sample(
     tile_m = tile_m or (1 if direct else 32 if version == "wgmma" else 8)
     tile_n = tile_n or (128 if version == "wgmma" else 64)
     call = _Call(
-        version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, stages, sm_count, ctas, direct, seed
+        version,
+        target,
+        m,
+        experts,
+        top_k,
+        k,
+        intermediate,
+        dtype,
+        group_size,
+        tile_m,
+        tile_n,
+        stages,
+        sm_count,
+        ctas,
+        direct,
+        seed,
     )
     index = call.names.index(name)
     call.emulate(call.launches[:index])

@@ -411,7 +411,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """Numbers of rows for which the wgmma kernel has a main loop, or () for a kernel that always computes tile_m."""
+        """Numbers of rows for which a wgmma kernel has main loops, or () if it always computes tile_m rows."""
         return ()
 
     # ---- Scales

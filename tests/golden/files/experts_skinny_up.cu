@@ -530,9 +530,8 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);
     griddepcontrol_wait();   // the routing kernel has written the blocks
     griddepcontrol_launch_dependents();
-    // The routing kernel has completed: every CTA of the first GEMM waits for it before it allows the second GEMM to start.
+    // The routing kernel has completed, because every CTA of the first GEMM waits for it before it allows the second GEMM to start.
     const u32 tiles = __ldcg(routing.block_count) * problem.tiles_n;
-
     if (warp == CONSUMER_WARPS) {
         // elect_sync() lets ptxas know that only one thread runs this code; with lane == 0, ptxas would put a loop around each copy.
         if (elect_sync()) produce(ring, records, smem, Maps{&weight_map, &scale_map, &zero_map, &activation_map}, problem, routing, tiles);
