@@ -180,8 +180,9 @@ def test_biases_of_the_checkpoint_are_added() -> None:
     experts.biases = [{shard: rng.standard_normal(n) / 4 for shard, n in sizes.items()} for _ in range(EXPERTS)]
     for expert, biases in enumerate(experts.biases):
         for shard, bias in biases.items():
-            parameter = layer.w2_bias if shard == "w2" else layer.w13_bias
-            parameter.weight_loader(parameter, torch.from_numpy(bias).half(), f"experts.{expert}.bias", shard, expert)
+            name = "w2_bias" if shard == "w2" else "w13_bias"
+            parameter = getattr(layer, name)
+            parameter.weight_loader(parameter, torch.from_numpy(bias).half(), f"experts.{name}", shard, expert)
     layer.quant_method.process_weights_after_loading(layer)
     check(layer, experts, torch.float16)
 
