@@ -123,7 +123,7 @@ def test_weights_reloaded_in_place_keep_their_memory() -> None:
 
 REFUSED = {
     "8 bits": ({"bits": 8}, "quantization scheme"),
-    "whole columns of compressed-tensors": ({"form": "compressed-tensors", "size": -1}, "strategy channel"),
+    "whole columns of compressed-tensors": ({"form": "compressed-tensors", "size": -1}, "must be group, got channel"),
     "gelu": ({"activation": "gelu"}, "activation"),
     "sizes": ({"form": "compressed-tensors", "size": 16}, "the group size must be one of"),
     "limit": ({"swiglu_limit": 7.0}, "limit"),

@@ -1,7 +1,7 @@
 """Expert layers with vLLM's interface. This module does not import vLLM. moe.py adds vLLM's base class.
 
 vLLM loads the weights of all local experts of a layer into the parameters w13 (gate, then up) and w2. Their layout
-depends on the checkpoint's format. torch repacks them on their device, one expert at a time. The result equals that of
+depends on the checkpoint's format. torch repacks them on their device, one expert at a time, with the same result as
 ``pack_experts``.
 """
 
@@ -55,7 +55,7 @@ class LoadedFormat(NamedTuple):
 
 
 class ExpertsConfig(Protocol):
-    """Fields of vLLM's FusedMoEConfig that cudatma reads. The intermediate size is that of this rank's shard."""
+    """Fields of vLLM's FusedMoEConfig that cudatma reads. The intermediate size counts only this rank's shard."""
 
     hidden_dim: int
     intermediate_size_per_partition: int

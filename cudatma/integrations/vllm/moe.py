@@ -28,7 +28,7 @@ _vllm_make = int_wna16.make_wna16_moe_kernel
 
 
 class Backend(Enum):
-    """Stands next to vLLM's WNA16MoEBackend."""
+    """A backend in addition to vLLM's WNA16MoEBackend."""
 
     CUDATMA = "CUDATMA"
 
@@ -197,10 +197,10 @@ def _loaded_format(quant_config: Any, config: Any) -> LoadedFormat | str:
         if quant_config.actorder == "group":
             return "the weights are in activation order"
         if quant_config.strategy != "group":  # vLLM accepts whole columns only for its Marlin kernel.
-            return f"the scales must be those of groups, got the strategy {quant_config.strategy}"
+            return f"the strategy of the scales must be group, got {quant_config.strategy}"
         names = "weight_packed", "weight_scale", "weight_zero_point"
         return LoadedFormat("n_major", names, quant_config.group_size, not quant_config.symmetric)
-    return f"the weights are those of {type(quant_config).__name__}"
+    return f"checkpoints with {type(quant_config).__name__} are not supported"
 
 
 def _max_tokens(config: Any) -> int | None:
