@@ -34,7 +34,7 @@ def _own_runtime() -> Iterator[None]:
         yield
 
 
-class Layer(torch.nn.Module):
+class Layer(torch.nn.Module):  # type: ignore[name-defined]
     """A layer of experts as vLLM loads it from a GPTQ checkpoint."""
 
     def __init__(self, dtype: Any) -> None:
