@@ -186,12 +186,16 @@ OPTIONAL: dict[str, tuple[str, str, Rival]] = {"humming": (HUMMING, "humming", _
 
 def _expert(weights: PackedExperts, index: int) -> Any:
     """Return the values (K, N) of an expert in float64, with the columns in stored order."""
+    import numpy as np
     import torch
 
     w, rows = weights.weight, blocks(weights.columns) * blocks(weights.shape[1])
+    begin = index * weights.padded_columns
+    # Copy the bits as integers, because copying bf16 would require a compiler.
+    scales = w.scales.view(np.uint16)[:, begin : begin + weights.padded_columns].copy().view(w.scales.dtype)
     part = PackedWeight(
         w.qweight[index * rows : (index + 1) * rows],
-        w.scales[:, index * weights.padded_columns : (index + 1) * weights.padded_columns],
+        scales,
         None,
         None,
         (weights.shape[1], weights.padded_columns),
@@ -263,7 +267,7 @@ def experts_table(cells: Sequence[Cell]) -> Table:
 
 
 def experts_summary(cells: Sequence[Cell]) -> list[str]:
-    """Compare marlin_moe with each library, for small and for large M."""
+    """Compare marlin_moe with each library at small M and at large M."""
     groups = {"M <= 256": [c for c in cells if c["m"] <= 256], "M > 256": [c for c in cells if c["m"] > 256]}
     return [
         line

@@ -70,7 +70,7 @@ class Sizes(NamedTuple):
     rows_bytes : int
         Bytes of memory for copied rows.
     early_rows_at : int
-        Offset in this memory from which on the kernel may read before the previous kernel has completed, or 0.
+        Offset in this memory of the arrays that the kernel may read before the previous kernel has completed, or 0.
     """
 
     grid: int | tuple[int, ...]

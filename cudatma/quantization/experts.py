@@ -1,4 +1,4 @@
-"""PackedExperts, the int4 weights of all experts of a layer, and the functions that create them."""
+"""PackedExperts, the weights of all experts of a layer, and the functions that create them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.quantization.layout_v1 import BLOCK, blocks
 from cudatma.quantization.namespaces import namespace_of, native_array, on_device_of
-from cudatma.quantization.packed import PackedWeight, _Referable, check_group_size, pack, unpack
+from cudatma.quantization.packed import PackedWeight, _Referable, pack, unpack
 from cudatma.quantization.rounding import quantize
 
 #: Number of adjacent columns of gate, and then of up, in a gated weight. A thread of an MMA holds columns that are this
@@ -22,7 +22,7 @@ GATE_COLUMNS = 8
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PackedExperts(_Referable):
-    """The int4 weights (K, N) of all experts of a layer.
+    """The quantized weights (K, N) of all experts of a layer.
 
     ``quantize_experts`` and ``pack_experts`` create them.
 
@@ -103,8 +103,13 @@ class PackedExperts(_Referable):
         return self.weight.dtype
 
     @property
+    def format(self) -> str:
+        """Format of the weights, such as ``"int4"``."""
+        return self.weight.format
+
+    @property
     def symmetric(self) -> bool:
-        """Whether all zero points are 8."""
+        """Whether the weights have no zero points."""
         return self.weight.symmetric
 
     @property
@@ -118,7 +123,7 @@ class PackedExperts(_Referable):
         return self.weight.device
 
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
-        """Return the values of the weights, (q - zero) * scale.
+        """Return the values of the weights, as ``PackedWeight.dequantize``.
 
         Parameters
         ----------
@@ -179,7 +184,8 @@ class PackedExperts(_Referable):
 
     def __repr__(self) -> str:
         where = "host" if self.device is None else f"device {self.device}"
-        kind = "symmetric" if self.symmetric else "asymmetric"
+        symmetry = "symmetric" if self.symmetric else "asymmetric"
+        kind = symmetry if self.format == "int4" else f"format={self.format!r}"
         gated = ", gated" if self.gated else ""
         return f"PackedExperts(shape={self.shape}, group_size={self.group_size}, {self.dtype}, {kind}{gated}, {where})"
 
@@ -187,25 +193,26 @@ class PackedExperts(_Referable):
 def quantize_experts(
     weights: Any,
     *,
-    group_size: int = 128,
+    group_size: int | None = None,
     gated: bool = False,
     symmetric: bool = True,
     dtype: Any = "float16",
     clip_search: bool = False,
+    format: str = "int4",
 ) -> PackedExperts:
-    """Quantize the dense weights of all experts of a layer to int4.
+    """Quantize the dense weights of all experts of a layer.
 
     Parameters
     ----------
     weights : array_like, shape (experts, K, N)
         Floating-point weights (in, out). They may be a NumPy or CuPy array, a torch tensor, or an object that supports
         DLPack.
-    group_size : int, default 128
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+    group_size : int, optional
+        Number of rows of K that share a scale, as for ``quantize``.
     gated : bool, default False
         Whether the columns are those of gate, then of up, as in the first weight of a gated layer.
-    symmetric, dtype, clip_search : optional
-        As for ``quantize``.
+    symmetric, dtype, clip_search, format : optional
+        As for ``quantize``. The experts of an nvfp4 weight have a common tensor scale, as in ``pack_experts``.
 
     Returns
     -------
@@ -227,15 +234,13 @@ def quantize_experts(
     native = native_array(weights, "weights")
     if native.ndim != 3 or 0 in native.shape:
         raise QuantizationError("weights", tuple(native.shape), "three dimensions (experts, K, N), each at least 1")
-    check_group_size(group_size)
+    options = {"group_size": group_size, "symmetric": symmetric, "dtype": dtype, "clip_search": clip_search}
     order = _order(native.shape[2], gated)
     packed = []
     for index in range(native.shape[0]):
         expert = native[index] if order is None else native[index][:, order]
         try:
-            packed.append(
-                quantize(expert, group_size=group_size, symmetric=symmetric, dtype=dtype, clip_search=clip_search)
-            )
+            packed.append(quantize(expert, format=format, **options))
         except QuantizationError as error:
             field = f"weights[{index}]" if error.field == "weight" else f"weights[{index}]: {error.field}"
             raise QuantizationError(field, error.got, error.allowed) from error
@@ -248,7 +253,9 @@ def pack_experts(weights: Sequence[PackedWeight], *, gated: bool = False) -> Pac
     Parameters
     ----------
     weights : sequence of PackedWeight
-        The weight (K, N) of each expert, all of the same shape, group size, dtype and device.
+        The weight (K, N) of each expert, all of the same shape, format, group size, dtype and device. If their tensor
+        scales differ, the largest one applies to all experts, and the scales of the others are multiplied by the ratio
+        and rounded to their type.
     gated : bool, default False
         Whether the columns are those of gate, then of up.
 
@@ -273,7 +280,7 @@ def pack_experts(weights: Sequence[PackedWeight], *, gated: bool = False) -> Pac
         if weight.perm is not None:
             remedy = "quantize without activation order (desc_act=False)"
             raise QuantizationError(f"weights[{index}]", "a weight with activation order", "a weight without", remedy)
-        for name in ("shape", "group_size", "dtype", "symmetric", "device"):
+        for name in ("shape", "format", "group_size", "dtype", "symmetric", "device"):
             if (value := getattr(weight, name)) != (first := getattr(packed[0], name)):
                 raise QuantizationError(f"weights[{index}].{name}", value, f"{first}, as in weights[0]")
     order = _order(packed[0].shape[1], gated)
@@ -304,7 +311,8 @@ def _permuted(weight: PackedWeight, order: NDArray[np.int64]) -> PackedWeight:
         columns = xp.asarray(order)
         zeros = None if logical.zeros is None else logical.zeros[:, columns]
         q = xp.ascontiguousarray(logical.q[:, columns])
-        return pack(q, logical.scales[:, columns], zeros, group_size=weight.group_size)
+        facts: dict[str, Any] = {"format": weight.format, "tensor_scale": weight.tensor_scale}
+        return pack(q, logical.scales[:, columns], zeros, group_size=weight.group_size, **facts)
 
 
 def _stacked(weights: Sequence[PackedWeight], gated: bool) -> PackedExperts:
@@ -312,14 +320,25 @@ def _stacked(weights: Sequence[PackedWeight], gated: bool) -> PackedExperts:
     first = weights[0]
     k, n = first.shape
     xp = namespace_of(first.qweight)
+    tensor_scale = max((weight.tensor_scale for weight in weights), key=abs)
     with on_device_of(first.qweight):
         stacked = PackedWeight(
             qweight=xp.concatenate([weight.qweight for weight in weights]),
-            scales=xp.concatenate([weight.scales for weight in weights], axis=1),
+            scales=xp.concatenate([_rescaled(weight, tensor_scale) for weight in weights], axis=1),
             zeros=None if first.zeros is None else xp.concatenate([weight.zeros for weight in weights], axis=1),
             perm=None,
             shape=(k, len(weights) * blocks(n) * BLOCK),
             group_size=first.group_size,
             dtype=first.dtype,
+            format=first.format,
+            tensor_scale=tensor_scale,
         )
     return PackedExperts(stacked, len(weights), n, gated)
+
+
+def _rescaled(weight: PackedWeight, tensor_scale: float) -> Any:
+    """Return the scales of a weight for another tensor scale."""
+    if weight.tensor_scale == tensor_scale:
+        return weight.scales
+    ratio = np.float32(weight.tensor_scale / tensor_scale)
+    return (weight.scales.astype(np.float32) * ratio).astype(weight.scales.dtype)

@@ -7,11 +7,21 @@ way.
 
 With n = 64 n64 + 16 c + 8 r0 + g and k = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3), lane 4 g + t holds the
 value in word j, nibble r0 + 2 r1 + 4 h. The byte inside the word is r1 + 2 h, and r0 selects its low or high nibble.
+
+A 64 x 64 block of 8-bit codes consists of two such blocks of 2048 bytes, for rows 0 to 31 and for rows 32 to 63. In
+each of them, step j of a lane has the words 2 j and 2 j + 1, and word 2 j + r1 holds the value in byte r0 + 2 h.
+
+In formats with e2m1 codes, the 16 bits of four nibbles are in another order (E2M1_BITS), so that kernels can extract
+most codes with one shift and one mask.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 LAYOUT_VERSION = 1
 #: Number of rows and of columns per block, and number of bytes per block.
@@ -31,10 +41,66 @@ def group_count(k: int, group_size: int) -> int:
     return 1 if group_size == -1 else -(-k // group_size)
 
 
-def part_shapes(k: int, n: int, group_size: int) -> dict[str, tuple[int, ...]]:
+def row_blocks(k: int, bits: int) -> int:
+    """Return the number of blocks of 2048 bytes along K."""
+    return blocks(k) * bits // 4
+
+
+def part_shapes(k: int, n: int, group_size: int, bits: int = 4) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a packed weight's arrays, by name."""
     rows = (group_count(k, group_size), blocks(n) * BLOCK)
-    return {"qweight": (blocks(n) * blocks(k), BLOCK_BYTES), "scales": rows, "zeros": rows, "perm": (k,)}
+    return {"qweight": (blocks(n) * row_blocks(k, bits), BLOCK_BYTES), "scales": rows, "zeros": rows, "perm": (k,)}
+
+
+def pack_codes(q: Any, bits: int, is_e2m1: bool, xp: Any) -> Any:
+    """Pack codes, uint8 (64 K64, 64 N64), into bytes, uint8 (N64 * K64 * bits / 4, 2048)."""
+    if bits == 8:
+        return pack_bytes(q)
+    packed = pack_values(q)
+    return _reordered_bits(packed, _e2m1_tables()[0], xp) if is_e2m1 else packed
+
+
+def unpack_codes(packed: Any, k64: int, n64: int, bits: int, is_e2m1: bool, xp: Any) -> Any:
+    """Undo pack_codes()."""
+    if bits == 8:
+        return unpack_bytes(packed, k64, n64)
+    return unpack_values(_reordered_bits(packed, _e2m1_tables()[1], xp) if is_e2m1 else packed, k64, n64, xp)
+
+
+def pack_bytes(q: Any) -> Any:
+    """Pack 8-bit codes, uint8 (64 K64, 64 N64), into bytes, uint8 (N64 * K64 * 2, 2048)."""
+    k, n = q.shape
+    split = q.reshape(k // 32, 2, 2, 4, 2, n // BLOCK, 4, 2, 8)  # k32 j r1 t h n64 c r0 g
+    return split.transpose(5, 0, 6, 8, 3, 1, 2, 4, 7).reshape(-1, BLOCK_BYTES)  # n64 k32 c g t j r1 h r0
+
+
+def unpack_bytes(packed: Any, k64: int, n64: int) -> Any:
+    """Undo pack_bytes()."""
+    split = packed.reshape(n64, 2 * k64, 4, 8, 4, 2, 2, 2, 2)  # n64 k32 c g t j r1 h r0
+    return split.transpose(1, 5, 6, 4, 7, 0, 2, 8, 3).reshape(k64 * BLOCK, n64 * BLOCK)
+
+
+#: Bits of the four e2m1 codes in 16 bits, from the highest to the lowest bit of a code: sign, exponent and mantissa. A
+#: bf16 number has these fields in bits 15, 8, 7 and 6, to which shifts by 0, 3 and 6 bits move the first three codes.
+E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (13, 14, 11, 10))
+
+
+@cache
+def _e2m1_tables() -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Return the stored order of each plain 16-bit value, and the inverse."""
+    plain = np.arange(1 << 16, dtype=np.uint32)
+    stored = np.zeros_like(plain)
+    for nibble, positions in enumerate(E2M1_BITS):
+        for bit, position in zip((3, 2, 1, 0), positions, strict=True):
+            stored |= (plain >> (4 * nibble + bit) & 1) << position
+    inverse = np.empty(1 << 16, np.uint16)
+    inverse[stored] = plain
+    return stored.astype(np.uint16), inverse
+
+
+def _reordered_bits(packed: Any, table: NDArray[np.uint16], xp: Any) -> Any:
+    """Replace all pairs of bytes by their entries in a table of 65536 values."""
+    return xp.asarray(table)[xp.ascontiguousarray(packed).view(np.uint16)].view(np.uint8)
 
 
 def pack_values(q: Any) -> Any:

@@ -1,4 +1,4 @@
-"""PackedWeight, an int4 weight in the layout that the kernels read, and the functions pack() and unpack()."""
+"""PackedWeight, a quantized weight in the layout that the kernels read, and the functions pack() and unpack()."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from cudatma.quantization.layout_v1 import LAYOUT_VERSION, SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array, library_of, namespace_of, on_device_of, upload
 from cudatma.quantization.scale_range import ScaleFit, fit_scales
 from cudatma.quantization.storage import StoredWeight, read_weights, write_weights
+from cudatma.quantization.weight_format import WEIGHT_FORMATS, weight_format
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogicalWeight:
-    """Integers, scales and zero points of a weight, in plain order.
+    """Codes, scales and zero points of a weight, in plain order.
 
     Row k of ``q`` belongs to column perm[k] of the activations.
 
     Parameters
     ----------
     q : array of uint8, shape (K, N)
-        Integers from 0 to 15.
+        Codes, for int4 integers from 0 to 15.
     scales : array, shape (G, N)
         Scales, fp16 or bf16.
     zeros : array of uint8, shape (G, N), or None
@@ -45,7 +46,7 @@ class LogicalWeight:
 
 
 def unpack(weight: Any) -> LogicalWeight:
-    """Unpack a weight into integers, scales and zero points in plain order.
+    """Unpack a weight into codes, scales and zero points in plain order.
 
     Parameters
     ----------
@@ -55,18 +56,20 @@ def unpack(weight: Any) -> LogicalWeight:
     Returns
     -------
     LogicalWeight
-        The weight's integers, scales, zero points and permutation, on the same device.
+        The weight's codes, scales, zero points and permutation, on the same device.
     """
     k, n = weight.shape
     xp = namespace_of(weight.qweight)
     with on_device_of(weight.qweight):
-        q = layout_v1.unpack_values(weight.qweight, layout_v1.blocks(k), layout_v1.blocks(n), xp)
+        kind = weight_format(weight.format)
+        blocks = layout_v1.blocks(k), layout_v1.blocks(n)
+        q = layout_v1.unpack_codes(weight.qweight, *blocks, kind.bits, kind.is_e2m1, xp)
         rows = [None if a is None else layout_v1.restore_columns(a)[:, :n] for a in (weight.scales, weight.zeros)]
         return LogicalWeight(q[:k, :n], rows[0], rows[1], weight.perm)
 
 
-#: Allowed numbers of rows of K that share a scale. -1 means one scale for the whole column.
-GROUP_SIZES = (32, 64, 128, -1)
+#: Numbers of rows of K that may share a scale in an int4 weight. -1 means one scale for the whole column.
+GROUP_SIZES = WEIGHT_FORMATS["int4"].group_sizes
 #: GPTQ's first format stores zero points minus one in four bits, so a zero point can be 16.
 MAX_ZERO = 16
 
@@ -82,15 +85,15 @@ class _Referable:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PackedWeight(_Referable):
-    """An int4 weight W of shape (K, N) in layout version 1 (docs/design/packed_weights.md).
+    """A quantized weight W of shape (K, N) in layout version 1 (docs/design/packed_weights.md).
 
     Either all arrays are NumPy arrays, or all arrays are CuPy arrays on one device. ``quantize``, ``pack`` and the
     importers create weights. Weights compare by identity.
 
     Parameters
     ----------
-    qweight : array of uint8, shape (N64 * K64, 2048)
-        Packed integers in C order, with K64 = ceil(K / 64) and N64 = ceil(N / 64).
+    qweight : array of uint8, shape (N64 * K64 * bits / 4, 2048)
+        Packed codes in C order, with K64 = ceil(K / 64) and N64 = ceil(N / 64).
     scales : array of float16 or bfloat16, shape (G, 64 N64)
         Scales in stored order. G is the number of groups along K.
     zeros : array of uint8, shape (G, 64 N64), or None
@@ -100,11 +103,15 @@ class PackedWeight(_Referable):
     shape : tuple of int
         The sizes (K, N).
     group_size : int
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+        Number of rows of K that share a scale: 16, 32, 64, 128, or -1 for all rows. ``format`` limits the choice.
     dtype : str
         Type of the scales, ``"float16"`` or ``"bfloat16"``.
     layout_version : int, default 1
         Version of the layout.
+    format : str, default "int4"
+        Format of the codes: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` (e4m3) or ``"int8"``.
+    tensor_scale : float, default 1.0
+        Factor of the whole weight, an fp32 number. Only ``"nvfp4"`` allows other values than 1.
 
     Attributes
     ----------
@@ -116,8 +123,8 @@ class PackedWeight(_Referable):
     Raises
     ------
     QuantizationError
-        If a shape, dtype or order is invalid, if a scale is not finite, if a zero point exceeds 16, or if perm is not a
-        permutation. The error names the field.
+        If a shape, dtype or order is invalid, if a scale or an fp8 code is not finite, if a zero point exceeds 16, or
+        if perm is not a permutation. The error names the field.
     ArgumentTypeError
         If an array is not a NumPy or CuPy array.
 
@@ -143,6 +150,8 @@ class PackedWeight(_Referable):
     group_size: int
     dtype: str
     layout_version: int = LAYOUT_VERSION
+    format: str = "int4"
+    tensor_scale: float = 1.0
     scale_fit: ScaleFit = field(default=ScaleFit(), init=False)
     #: Objects that kernels derive from this weight, such as its arrays for launches, by key. They are neither saved nor
     #: copied.
@@ -151,12 +160,14 @@ class PackedWeight(_Referable):
     def __post_init__(self) -> None:
         _check_facts(self)
         _check_arrays(self)
-        object.__setattr__(self, "scale_fit", fit_scales(_checked_scales(self)))
+        scales, kind = _checked_scales(self), weight_format(self.format)
+        fit = ScaleFit(exponent=kind.scale_exponent(scales)) if self.format != "int4" else fit_scales(scales)
+        object.__setattr__(self, "scale_fit", fit)
         _check_values(self)
 
     @property
     def symmetric(self) -> bool:
-        """Whether all zero points are 8."""
+        """Whether the weight has no zero points."""
         return self.zeros is None
 
     @property
@@ -175,13 +186,16 @@ class PackedWeight(_Referable):
         return int(self.qweight.device.id) if library_of(self.qweight) == "cupy" else None
 
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
-        """Return the dequantized values of the weight, (q - zero) * scale.
+        """Return the dequantized values of the weight.
+
+        A value is (q - zero) * scale for integers, and the value of the code times scale times ``tensor_scale`` for
+        floating-point formats.
 
         Parameters
         ----------
         dtype : dtype, default float64
-            Type of the result. float32 and float64 hold the values exactly, because the values are 5-bit integers times
-            11-bit significands. For other types, the values are rounded once.
+            Type of the result. float32 and float64 hold the products of codes and scales exactly. They are rounded
+            once to other types, and before that once to float32 if ``tensor_scale`` is not 1.
 
         Returns
         -------
@@ -190,15 +204,18 @@ class PackedWeight(_Referable):
         """
         dtype = np.dtype(BFLOAT16 if dtype == "bfloat16" else dtype)
         logical = unpack(self.to_host())
-        k = self.shape[0]
+        k, code_values = self.shape[0], weight_format(self.format).values
         size = k if self.group_size == -1 else self.group_size
         exact: Any = np.float64 if dtype == np.float64 else np.float32
         out: NDArray[Any] = np.empty(self.shape, dtype=dtype)
         for group in range(self.groups):
             rows = slice(group * size, min((group + 1) * size, k))
-            zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(exact)
-            values = (logical.q[rows].astype(exact) - zero) * logical.scales[group].astype(exact)
+            q, zeros = logical.q[rows], logical.zeros
+            levels = code_values[q] if zeros is None else q.astype(exact) - zeros[group].astype(exact)
             with np.errstate(over="ignore"):  # Values beyond the range of dtype become infinite, as on the GPU.
+                values = levels.astype(exact) * logical.scales[group].astype(exact)
+                if self.tensor_scale != 1:
+                    values *= exact(self.tensor_scale)
                 out[rows if logical.perm is None else logical.perm[rows]] = values.astype(dtype)
         return out
 
@@ -300,7 +317,8 @@ class PackedWeight(_Referable):
         """
         host = self.to_host()
         arrays = {array: getattr(host, array) for array in _NAMES if getattr(host, array) is not None}
-        return StoredWeight(name, self.layout_version, self.shape, self.group_size, self.dtype, arrays)
+        facts = self.layout_version, self.shape, self.group_size, self.dtype
+        return StoredWeight(name, *facts, arrays, self.format, self.tensor_scale)
 
     @classmethod
     def from_stored(cls, path: str | os.PathLike[str], stored: StoredWeight) -> PackedWeight:
@@ -333,6 +351,8 @@ class PackedWeight(_Referable):
                 shape=stored.shape,
                 group_size=stored.group_size,
                 dtype=stored.dtype,
+                format=stored.format,
+                tensor_scale=stored.tensor_scale,
             )
         except FieldError as error:
             field = f"{os.fspath(path)}: {stored.name}.{error.field}"
@@ -344,7 +364,8 @@ class PackedWeight(_Referable):
 
     def __repr__(self) -> str:
         where = "host" if self.device is None else f"device {self.device}"
-        kind = "symmetric" if self.symmetric else "asymmetric"
+        symmetry = "symmetric" if self.symmetric else "asymmetric"
+        kind = symmetry if self.format == "int4" else f"format={self.format!r}"
         order = "" if self.perm is None else ", act-order"
         return f"PackedWeight(shape={self.shape}, group_size={self.group_size}, {self.dtype}, {kind}{order}, {where})"
 
@@ -362,11 +383,9 @@ class PackedWeight(_Referable):
         return twin
 
 
-def check_group_size(group_size: object) -> None:
-    """Raise QuantizationError unless ``group_size`` is one of GROUP_SIZES."""
-    if type(group_size) is not int or group_size not in GROUP_SIZES:
-        allowed = ", ".join(map(str, GROUP_SIZES))
-        raise QuantizationError("group_size", repr(group_size), allowed, "pass -1 for one scale per column")
+def check_group_size(group_size: object, format: str = "int4") -> None:
+    """Raise QuantizationError unless weights of this format may have this group size."""
+    weight_format(format).check_group_size(group_size)
 
 
 def _check_facts(weight: PackedWeight) -> None:
@@ -377,10 +396,18 @@ def _check_facts(weight: PackedWeight) -> None:
         raise QuantizationError("shape", shape, "a tuple (K, N) of two ints")
     if any(not 1 <= extent <= _MAX_EXTENT for extent in shape):
         raise QuantizationError("shape", shape, f"K and N from 1 to {_MAX_EXTENT}")
-    check_group_size(weight.group_size)
+    kind = weight_format(weight.format)
+    check_group_size(weight.group_size, weight.format)
     if not isinstance(weight.dtype, str) or weight.dtype not in ACTIVATION_TYPES:
         remedy = "convert the scales to float16 or bfloat16"
         raise QuantizationError("dtype", weight.dtype, ", ".join(ACTIVATION_TYPES), remedy)
+    if weight.zeros is not None and not kind.has_zeros:
+        raise QuantizationError("zeros", "zero points", f"None for format {weight.format!r}")
+    scale: object = weight.tensor_scale
+    if type(scale) is not float or not np.isfinite(scale) or scale == 0 or float(np.float32(scale)) != scale:
+        raise QuantizationError("tensor_scale", repr(scale), "a finite fp32 number other than 0, as a float")
+    if scale != 1 and not kind.has_tensor_scale:
+        raise QuantizationError("tensor_scale", scale, f"1.0 for format {weight.format!r}", "multiply the scales by it")
 
 
 def _check_arrays(weight: PackedWeight) -> None:
@@ -391,7 +418,8 @@ def _check_arrays(weight: PackedWeight) -> None:
         "perm": np.dtype(np.int32),
     }
     library = library_of(weight.qweight)
-    for name, shape in layout_v1.part_shapes(*weight.shape, weight.group_size).items():
+    bits = weight_format(weight.format).bits
+    for name, shape in layout_v1.part_shapes(*weight.shape, weight.group_size, bits).items():
         array, dtype = getattr(weight, name), dtypes[name]
         if array is None and name in ("zeros", "perm"):
             continue
@@ -425,7 +453,9 @@ def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
 
 
 def _check_values(weight: PackedWeight) -> None:
-    """Check zero points and perm on the host."""
+    """Check fp8 codes, zero points and perm."""
+    if weight.format == "fp8" and bool(((weight.qweight & 127) == 127).any()):
+        raise QuantizationError("qweight", "NaN codes (127 or 255)", "finite fp8 codes", "quantize the weight again")
     if weight.zeros is not None:
         zeros = host_array(weight.zeros, "zeros")
         if int(zeros.max()) > MAX_ZERO:
@@ -441,22 +471,35 @@ def _check_values(weight: PackedWeight) -> None:
 
 
 def pack(
-    q: Any, scales: Any, zeros: Any | None = None, *, group_size: int = 128, perm: Any | None = None
+    q: Any,
+    scales: Any,
+    zeros: Any | None = None,
+    *,
+    group_size: int = 128,
+    perm: Any | None = None,
+    format: str = "int4",
+    tensor_scale: float = 1.0,
 ) -> PackedWeight:
-    """Pack integers and scales into layout version 1.
+    """Pack codes and scales into layout version 1.
 
     Parameters
     ----------
     q : array of uint8, shape (K, N)
-        Integers from 0 to 15 in a NumPy or CuPy array. The result is on the same device.
+        Codes in a NumPy or CuPy array: for int4 the value + 8 (0 to 15), for int8 the value + 128, for fp8 the bits of
+        an e4m3 number, and for mxfp4 and nvfp4 the bits of an e2m1 number (0 to 15). The result is on the same device.
     scales : array_like of float16 or bfloat16, shape (G, N)
         Scales, with G = ceil(K / group_size), or G = 1 for group_size -1.
     zeros : array_like of int, shape (G, N), optional
         Zero points from 0 to 16. By default, the weight is symmetric with the offset 8.
     group_size : int, default 128
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+        Number of rows of K that share a scale: 32, 64, 128 or -1 (all rows) for int4 and int8, 32 for mxfp4, 16 for
+        nvfp4, 128 or -1 for fp8.
     perm : array_like of int, shape (K,), optional
         Column of the activations for each row of ``q``. By default, the rows are in order.
+    format : str, default "int4"
+        Format of the codes: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` or ``"int8"``.
+    tensor_scale : float, default 1.0
+        Factor of the whole weight, an fp32 number. Only ``"nvfp4"`` allows other values than 1.
 
     Returns
     -------
@@ -468,7 +511,7 @@ def pack(
     QuantizationError
         If shapes or values are invalid.
     ArgumentTypeError
-        If ``q`` is not a NumPy or CuPy array, or if another argument is not an array.
+        If ``q`` is not a NumPy or CuPy array, if another argument is not an array, or if the format is unknown.
 
     Examples
     --------
@@ -482,10 +525,11 @@ def pack(
         raise ArgumentTypeError("q", type(q).__name__, "a NumPy or CuPy array of uint8")
     if q.ndim != 2 or q.dtype != np.uint8 or 0 in q.shape:
         raise QuantizationError("q", f"{q.dtype} {q.shape}", "uint8 (K, N) with K and N at least 1")
-    if int(q.max()) > 15:
+    kind = weight_format(format)
+    if kind.bits == 4 and int(q.max()) > 15:
         raise QuantizationError("q", f"a value of {int(q.max())}", "0 to 15", "pass four-bit values")
     shape = (int(q.shape[0]), int(q.shape[1]))
-    check_group_size(group_size)
+    check_group_size(group_size, format)
     scales, zeros = host_array(scales, "scales"), None if zeros is None else _plain_zeros(zeros)
     rows = layout_v1.group_count(shape[0], group_size)
     for name, array in (("scales", scales), ("zeros", zeros)):
@@ -494,7 +538,8 @@ def pack(
                 name, array.shape, f"({rows}, {shape[1]}) for q of shape {shape} and group_size {group_size}"
             )
     with on_device_of(q):
-        packed = layout_v1.pack_values(_padded_values(q, zeros, group_size, xp))
+        padded = _padded_values(q, zeros, group_size, kind.zero_code, xp)
+        packed = layout_v1.pack_codes(padded, kind.bits, kind.is_e2m1, xp)
         place: Callable[[Any], Any] = np.ascontiguousarray if xp is np else upload
         return PackedWeight(
             qweight=xp.ascontiguousarray(packed),
@@ -504,6 +549,8 @@ def pack(
             shape=shape,
             group_size=group_size,
             dtype=scales.dtype.name,
+            format=format,
+            tensor_scale=tensor_scale,
         )
 
 
@@ -534,7 +581,7 @@ def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
     return np.ascontiguousarray(layout_v1.order_columns(padded))
 
 
-def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, xp: Any) -> Any:
+def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, zero_code: int, xp: Any) -> Any:
     """Pad q to whole blocks with values that dequantize to 0.
 
     With a zero point of 16, no integer dequantizes to 0. The padding is then 15, which does not affect results because
@@ -544,7 +591,7 @@ def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, xp: Any)
     padded_shape = (layout_v1.blocks(k) * layout_v1.BLOCK, layout_v1.blocks(n) * layout_v1.BLOCK)
     if padded_shape == (k, n):
         return q
-    padded = xp.full(padded_shape, SYMMETRIC_ZERO, dtype=np.uint8)
+    padded = xp.full(padded_shape, zero_code, dtype=np.uint8)
     padded[:k, :n] = q
     if zeros is not None:
         for row in range(k, padded_shape[0]):

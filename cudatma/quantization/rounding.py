@@ -1,9 +1,14 @@
-"""Quantize dense weights to int4 by rounding to nearest, with one scale per group along K.
+"""Quantize dense weights by rounding to nearest, with one scale per group along K.
 
-In a symmetric group, the element e with the largest magnitude is rounded to level -8, so that scale = e / -8, which is
-negative if e is positive. This scheme uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused, and
-max|w| / 8 clips positive extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0, and
-zero = round(-min / scale). docs/lab/models.md lists the errors.
+In a symmetric int4 group, the element e with the largest magnitude is rounded to level -8, so that scale = e / -8,
+which is negative if e is positive. This scheme uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused,
+and max|w| / 8 clips positive extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0,
+and zero = round(-min / scale). docs/lab/models.md lists the errors. int8 groups are symmetric, with levels from -128 to
+127.
+
+In fp8, the largest magnitude of a group becomes 448. In NVFP4, it becomes 6, and the scales are e4m3 numbers times one
+fp32 scale of the whole weight. In MXFP4, the scale is a power of two for which the largest magnitude becomes 4 to 8.
+Magnitudes above 6 become 6. [OCP Microscaling Formats Specification 1.0, section 6.3]
 
 The scale is rounded to fp16 or bf16 before the integers are computed, because kernels use the rounded scale.
 """
@@ -26,11 +31,15 @@ from cudatma.quantization.layout_v1 import (
     blocks,
     group_count,
     order_columns,
-    pack_values,
+    pack_codes,
+    row_blocks,
 )
 from cudatma.quantization.namespaces import bfloat16_view, is_float, namespace_of, native_array, on_device_of
-from cudatma.quantization.packed import PackedWeight, check_group_size
+from cudatma.quantization.packed import PackedWeight
+from cudatma.quantization.weight_format import WEIGHT_FORMATS, WeightFormat, weight_format
 
+#: Exponent of the largest e2m1 number.
+_E2M1_EXPONENT = 2
 #: Fractions of the full range that a clip search tries. The fractions include 1, so that a search never increases
 #: the error of a group.
 CLIP_RATIOS = tuple(1.0 - 0.025 * step for step in range(21))
@@ -44,31 +53,42 @@ _HOST_TILE_ELEMS, _DEVICE_TILE_ELEMS = 1 << 16, 1 << 23
 class _Scheme:
     """Quantization scheme, including the number of rows per group and the fractions of a group's range to try."""
 
+    format: WeightFormat
     group_rows: int
     symmetric: bool
     dtype: ActivationType
     ratios: tuple[float, ...]
+    tensor_scale: float = 1.0
 
 
 def quantize(
-    weight: Any, *, group_size: int = 128, symmetric: bool = True, dtype: Any = "float16", clip_search: bool = False
+    weight: Any,
+    *,
+    group_size: int | None = None,
+    symmetric: bool = True,
+    dtype: Any = "float16",
+    clip_search: bool = False,
+    format: str = "int4",
 ) -> PackedWeight:
-    """Quantize a dense weight to int4.
+    """Quantize a dense weight.
 
     Parameters
     ----------
     weight : array_like, shape (K, N)
         Floating-point weight (in, out). It may be a NumPy or CuPy array, a torch tensor, or an object that supports
         DLPack.
-    group_size : int, default 128
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+    group_size : int, optional
+        Number of rows of K that share a scale: 32, 64, 128 (the default) or -1 (all rows) for int4 and int8, 32 for
+        mxfp4, 16 for nvfp4, 128 (the default) or -1 for fp8.
     symmetric : bool, default True
-        Whether to use the offset 8 instead of a zero point for each group.
+        Whether to use the offset 8 instead of a zero point for each group. Only int4 supports zero points.
     dtype : str or dtype, default "float16"
         Type of the scales, fp16 or bf16.
     clip_search : bool, default False
         Whether to try smaller ranges for each group and keep the range with the smallest squared error. The search
         makes quantization about 20 times slower.
+    format : str, default "int4"
+        Format of the weight: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` or ``"int8"``.
 
     Returns
     -------
@@ -81,7 +101,7 @@ def quantize(
         If an element is NaN or infinite, or if the dequantized values of a group exceed the range of ``dtype``. The
         error names the element or group.
     ArgumentTypeError
-        If ``weight`` is not an array.
+        If ``weight`` is not an array, or if the format is unknown.
 
     Notes
     -----
@@ -92,26 +112,36 @@ def quantize(
     >>> cudatma.quantize(np.ones((4096, 1024), dtype=np.float32), group_size=64)
     PackedWeight(shape=(4096, 1024), group_size=64, float16, symmetric, host)
     """
-    return _quantize(native_array(weight, "weight"), group_size, symmetric, activation_type(dtype), clip_search)
+    native = native_array(weight, "weight")
+    return _quantize(native, group_size, symmetric, activation_type(dtype), clip_search, weight_format(format))
 
 
 def quantize_linear(
-    weight: Any, *, group_size: int = 128, symmetric: bool = True, dtype: Any = "float16", clip_search: bool = False
+    weight: Any,
+    *,
+    group_size: int | None = None,
+    symmetric: bool = True,
+    dtype: Any = "float16",
+    clip_search: bool = False,
+    format: str = "int4",
 ) -> PackedWeight:
-    """Quantize the weight of a torch.nn.Linear to int4.
+    """Quantize the weight of a torch.nn.Linear.
 
     Parameters
     ----------
     weight : array_like, shape (N, K)
         Floating-point weight (out, in).
-    group_size : int, default 128
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+    group_size : int, optional
+        Number of rows of K that share a scale: 32, 64, 128 (the default) or -1 (all rows) for int4 and int8, 32 for
+        mxfp4, 16 for nvfp4, 128 (the default) or -1 for fp8.
     symmetric : bool, default True
-        Whether to use the offset 8 instead of a zero point for each group.
+        Whether to use the offset 8 instead of a zero point for each group. Only int4 supports zero points.
     dtype : str or dtype, default "float16"
         Type of the scales, fp16 or bf16.
     clip_search : bool, default False
         Whether to try smaller ranges for each group and keep the range with the smallest squared error.
+    format : str, default "int4"
+        Format of the weight; see ``quantize``.
 
     Returns
     -------
@@ -127,7 +157,7 @@ def quantize_linear(
     """
     native = native_array(weight, "weight")
     _check_dense(native)
-    return _quantize(native.T, group_size, symmetric, activation_type(dtype), clip_search)
+    return _quantize(native.T, group_size, symmetric, activation_type(dtype), clip_search, weight_format(format))
 
 
 def _check_dense(weight: Any) -> None:
@@ -137,42 +167,68 @@ def _check_dense(weight: Any) -> None:
         raise QuantizationError("weight", f"dtype {weight.dtype}", "float16, bfloat16, float32 or float64")
 
 
-def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationType, clip_search: bool) -> PackedWeight:
+def _quantize(
+    weight: Any, group_size: int | None, symmetric: bool, dtype: ActivationType, clip_search: bool, kind: WeightFormat
+) -> PackedWeight:
     _check_dense(weight)
-    check_group_size(group_size)
+    group_size = kind.default_group_size if group_size is None else group_size
+    kind.check_group_size(group_size)
     for name, chosen in (("symmetric", symmetric), ("clip_search", clip_search)):
         if not isinstance(chosen, bool | np.bool_):
             raise ArgumentTypeError(name, repr(chosen), "True, False")
+    if not symmetric and not kind.has_zeros:
+        raise QuantizationError("symmetric", False, f"True for format {kind.name!r}")
     xp = namespace_of(weight)
     k, n = weight.shape
     group_rows = blocks(k) * BLOCK if group_size == -1 else group_size
-    scheme = _Scheme(group_rows, bool(symmetric), dtype, CLIP_RATIOS if clip_search else CLIP_RATIOS[:1])
-    k64, n64 = blocks(k), blocks(n)
+    ratios = CLIP_RATIOS if clip_search else CLIP_RATIOS[:1]
+    n64, rows_of_blocks = blocks(n), row_blocks(k, kind.bits)
     table = (group_count(k, group_size), n64 * BLOCK)
     with on_device_of(weight), np.errstate(over="ignore", invalid="ignore"):
-        qweight = xp.empty((n64, k64, BLOCK_BYTES), dtype=np.uint8)
+        tensor_scale = _tensor_scale(weight, kind, xp)
+        scheme = _Scheme(kind, group_rows, bool(symmetric), dtype, ratios, tensor_scale)
+        qweight = xp.empty((n64, rows_of_blocks, BLOCK_BYTES), dtype=np.uint8)
         scales = xp.zeros(table, dtype=np.float32)
         zeros = xp.full(table, SYMMETRIC_ZERO, dtype=np.uint8)
         fits = xp.ones(table, dtype=np.bool_)
         for rows, columns in _tiles(k, n, group_rows, xp):
             block = _grouped(weight[rows, columns], group_rows, xp)
+            if tensor_scale != 1:
+                block /= np.float32(tensor_scale)
             place = slice(rows.start // group_rows, rows.start // group_rows + len(block)), columns
             scales[place], zero, fits[place] = _search(block, scheme, xp)
             zeros[place] = zero
-            packed = _pack_tile(_levels(block, scales[place], zero, xp), rows.stop - rows.start, xp)
-            first_n, first_k = columns.start // BLOCK, rows.start // BLOCK
+            packed = _pack_tile(_levels(block, scales[place], zero, scheme, xp), rows.stop - rows.start, kind, xp)
+            first_n, first_k = columns.start // BLOCK, row_blocks(rows.start, kind.bits)
             qweight[first_n : first_n + packed.shape[0], first_k : first_k + packed.shape[1]] = packed
         if not bool(fits.all()):  # Before the weight is checked, only this line waits for a GPU.
             _raise_unfit(weight, fits, group_rows, dtype, xp)
         return PackedWeight(
-            qweight=qweight.reshape(n64 * k64, BLOCK_BYTES),
+            qweight=qweight.reshape(n64 * rows_of_blocks, BLOCK_BYTES),
             scales=_narrowed(order_columns(scales), dtype, xp),
             zeros=None if symmetric else order_columns(zeros),
             perm=None,
             shape=(k, n),
             group_size=group_size,
             dtype=dtype.name,
+            format=kind.name,
+            tensor_scale=tensor_scale,
         )
+
+
+def _tensor_scale(weight: Any, kind: WeightFormat, xp: Any) -> float:
+    """Return the scale of the whole weight. With this scale, the largest scale of a group is 448, the largest e4m3."""
+    if not kind.has_tensor_scale:
+        return 1.0
+    largest = max(float(xp.abs(_float32(rows, xp)).max()) for rows in _row_chunks(weight, xp))
+    scale = np.float32(largest / (kind.largest * WEIGHT_FORMATS["fp8"].largest))
+    return float(scale) if np.isfinite(scale) and scale > 0 else 1.0
+
+
+def _row_chunks(weight: Any, xp: Any) -> Iterator[Any]:
+    step = max(1, _tile_elems(xp) // weight.shape[1])
+    for first in range(0, weight.shape[0], step):
+        yield weight[first : first + step]
 
 
 def _tiles(k: int, n: int, group_rows: int, xp: Any) -> Iterator[tuple[slice, slice]]:
@@ -207,16 +263,16 @@ def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
     return block.reshape(groups, group_rows, n)
 
 
-def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
-    """Pack integers from 0 to 15, float32 (G, group_rows, n) with ``rows`` rows inside K, into bytes (n64, k64, 2048).
+def _pack_tile(levels: Any, rows: int, kind: WeightFormat, xp: Any) -> Any:
+    """Pack codes, float32 (G, group_rows, n) with ``rows`` rows inside K, into bytes (n64, blocks along K, 2048).
 
-    Padding dequantizes to 0. Padding rows hold the group's zero point. Padding columns hold 8.
+    Padding dequantizes to 0. Padding rows hold the group's zero point. Padding columns hold the code of 0.
     """
     n = levels.shape[2]
     values = levels.reshape(-1, n)[: blocks(rows) * BLOCK]
-    q = xp.full((blocks(rows) * BLOCK, blocks(n) * BLOCK), SYMMETRIC_ZERO, dtype=np.uint8)
+    q = xp.full((blocks(rows) * BLOCK, blocks(n) * BLOCK), kind.zero_code, dtype=np.uint8)
     q[: len(values), :n] = values
-    return pack_values(q).reshape(blocks(n), blocks(rows), BLOCK_BYTES)
+    return pack_codes(q, kind.bits, kind.is_e2m1, xp).reshape(blocks(n), -1, BLOCK_BYTES)
 
 
 def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
@@ -228,10 +284,10 @@ def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
     scale, zero, fits = _parameters(low, high, scheme, xp)
     if len(scheme.ratios) == 1:
         return scale, zero, fits
-    best = _squared_error(block, scale, zero, xp)
+    best = _squared_error(block, scale, zero, scheme, xp)
     for ratio in scheme.ratios[1:]:
         candidate = _parameters(low * np.float32(ratio), high * np.float32(ratio), scheme, xp)
-        error = _squared_error(block, candidate[0], candidate[1], xp)
+        error = _squared_error(block, candidate[0], candidate[1], scheme, xp)
         better = error < best
         best = xp.where(better, error, best)
         scale, zero = xp.where(better, candidate[0], scale), xp.where(better, candidate[1], zero)
@@ -244,8 +300,11 @@ def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any
 
     Each result has shape (G, n).
     """
+    kind = scheme.format
+    if kind.is_float:
+        return _float_parameters(xp.maximum(high, -low), scheme, xp)
     if scheme.symmetric:
-        exact = xp.where(high > -low, high, low) / np.float32(-SYMMETRIC_ZERO)
+        exact = xp.where(high > -low, high, low) / np.float32(-kind.zero_code)
     else:
         exact = high / np.float32(15) - low / np.float32(15)
     scale = _rounded(exact, scheme.dtype, xp)
@@ -253,12 +312,41 @@ def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any
     smallest = np.float32(ml_dtypes.finfo(scheme.dtype.numpy).smallest_subnormal)
     scale = xp.where((scale == 0) & (exact != 0), xp.copysign(smallest, exact), scale)
     if scheme.symmetric:
-        zero = xp.full(scale.shape, SYMMETRIC_ZERO, dtype=np.float32)
+        zero = xp.full(scale.shape, kind.zero_code, dtype=np.float32)
     else:
         zero = xp.clip(xp.rint(-low / _divisor(scale, xp)), 0, 15)
-    reach = xp.maximum(zero, 15 - zero) * xp.abs(scale)
+    reach = xp.maximum(zero, _highest(kind) - zero) * xp.abs(scale)
     # Because low <= 0 <= high, low + high is finite if low and high are finite.
     return scale, zero, (reach <= _largest(scheme.dtype)) & xp.isfinite(low + high)
+
+
+def _float_parameters(largest: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
+    """Return the result of _parameters() for a floating-point format and the largest magnitude of each group."""
+    kind = scheme.format
+    if kind.name == "mxfp4":
+        # frexp() returns an exponent that is one larger than the exponent of the number.
+        scale = xp.ldexp(np.float32(1), xp.frexp(largest)[1] - 1 - _E2M1_EXPONENT).astype(np.float32)
+        limits = ml_dtypes.finfo(scheme.dtype.numpy)
+        scale = xp.clip(scale, np.float32(limits.smallest_subnormal), np.float32(2.0 ** (limits.maxexp - 1)))
+    else:
+        exact = largest / np.float32(kind.largest)
+        scale = _rounded_e4m3(exact, xp) if kind.name == "nvfp4" else _rounded(exact, scheme.dtype, xp)
+    scale = xp.where(largest == 0, np.float32(1), scale)
+    reach = xp.minimum(kind.largest * scale, largest) * np.float32(abs(scheme.tensor_scale))
+    fits = (reach <= _largest(scheme.dtype)) & xp.isfinite(largest) & (scale > 0)
+    return scale, xp.zeros(scale.shape, dtype=np.float32), fits
+
+
+def _rounded_e4m3(values: Any, xp: Any) -> Any:
+    """Round nonnegative values to e4m3 numbers, at least to the smallest one."""
+    kind = WEIGHT_FORMATS["fp8"]
+    codes = xp.maximum(kind.nearest(values, xp), 1).astype(np.uint8)
+    return xp.asarray(kind.values)[codes]
+
+
+def _highest(kind: WeightFormat) -> int:
+    """Return the highest code of an integer format."""
+    return len(kind.values) - 1
 
 
 def _raise_unfit(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: Any) -> NoReturn:
@@ -313,17 +401,22 @@ def _divisor(scale: Any, xp: Any) -> Any:
     return xp.where(scale == 0, np.float32(1), scale)
 
 
-def _levels(block: Any, scale: Any, zero: Any, xp: Any) -> Any:
-    """Return integers from 0 to 15 as float32 (G, group_rows, n)."""
+def _levels(block: Any, scale: Any, zero: Any, scheme: _Scheme, xp: Any) -> Any:
+    """Return codes as float32 (G, group_rows, n)."""
     steps = block / _divisor(scale, xp)[:, None]
+    if scheme.format.is_float:
+        return scheme.format.nearest(steps, xp)
     xp.rint(steps, out=steps)
     steps += zero[:, None]
-    return xp.clip(steps, 0, 15, out=steps)
+    return xp.clip(steps, 0, _highest(scheme.format), out=steps)
 
 
-def _squared_error(block: Any, scale: Any, zero: Any, xp: Any) -> Any:
-    error = _levels(block, scale, zero, xp)
-    error -= zero[:, None]
+def _squared_error(block: Any, scale: Any, zero: Any, scheme: _Scheme, xp: Any) -> Any:
+    error = _levels(block, scale, zero, scheme, xp)
+    if scheme.format.is_float:
+        error = xp.asarray(scheme.format.values)[error.astype(np.uint8)]
+    else:
+        error -= zero[:, None]
     error *= scale[:, None]
     error -= block
     error *= error

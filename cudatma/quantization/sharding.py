@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
-from cudatma.quantization.layout_v1 import BLOCK, blocks
+from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, row_blocks
 from cudatma.quantization.namespaces import namespace_of, on_device_of
-from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack, unpack
+from cudatma.quantization.packed import PackedWeight, pack, unpack
+from cudatma.quantization.weight_format import weight_format
 
 
 def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWeight:
@@ -83,7 +84,7 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
             remedy,
         )
     if weight.group_size != -1 and size % weight.group_size:
-        sizes = [str(other) for other in GROUP_SIZES if other == -1 or size % other == 0]
+        sizes = [str(other) for other in weight_format(weight.format).group_sizes if other == -1 or size % other == 0]
         remedy = f"quantize with a group_size of {' or '.join(sizes)}, or choose fewer GPUs"
         allowed = f"shards whose number of rows is a multiple of the group size, {weight.group_size}"
         raise QuantizationError("count", f"{count}, which gives shards of {size} rows", allowed, remedy)
@@ -97,7 +98,8 @@ def _columns(weight: PackedWeight, begin: int, end: int) -> PackedWeight:
         zeros = None if whole.zeros is None else whole.zeros[:, part]
         return _packed(weight, whole.q[:, part], whole.scales[:, part], zeros, whole.perm)
     first, last = begin // BLOCK, blocks(end)
-    values = weight.qweight[first * blocks(k) : last * blocks(k)]
+    per_column = row_blocks(k, weight_format(weight.format).bits)
+    values = weight.qweight[first * per_column : last * per_column]
     return _cut(weight, values, (slice(None), slice(first * BLOCK, last * BLOCK)), (k, end - begin))
 
 
@@ -110,7 +112,7 @@ def _rows(weight: PackedWeight, begin: int, end: int) -> PackedWeight:
         zeros = None if whole.zeros is None else whole.zeros[groups]
         return _packed(weight, whole.q[begin:end], whole.scales[groups], zeros, whole.perm)
     split = weight.qweight.reshape(blocks(n), blocks(k), -1)[:, begin // BLOCK : blocks(end)]
-    values = split.reshape(-1, weight.qweight.shape[1])
+    values = split.reshape(-1, BLOCK_BYTES)
     return _cut(weight, values, (groups, slice(None)), (end - begin, n))
 
 
@@ -128,10 +130,13 @@ def _cut(weight: PackedWeight, qweight: Any, part: tuple[slice, slice], shape: t
             shape=shape,
             group_size=weight.group_size,
             dtype=weight.dtype,
+            format=weight.format,
+            tensor_scale=weight.tensor_scale,
         )
 
 
 def _packed(weight: PackedWeight, q: Any, scales: Any, zeros: Any, perm: Any) -> PackedWeight:
     with on_device_of(weight.qweight):
         values = namespace_of(weight.qweight).ascontiguousarray(q)
-        return pack(values, scales, zeros, group_size=weight.group_size, perm=perm)
+        facts: dict[str, Any] = {"format": weight.format, "tensor_scale": weight.tensor_scale}
+        return pack(values, scales, zeros, group_size=weight.group_size, perm=perm, **facts)

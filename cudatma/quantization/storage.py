@@ -2,7 +2,8 @@
 
 A weight named ``layer`` is stored as the tensors ``layer.qweight`` and ``layer.scales`` and, if the weight has them,
 ``layer.zeros`` and ``layer.perm``. The file's metadata consists of strings with the keys format, layout_version and
-weights. The value of weights is JSON that maps each name to its shape, group_size, dtype and arrays.
+weights. The value of weights is JSON that maps each name to its shape, group_size, dtype and arrays and, for formats
+other than int4, to its format and tensor_scale.
 
 To add a layout version, increment layout_v1.LAYOUT_VERSION and register in CONVERTERS, for each earlier version, a
 function that converts the arrays to a later version. CONVERTERS is empty because version 1 is the first version.
@@ -36,6 +37,8 @@ class StoredWeight:
     group_size: int
     dtype: str
     arrays: dict[str, NDArray[Any]]
+    format: str = "int4"
+    tensor_scale: float = 1.0
 
 
 Converter = Callable[[StoredWeight], StoredWeight]
@@ -89,6 +92,8 @@ def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeig
             "dtype": weight.dtype,
             "arrays": list(weight.arrays),
         }
+        if weight.format != "int4":
+            facts[name] |= {"format": weight.format, "tensor_scale": weight.tensor_scale}
     metadata = {"format": FORMAT, "layout_version": str(LAYOUT_VERSION), "weights": json.dumps(facts)}
     _write(path, tensors, metadata)
 
@@ -154,7 +159,8 @@ def _weight(file: SafetensorsFile, name: str, facts: Any) -> StoredWeight:
         ) from error
     arrays = {array: file.read(f"{name}.{array}") for array in names}
     version = int(file.metadata["layout_version"])
-    stored = upgrade(StoredWeight(name, version, (k, n), group_size, dtype, arrays))
+    kind, tensor_scale = facts.get("format", "int4"), facts.get("tensor_scale", 1.0)
+    stored = upgrade(StoredWeight(name, version, (k, n), group_size, dtype, arrays, kind, tensor_scale))
     parts = stored.arrays
     missing = [array for array in ("qweight", "scales") if array not in parts]
     if missing:

@@ -6,20 +6,19 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cudatma.descriptor import L2Promotion, TiledSpec
 from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
-from cudatma.dtypes import activation_type, tma_type
+from cudatma.dtypes import tma_type
 from cudatma.kernels.arguments import ROWS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.experts.choose import MoeConfig
-from cudatma.kernels.experts.config import ExpertsConfig, SumConfig
+from cudatma.kernels.experts.config import PRODUCTS, ExpertsConfig, SumConfig
 from cudatma.kernels.experts.problem import ELEMENT_BYTES, MoeProblem
 from cudatma.kernels.launch_struct import packer
+from cudatma.kernels.marlin.problem import scale_values
 from cudatma.kernels.schedule import ceil_div
 from cudatma.layout import Swizzle
 from cudatma.pipeline import align_up
-from cudatma.quantization.layout_v1 import BLOCK, SYMMETRIC_ZERO, blocks, group_count
+from cudatma.quantization.layout_v1 import BLOCK, blocks, group_count, row_blocks
 
 _WORD_BYTES, _BLOCK_BYTES = 4, 16
 _ALIGNMENT_BYTES = 128
@@ -112,11 +111,17 @@ def sizes_for(
     sum_columns = ceil_div(problem.down.n, config.sum.threads * _CHUNK_ELEMS)
     tile_m = config.up.tile_m
 
+    cached_values = cache(scale_values)
+
+    def factors(config: ExpertsConfig, problem: MoeProblem) -> dict[str, Any]:
+        index = PRODUCTS.index(config.product)
+        return cached_values(config, problem.exponents[index], problem.tensor_scales[index])
+
     def sizes(problem: MoeProblem) -> tuple[Sizes, ...]:
         at, m, pairs = workspace(problem, config), problem.m, problem.pairs
         values = {"m": m, "pairs": pairs, "blocks_at": at.blocks, "pairs_at": at.pairs, "places_at": at.places}
-        up = values | {"result_at": at.hidden} | _scale_values(problem.up.dtype, problem.exponents[0])
-        down = values | {"result_at": at.results} | _scale_values(problem.down.dtype, problem.exponents[1])
+        up = values | {"result_at": at.hidden} | factors(config.up, problem)
+        down = values | {"result_at": at.results} | factors(config.down, problem)
         most = max_blocks(problem, tile_m)
         launched = {
             "up": Sizes(
@@ -164,13 +169,6 @@ def _ids(config: SumConfig) -> tuple[At, ...]:
     return (At("topk_ids"), At("expert_map")) if config.direct else ()
 
 
-@cache
-def _scale_values(dtype: str, exponent: int) -> dict[str, Any]:
-    """Return the members of the struct by which a fused kernel multiplies scales and sums."""
-    offset = np.array(-SYMMETRIC_ZERO * 2.0**-exponent, activation_type(dtype).numpy).view(np.uint16)
-    return {"scale_offset": int(offset) << 16 | int(offset), "scale_back": 2.0**exponent}
-
-
 def _product_values(problem: MoeProblem, config: ExpertsConfig) -> dict[str, Any]:
     shape = problem.product(config.product)
     rows = blocks(shape.n)
@@ -195,7 +193,8 @@ def _product_parameters(
         spec = scale_map_spec((groups, rows * BLOCK), dtype, config.scale_row, config.groups_per_stage)
         return Map(f"{weight}_{name}", spec)
 
-    weights = weight_tile_map_spec(blocks(shape.k), rows, config.tile_k // BLOCK, config.tile_n // BLOCK)
+    rows_of_blocks = row_blocks(shape.k, shape.weight.bits)
+    weights = weight_tile_map_spec(rows_of_blocks, rows, config.stage_row_blocks, config.tile_n // BLOCK)
     makers: dict[str, Callable[[], Any]] = {
         "weight_map": lambda: Map(f"{weight}_qweight", weights),
         "scale_map": lambda: table("scales", shape.dtype),

@@ -20,7 +20,7 @@ from cudatma.kernels.experts.config import (
 )
 from cudatma.kernels.experts.problem import MoeProblem
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, LinearShape
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
@@ -28,16 +28,16 @@ from cudatma.target import Target, get_target
 #: less often, but computes more padding rows. [H200]
 _SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
 _MAX_TILE_M = 128
-#: Maximum tile_m for stages of 256 elements of K instead of 128. [H100]
+#: Maximum tile_m for stages of 256 elements of K instead of 128, if three stages fit. [H100]
 _DEEP_TILE_M = 64
 #: tile_n of the wgmma kernel, and the one for few tiles.
 _WGMMA_N, _NARROW_WGMMA_N = 256, 128
-#: Minimum number of wide tiles per SM, below which there are twice as many narrow tiles. [H100]
+#: Minimum number of wide tiles per SM. If there are fewer, the tiles are narrow. [H100]
 _MIN_WIDE_TILES = 0.6
 #: Minimum number of pairs for a routing kernel with several CTAs.
 _MIN_PAIRS_OF_CLUSTER = 4096
-#: Maximum mean number of rows of an expert, and maximum number of pairs, for which each pair is a block. The weights of
-#: an expert are then read once for each of its rows, most of the time from L2.
+#: Each pair is a block up to this mean number of rows of an expert, and up to this number of pairs. The weights of an
+#: expert are then read once for each of its rows, most of the time from L2.
 _MAX_DIRECT_ROWS, _MAX_DIRECT_PAIRS = 1.2, 64
 #: Minimum mean number of rows for the wgmma kernel. [H200]
 _MIN_WGMMA_ROWS = 7.5
@@ -96,7 +96,7 @@ class Choice(NamedTuple):
     route_threads, route_ctas : int
         Number of threads per CTA and of CTAs of the routing kernel.
     direct : bool
-        Whether each pair is a block, and there is no routing kernel.
+        Whether each pair is a block, so that no routing kernel is needed.
     """
 
     version: str
@@ -204,9 +204,7 @@ def product_config(
             tile_m=tile_m,
             tile_n=tile_n,
             stages=2,
-            group_size=shape.group_size,
-            has_zeros=shape.has_zeros,
-            dtype=shape.dtype,
+            **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
             deep_box=shape.k % 64 == 0,
             tile_k=tile_k,
             slice_k=slice_k,
@@ -221,22 +219,25 @@ def product_config(
 def wgmma_config(product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int) -> ExpertsConfig:
     """Return the wgmma kernel's configuration for a product with this tile and the most stages that fit."""
     warpgroups = max(1, tile_n // 128)
-    config = ExpertsConfig(
-        version="wgmma",
-        product=product,
-        tile_m=tile_m,
-        tile_n=tile_n,
-        stages=2,
-        group_size=shape.group_size,
-        has_zeros=shape.has_zeros,
-        dtype=shape.dtype,
-        tile_k=256 if tile_m <= _DEEP_TILE_M else 128,
-        warpgroups=warpgroups,
-        mmas_per_commit=2,
-        commits_in_flight=1,
-        consumer_registers=232 if warpgroups == 2 else 0,
-    )
-    return config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES) or config
+    depths = (256, 128) if tile_m <= _DEEP_TILE_M else (128,)
+    for tile_k in depths:
+        config = ExpertsConfig(
+            version="wgmma",
+            product=product,
+            tile_m=tile_m,
+            tile_n=tile_n,
+            stages=2,
+            **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
+            tile_k=tile_k,
+            warpgroups=warpgroups,
+            mmas_per_commit=2,
+            commits_in_flight=1,
+            consumer_registers=232 if warpgroups == 2 else 0,
+        )
+        longest = config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES)
+        if longest is not None and longest.stages > 2:
+            return longest
+    return longest or config
 
 
 def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:

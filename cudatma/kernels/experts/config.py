@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
@@ -113,6 +113,7 @@ class ExpertsConfig(MarlinConfig):
         names = [self.version, self.product, *([] if self.gate == "silu_glu" else [self.gate]), self.activation.short]
         names += ["column" if self.group_size == -1 else f"g{self.group_size}"]
         names += ["zeros"] if self.has_zeros else []
+        names += [] if self.format == "int4" else [self.format]
         names += {"none": [], "as_stored": ["fused"], "shifted": ["shifted"]}[self.scale_form]
         names += [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", f"k{self.slice_k}", f"s{self.stages}"]
         names += [f"b{self.ctas_per_sm}"] if self.ctas_per_sm > 1 else []
@@ -132,6 +133,10 @@ class ExpertsConfig(MarlinConfig):
         """Whether cp.async copies rows of x in the order of the sorted pairs."""
         return self.has_wgmma and self.product == "up"
 
+    def in_form(self, form: str) -> ExpertsConfig:
+        """Return the config with this ``scale_form`` if it is allowed, otherwise with "none"."""
+        return cast("ExpertsConfig", super(ExpertsConfig, self).in_form(form))
+
     @property
     def loads_row_boxes(self) -> bool:
         """Whether TMA loads boxes of rows, which the first product has stored in the order of the sorted pairs."""
@@ -143,7 +148,7 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        # With a fourth main loop, ptxas has too few registers for 128 rows and serializes the wgmmas.
+        # A fourth main loop would leave too few registers for 128 rows, so that ptxas would serialize the wgmmas.
         counts = (ROW_BOX, 2 * ROW_BOX, self.tile_m)
         return tuple(sorted({rows for rows in counts if rows <= self.tile_m})) if self.has_wgmma else ()
 
@@ -193,7 +198,7 @@ class ExpertsConfig(MarlinConfig):
         names += ["by_top_k"] if self.product == "up" else []
         names += ["k", "activation_pitch"] if self.copies_rows else []
         names += [] if self.has_stage_scales else ["scale_pitch"]
-        names += ["scale_offset", "scale_back"] if self.is_fused else []
+        names += ["scale_offset", "scale_back"] if self.has_scale_back else []
         return tuple(names)
 
     # ---- Shared memory

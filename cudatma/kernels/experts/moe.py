@@ -71,13 +71,13 @@ def marlin_moe(
         Expert of each choice. A choice with the id -1 is skipped. Ids in host memory must otherwise be valid. Ids in
         device memory are not read back, so choices with other invalid ids are skipped, too.
     bias1 : array (experts, 2 I), optional
-        Biases of the first product, of x's dtype: those of gate, then of up.
+        Biases of gate, then of up, which are added to the first product. They have x's dtype.
     bias2 : array (experts, K), optional
-        Biases of the second product, of x's dtype. They are added before the multiplication by ``topk_weights``. If the
-        weights are divided among GPUs along I, only one GPU must add them.
+        Biases of the second product, which are added before the multiplication by ``topk_weights``. They have x's
+        dtype. If several GPUs divide I, only one of them must add the biases.
     activation : {"silu_glu", "swiglu_oai"}, default "silu_glu"
-        Activation between the products. ``"swiglu_oai"`` is the one of gpt-oss: ``gate * sigmoid(1.702 * gate) * (up +
-        1)``, where gate is first limited to at most 7, and up to -7 to 7.
+        Activation between the products. ``"swiglu_oai"`` is the activation of gpt-oss. It limits gate to at most 7 and
+        up to -7 to 7, and then computes ``gate * sigmoid(1.702 * gate) * (up + 1)``.
     batch_invariant : bool, default False
         Whether the bits of a token's result must not depend on the other tokens of the call. The result may differ from
         the result without this option, and small batches take longer.
@@ -203,8 +203,8 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         x, out, ids, factors = (named[name] for name in ("x", "out", "topk_ids", "topk_weights"))
         local = ids if "expert_map" not in named else np.where(ids < 0, -1, named["expert_map"][ids])
         w1, w2 = (
-            _host_weight(problem.experts, shape, name, arrays)
-            for shape, name in ((problem.up, "w1"), (problem.down, "w2"))
+            _host_weight(problem.experts, shape, name, arrays, factor)
+            for shape, name, factor in zip((problem.up, problem.down), ("w1", "w2"), problem.tensor_scales, strict=True)
         )
         total = np.zeros(out.shape, np.float32)
         with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
@@ -237,15 +237,16 @@ def activated(name: str, gate: Any, up: Any) -> Any:
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
-def _host_weight(experts: int, shape: LinearShape, name: str, arrays: Mapping[str, ArrayInfo]) -> Any:
+def _host_weight(
+    experts: int, shape: LinearShape, name: str, arrays: Mapping[str, ArrayInfo], tensor_scale: float
+) -> Any:
     """Return dequantized weights (experts, K, N) in fp32. The columns are in stored order."""
     parts: dict[str, Any] = {
         part: host_array(info) if (info := arrays.get(f"{name}_{part}")) is not None else None for part in _ARRAYS
     }
     columns = -(-shape.n // 64) * 64
-    weight = PackedWeight(
-        **parts, perm=None, shape=(shape.k, experts * columns), group_size=shape.group_size, dtype=shape.dtype
-    )
+    parts |= {"group_size": shape.group_size, "dtype": shape.dtype, "format": shape.format}
+    weight = PackedWeight(**parts, perm=None, shape=(shape.k, experts * columns), tensor_scale=tensor_scale)
     return weight.dequantize(dtype=np.float32).reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
 
 
@@ -274,8 +275,8 @@ def weight_of(w1: Any, w2: Any) -> Weight:
         if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
             raise ArgumentError(f"{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES}", "copy it")
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
-    fits = first.weight.scale_fit, second.weight.scale_fit
-    key = first.device, fits, *((w.shape, w.group_size, w.symmetric, w.dtype) for w in (first, second))
+    factors = *(w.weight.scale_fit for w in (first, second)), first.weight.tensor_scale, second.weight.tensor_scale
+    key = first.device, factors, *((w.shape, w.group_size, w.symmetric, w.dtype, w.format) for w in (first, second))
     formats: _Formats = context.runtime().part(_Formats)
     weight = Weight(formats.setdefault(key, _Format()), addresses, infos)
     first.attachments[_WEIGHT] = second, weight  # keeps w2 alive, because the launch reads its arrays

@@ -60,7 +60,7 @@ class MoeProblem:
 
     up, down: shape and format of an expert's first and second weight. experts: number of experts whose weights are on
     this GPU. global_experts: number of experts on all GPUs. id_words: 1 for int32 ids, 2 for int64 ids. x_pitch_bytes,
-    out_pitch_bytes: row pitches. gate: a key of GATES. scale_forms, exponents: form and exponent of each weight's
+    out_pitch_bytes: row pitches. gate: a key of GATES. scale_forms, exponents, tensor_scales: factors of each weight's
     ``scale_fit``. batch_invariant: whether a token's result must not depend on the other tokens. programmatic: whether
     the first launch is a programmatic dependent of the previous kernel.
     """
@@ -77,6 +77,7 @@ class MoeProblem:
     gate: str = "silu_glu"
     scale_forms: tuple[str, str] = ("none", "none")
     exponents: tuple[int, int] = (0, 0)
+    tensor_scales: tuple[float, float] = (1.0, 1.0)
     batch_invariant: bool = False
     programmatic: bool = False
 
@@ -178,20 +179,20 @@ def check_call(
         check_place(array, name, info, "x", FUNCTION)
         if not array.is_contiguous:
             raise ArgumentError(f"{name}.strides", array.strides_bytes, "C order without gaps", "make it contiguous")
-    added = []
+    added: list[ArrayInfo | None] = []
     for name, bias, columns_of in (("bias1", biases[0], columns), ("bias2", biases[1], k)):
-        array = None if bias is None else describe(bias, name)
-        added.append(array)
-        if array is None:
+        info_of = None if bias is None else describe(bias, name)
+        added.append(info_of)
+        if info_of is None:
             continue
-        _check_dtype(array, name, (dtype.name,))
-        if array.shape != (experts, columns_of):
-            raise ArgumentError(f"{name}.shape", array.shape, f"{(experts, columns_of)}, a row for each expert")
-        check_place(array, name, info, "x", FUNCTION)
-        if not array.is_contiguous:
-            raise ArgumentError(f"{name}.strides", array.strides_bytes, "C order without gaps", "make it contiguous")
-        check_gradient(array.owner, name, FUNCTION)
-        arrays[name] = array
+        _check_dtype(info_of, name, (dtype.name,))
+        if info_of.shape != (experts, columns_of):
+            raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)}, a row for each expert")
+        check_place(info_of, name, info, "x", FUNCTION)
+        if not info_of.is_contiguous:
+            raise ArgumentError(f"{name}.strides", info_of.strides_bytes, "C order without gaps", "make it contiguous")
+        check_gradient(info_of.owner, name, FUNCTION)
+        arrays[name] = info_of
     global_experts = experts if local is None else local.shape[0]
     if info.device is None:
         _check_host_ids(ids, local, experts, global_experts)
@@ -202,8 +203,8 @@ def check_call(
         check_out(result, dtype, f"{dtype.name}, as in x", (m, k), arrays, FUNCTION)
         out_pitch = _check_rows(result, "out")
     problem = MoeProblem(
-        up=LinearShape(k, columns, w1.group_size, not w1.symmetric, w1.dtype),
-        down=LinearShape(columns // 2, k, w2.group_size, not w2.symmetric, w2.dtype),
+        up=LinearShape(k, columns, w1.group_size, not w1.symmetric, w1.dtype, w1.format),
+        down=LinearShape(columns // 2, k, w2.group_size, not w2.symmetric, w2.dtype, w2.format),
         m=max(m, 1),
         top_k=top_k,
         experts=experts,
@@ -214,6 +215,7 @@ def check_call(
         gate=options.activation,
         scale_forms=(w1.weight.scale_fit.form, w2.weight.scale_fit.form),
         exponents=(w1.weight.scale_fit.exponent, w2.weight.scale_fit.exponent),
+        tensor_scales=(w1.weight.tensor_scale, w2.weight.tensor_scale),
         batch_invariant=options.batch_invariant,
         programmatic=options.programmatic,
     )

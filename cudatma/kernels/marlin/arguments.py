@@ -22,7 +22,7 @@ from cudatma.kernels.marlin.permute_columns import (
 from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_values
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.layout import Swizzle
-from cudatma.quantization.layout_v1 import group_count, part_shapes
+from cudatma.quantization.layout_v1 import group_count, part_shapes, row_blocks
 from cudatma.target import Target
 
 #: Name of the array of each parameter.
@@ -87,7 +87,7 @@ def sizes_for(
     place_of_m, tile_m = offsets(members)["m"], config.tile_m
 
     @cache
-    def packed(exponent: int) -> Callable[[Mapping[str, Any]], bytes]:
+    def packed(exponent: int, tensor_scale: float) -> Callable[[Mapping[str, Any]], bytes]:
         fixed = weight_values(
             config,
             n,
@@ -95,15 +95,16 @@ def sizes_for(
             group_count(k, problem.layer.group_size),
             activation_pitch=pitch // ELEMENT_BYTES,
             programmatic=programmatic,
-            scale_exponent=0 if config.scale_form == "none" else exponent,
+            scale_exponent=exponent if config.has_scale_back else 0,
+            tensor_scale=tensor_scale,
         )
         return packer(members, fixed)
 
     @cache
-    def by_tiles(tiles_m: int, exponent: int) -> tuple[bytes, bytes, int, int, int]:
+    def by_tiles(tiles_m: int, exponent: int, tensor_scale: float) -> tuple[bytes, bytes, int, int, int]:
         m = tiles_m * tile_m
         work = work_of(m)
-        struct = packed(exponent)(
+        struct = packed(exponent, tensor_scale)(
             work_values(
                 work,
                 m,
@@ -120,7 +121,7 @@ def sizes_for(
 
     def sizes(problem: Problem) -> Sizes:
         m = problem.m
-        head, tail, ctas, partials, flags = by_tiles(-(-m // tile_m), problem.scale_exponent)
+        head, tail, ctas, partials, flags = by_tiles(-(-m // tile_m), problem.scale_exponent, problem.tensor_scale)
         struct = head + m.to_bytes(4, "little") + tail
         return Sizes(ctas, (struct,), (m,) if has_map else (), shared, programmatic, partials, flags)
 
@@ -153,14 +154,14 @@ def _weights(layer: LinearShape, config: MarlinConfig) -> Map:
     """Return the tensor map of the weights. A box contains a whole tile or a block of 64 columns."""
     if config.loads_weight_tiles:
         return _weight_tiles(layer, config, config.tile_n // 64)
-    rows = part_shapes(layer.k, layer.n, layer.group_size)["qweight"][0]
-    return Map("qweight", weight_map_spec(rows, config.tile_k // 64))
+    rows = part_shapes(layer.k, layer.n, layer.group_size, layer.weight.bits)["qweight"][0]
+    return Map("qweight", weight_map_spec(rows, config.stage_row_blocks))
 
 
 def _weight_tiles(layer: LinearShape, config: MarlinConfig, rows: int, *, half_rows: bool = False) -> Map:
     """Return the tensor map of whole tiles. N tiles that begin in the middle of a row of 64 columns need half rows."""
-    blocks = ceil_div(layer.k, 64), ceil_div(layer.n, 64)
-    return Map("qweight", weight_tile_map_spec(*blocks, config.tile_k // 64, rows, half_rows=half_rows))
+    blocks = row_blocks(layer.k, layer.weight.bits), ceil_div(layer.n, 64)
+    return Map("qweight", weight_tile_map_spec(*blocks, config.stage_row_blocks, rows, half_rows=half_rows))
 
 
 def _table(layer: LinearShape, config: MarlinConfig, name: str) -> Map:

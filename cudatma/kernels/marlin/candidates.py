@@ -29,7 +29,7 @@ from cudatma.kernels.marlin.cost import (
     skinny_cost,
     wgmma_cost,
 )
-from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, LinearShape, Problem
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import KIB, Target, get_target
 
@@ -77,9 +77,9 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Mar
     return [(config, np.where(serves, row, np.inf)) for (config, serves), row in zip(configs.items(), us, strict=True)]
 
 
-def ring_stages(k: int, n_tiles: int, tile_k: int) -> int:
+def ring_stages(k: int, n_tiles: int, tile_k: int, bits: int) -> int:
     """Return the number of stages that a ring can use for a K of ``k``. Shared memory may have room for fewer."""
-    stages = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k // 2))
+    stages = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k * bits // 8))
     # Loading all of K at once would also delay the first stage.
     iterations = ceil_div(k, tile_k)
     return min(stages, MAX_STAGES, max(iterations - 1, min(iterations, MIN_STAGES), 2))
@@ -138,7 +138,7 @@ def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]
             continue
         for tile_k in _TILE_KS:
             has_stage = tile_k <= max_k and tile_k * (cluster_k - 1) < layer.k  # Each CTA of a cluster has a stage.
-            fits = N_TILE * n_tiles * tile_k // 2 <= _STAGE_WEIGHT_BYTES or tile_k <= _SHORT_K
+            fits = N_TILE * n_tiles * tile_k * layer.weight.bits // 8 <= _STAGE_WEIGHT_BYTES or tile_k <= _SHORT_K
             if has_stage and fits and tile_k >= max(64 * slice_k, layer.group_size):
                 yield tile_k, slice_k
 
@@ -154,7 +154,7 @@ def _skinny_config(
         if rows * tile_k * 2 > _STAGE_ACTIVATION_BYTES or (unsliced and slice_k > 1):
             continue
         tile_m = tile_rows(layer, m, tile_k)
-        stages = ring_stages(own_k, division.n_tiles, tile_k)
+        stages = ring_stages(own_k, division.n_tiles, tile_k, layer.weight.bits)
         config = _layer_config(
             layer,
             version="skinny",
@@ -174,7 +174,8 @@ def _skinny_config(
 
 def _layer_config(layer: LinearShape, **fields: Any) -> MarlinConfig:
     """Return a config for the weights of a layer."""
-    return MarlinConfig(dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros, **fields)
+    common = {name: getattr(layer, name) for name in PROBLEM_FIELDS}
+    return MarlinConfig(**common, **fields)
 
 
 # ---- wgmma: tiles fitted to M, whole or divided by clusters ----------------------------------------------------------
@@ -446,12 +447,18 @@ def _mma_sync_configs(layer: LinearShape, target: Target) -> list[MarlinConfig]:
             slice_k=tile.slice_k,
             consumer_registers=tile.registers,
             warps_n=tile.warps_n,
-            scale_on="epilogue" if layer.group_size == -1 else "accumulator" if tile.m <= _SCALED_SUMS_M else "weight",
+            scale_on=_scale_on(layer, tile.m),
         ).with_longest_ring(smem_bytes, MAX_STAGES)
         for tile in MMA_SYNC_TILES
         if target.has_setmaxnreg or not tile.registers
     )
     return [config for config in configs if config is not None]
+
+
+def _scale_on(layer: LinearShape, tile_m: int) -> str:
+    if layer.group_size == -1:
+        return "epilogue"
+    return "accumulator" if tile_m <= _SCALED_SUMS_M and not layer.weight.has_exact_products else "weight"
 
 
 #: ``Family.times`` of each kernel.
@@ -486,6 +493,9 @@ def _skinny_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
         (replace(_SMALL, n=1024), 1),
         (replace(_SMALL, k=13824, n=5120, dtype="bfloat16"), 16),
         (replace(_SMALL, k=8192, n=1280, has_zeros=True), 32),
+        (replace(middle, format="mxfp4", group_size=32, dtype="bfloat16"), 1),
+        (replace(_SMALL, format="fp8"), 16),
+        (replace(square, format="int8", group_size=-1, dtype="bfloat16"), 8),
     ]
     cheapest = (cheapest_first(skinny_times, Problem(layer, m), gpu)[:1] for layer, m in cases)
     return [config for first in cheapest for config, _ in first]
@@ -504,9 +514,14 @@ def _wgmma_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
         (replace(_SMALL, n=2048, has_zeros=True, dtype="bfloat16"), 200),
     ]
     cases += [(_LARGE, 1024), (_LARGE, 128), (replace(_LARGE, dtype="bfloat16", group_size=-1), 256)]
+    cases += [
+        (replace(_LARGE, format="nvfp4", group_size=16, dtype="bfloat16"), 1024),
+        (replace(_SMALL, format="fp8", dtype="bfloat16"), 256),
+        (replace(_SMALL, format="int8"), 64),
+    ]
     configs += [cheapest_first(wgmma_times, Problem(layer, m), gpu)[0][0] for layer, m in cases]
     # The scales of most weights allow "as_stored". Only the tiles that differ most are dumped in all forms.
-    rest = [configs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
+    rest = [configs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -12)]
     return [*(config.in_form("as_stored") for config in configs), *rest]
 
 
@@ -516,6 +531,8 @@ def _mma_sync_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
         (replace(_LARGE, dtype="bfloat16", has_zeros=True), 16, {}),
         (replace(_LARGE, group_size=32, has_zeros=True), 64, {}),
         (replace(_LARGE, group_size=-1), 1024, {}),
+        (replace(_LARGE, format="mxfp4", group_size=32), 64, {}),
+        (replace(_LARGE, format="fp8", dtype="bfloat16"), 16, {}),
         (_LARGE, 16, by_cp_async),
         (_LARGE, 1024, by_cp_async),
         (_SMALL, 16, {"scale_load_path": "cp_async"}),

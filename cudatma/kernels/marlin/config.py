@@ -17,10 +17,11 @@ from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K, Member
 from cudatma.kernels.marlin.cost import COST_MODELS, wgmma_division, wgmma_stage_clocks
-from cudatma.kernels.marlin.problem import GROUP_SIZES, MEMBERS, PROBLEM_FIELDS, Problem
+from cudatma.kernels.marlin.problem import GROUP_SIZES, MEMBERS, PROBLEM_FIELDS, Problem, check_format
 from cudatma.kernels.schedule import PARTIALS_PER_SM_BYTES, ceil_div
 from cudatma.pipeline import align_up
 from cudatma.quantization.scale_range import FORMS
+from cudatma.quantization.weight_format import WEIGHT_FORMATS, WeightFormat
 from cudatma.target import KIB
 
 #: Cluster sizes that every GPU supports. [CUDA C++ programming guide, Thread Block Clusters]
@@ -151,7 +152,7 @@ class MarlinConfig(KernelConfig):
     ----------
     version : str
         A key of PRESETS.
-    dtype, group_size, has_zeros
+    dtype, group_size, has_zeros, format
         See LinearShape.
     tile_m, tile_n, tile_k : int
         Tile size of a CTA, and number of elements of K per stage. If tile_m is less than 8, rows of x are repeated in
@@ -222,6 +223,7 @@ class MarlinConfig(KernelConfig):
     weight_load_path: str = "tma"
     scale_load_path: str = "tma"
     activation_load_path: str = "tma"
+    format: str = "int4"
 
     function: ClassVar[str] = "marlin_gemm"
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -232,6 +234,9 @@ class MarlinConfig(KernelConfig):
     def __post_init__(self) -> None:
         self.check_values()
         activation_type(self.dtype)
+        kind = check_format(self.format, self.group_size, self.has_zeros)
+        if kind.bits == 8 and self.weight_load_path != "tma":
+            raise ArgumentError("weight_load_path", self.weight_load_path, f"'tma' for format {self.format!r}")
         if self.tile_k // 64 % self.slice_k:
             why = "pass a divisor, because each warp computes a multiple of 64 elements of K"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
@@ -262,7 +267,9 @@ class MarlinConfig(KernelConfig):
             raise ArgumentError("tile_m", self.tile_m, f"at least {rows} for tile_k = {self.tile_k}", why)
 
     def _check_warps(self) -> None:
-        allowed = ("epilogue",) if self.group_size == -1 else ("accumulator", "weight")
+        allowed: tuple[str, ...] = ("epilogue",) if self.group_size == -1 else ("accumulator", "weight")
+        if self.weight.has_exact_products:
+            allowed = ("weight",)
         if self.scale_on not in allowed:
             raise ArgumentError("scale_on", self.scale_on, ", ".join(allowed))
         if self.warp_n not in (16, 32, 64):
@@ -373,6 +380,7 @@ class MarlinConfig(KernelConfig):
     def entry(self) -> str:
         names = [self.version, self.activation.short, "column" if self.group_size == -1 else f"g{self.group_size}"]
         names += ["zeros"] if self.has_zeros else []
+        names += [] if self.format == "int4" else [self.format]
         names += {"none": [], "as_stored": ["fused"], "shifted": ["shifted"]}[self.scale_form]
         names += [f"{self.tile_m}x{self.tile_n}x{self.tile_k}"]
         slices = [f"k{self.slice_k}"] if self.slice_k > 1 or self.version == "skinny" else []
@@ -414,7 +422,41 @@ class MarlinConfig(KernelConfig):
         """Numbers of rows for which a wgmma kernel has main loops, or () if it always computes tile_m rows."""
         return ()
 
-    # ---- Scales
+    # ---- Weight format and scales
+
+    @property
+    def weight(self) -> WeightFormat:
+        """Format of the weight."""
+        return WEIGHT_FORMATS[self.format]
+
+    @property
+    def weight_bits(self) -> int:
+        """Number of bits of a weight's code."""
+        return self.weight.bits
+
+    @property
+    def stage_row_blocks(self) -> int:
+        """Number of blocks of 2 KB along K in a stage of packed weights."""
+        return self.tile_k // 64 * self.weight_bits // 4
+
+    @property
+    def bias_correction(self) -> str:
+        """Power of two that corrects the exponent bias of a floating-point format, in both halves, as a literal."""
+        return self.weight.bias_correction(self.dtype)
+
+    @property
+    def scales_floats(self) -> bool:
+        """Whether the scales of groups multiply floating-point codes instead of sums.
+
+        The same multiplication corrects the exponent bias of the codes.
+        """
+        is_possible = self.weight.is_float and self.has_stage_scales
+        return is_possible and (self.has_wgmma or self.weight.has_exact_products)
+
+    @property
+    def has_scale_back(self) -> bool:
+        """Whether scales were multiplied by a power of two, so that the sums must be divided by it."""
+        return self.is_fused or self.scales_floats
 
     @property
     def activation(self) -> ActivationType:
@@ -438,7 +480,7 @@ class MarlinConfig(KernelConfig):
         """Return whether the kernel and the weight's format allow this ``scale_form``."""
         if form == "none":
             return True
-        is_symmetric = not self.has_zeros and self.has_stage_scales
+        is_symmetric = self.format == "int4" and not self.has_zeros and self.has_stage_scales
         return self.has_wgmma and is_symmetric and not (self.is_bf16 and form == "shifted")
 
     def in_form(self, form: str) -> MarlinConfig:
@@ -528,8 +570,8 @@ class MarlinConfig(KernelConfig):
             "scale_pitch": self.copies_scales or not self.has_stage_scales,
             "k": copies_activations,
             "activation_pitch": copies_activations,
-            "scale_offset": self.is_fused,
-            "scale_back": self.is_fused,
+            "scale_offset": self.has_scale_back,
+            "scale_back": self.has_scale_back,
         }
         names = (name for name, is_read in read.items() if is_read)
         return (*(work if self.version != "skinny" else ("k_iterations", "tiles_n")), *names, *RESULT)
@@ -697,7 +739,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def weight_stage_bytes(self) -> int:
-        return self.tile_n * self.tile_k // 2
+        return self.tile_n * self.tile_k * self.weight_bits // 8
 
     @property
     def activation_stage_bytes(self) -> int:
@@ -781,7 +823,7 @@ class MarlinConfig(KernelConfig):
         """Return (description, bytes) of each array of a stage."""
         words = {
             "activations": f"activations {self.tile_m} x {self.tile_k} {self.dtype}, 128B swizzle",
-            "weights": f"weights {self.tile_n} x {self.tile_k} int4, packed layout 1",
+            "weights": f"weights {self.tile_n} x {self.tile_k} {self.weight.title}, packed layout 1",
             "scales": f"scales {self.groups_per_stage} x {self.scale_row} {self.dtype}",
             "zeros": f"zero points {self.groups_per_stage} x {self.scale_row} uint8",
         }
@@ -821,7 +863,7 @@ class MarlinConfig(KernelConfig):
         points. A tile of the mma.sync kernel is not adapted either, because ``scale_on`` and the ring depend on the
         groups. The gain of every other tile comes from the division of work, which also applies to the other problem.
         """
-        if self.has_zeros or self.version == "mma_sync":
+        if self.has_zeros or self.version == "mma_sync" or problem.layer.weight.bits != self.weight_bits:
             return None
         return replace(self, **{name: getattr(problem.layer, name) for name in PROBLEM_FIELDS})
 

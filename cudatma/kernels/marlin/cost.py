@@ -26,8 +26,8 @@ _LAUNCH_US = 2.68
 #: Minimum number of rows of x at which kernels run long enough for the power limit to lower the clock.
 #: [docs/lab/method.md]
 _SUSTAINED_FROM = 256
-#: Bytes per int4 weight, including one 16-bit scale per 128 weights.
-_WEIGHT_BYTES = 0.516
+#: Bytes per weight of one 16-bit scale per 128 weights.
+_SCALE_BYTES = 0.016
 #: Clocks that TMA takes to fill 64 elements of a row beyond M with zeros, for boxes of the skinny and the wgmma kernel.
 #: For 14336 x 4096 at M = 2, boxes of 8 rows take 14% longer than boxes of 2 rows. [H200]
 _SKINNY_FILL, _WGMMA_FILL = 8, 6
@@ -43,9 +43,9 @@ def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: column[index] for name, column in vars(columns).items()})
 
 
-def _memory_us(k: int, n: int, gpu: Gpu) -> float:
-    """Return the time to read the weight once, in microseconds."""
-    return _WEIGHT_BYTES * k * n / gpu.memory_bytes_per_us
+def _memory_us(bits: Any, k: int, n: int, gpu: Gpu) -> Any:
+    """Return the time to read a weight with codes of ``bits`` bits once, in microseconds."""
+    return (bits / 8 + _SCALE_BYTES) * k * n / gpu.memory_bytes_per_us
 
 
 def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
@@ -60,7 +60,7 @@ def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
 # ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
 
 
-#: Clocks per step along K: per 32 columns of N of a CTA, and per column of its MMAs.
+#: Clocks per step along K: per 32 columns of N of a CTA with 4-bit weights, and per column of its MMAs.
 _SKINNY_N32, _SKINNY_MMA = 0.316, 0.0223
 #: Microseconds for the first activations and for the result, per column of the MMAs.
 _SKINNY_COLUMN_US = 0.0106
@@ -69,7 +69,7 @@ _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 _SKINNY_MEMORY = 0.475
 _MMA_N = 8
 #: Fields of a config that skinny_cost() reads.
-SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k")
+SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k", "weight_bits")
 
 
 def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
@@ -81,8 +81,8 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     # If mma.sync is slower than on the GPU of the fit, the rate of the instruction bounds the time.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     sums = (config.cluster_k - 1) * ceil_div(n_tiles, config.cluster_k) * columns / _MMA_N
-    memory_us = _SKINNY_MEMORY * _memory_us(k, n, gpu)
-    loop_us = steps * n_tiles * (_SKINNY_N32 + mma * columns) / clock + memory_us
+    memory_us = _SKINNY_MEMORY * _memory_us(config.weight_bits, k, n, gpu)
+    loop_us = steps * n_tiles * (_SKINNY_N32 * config.weight_bits / 4 + mma * columns) / clock + memory_us
     return Cost(
         launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
         sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * config.tile_m - m) * steps / 64, gpu) - memory_us,
@@ -124,7 +124,17 @@ _MEETING, _SUMS_BYTES = 45, 12.7
 #: the power limit.
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
 #: Fields and properties of a config that wgmma_cost() reads.
-WGMMA_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_n", "cluster_k", "pingpong", "own_rows", "stage_clocks")
+WGMMA_TERMS = (
+    "tile_m",
+    "tile_n",
+    "tile_k",
+    "cluster_n",
+    "cluster_k",
+    "pingpong",
+    "own_rows",
+    "stage_clocks",
+    "weight_bits",
+)
 
 
 def wgmma_stage_clocks(config: Any) -> float:
@@ -135,7 +145,7 @@ def wgmma_stage_clocks(config: Any) -> float:
     dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
     if config.pingpong:  # One warpgroup at a time dequantizes while its wgmmas run.
         return max(products, dequantize) + _PINGPONG_STAGE
-    loaded: float = config.tile_k * (2 * config.tile_m / config.cluster_n + config.tile_n / 2)
+    loaded: float = config.tile_k * (2 * config.tile_m / config.cluster_n + config.tile_n * config.weight_bits / 8)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
     waits: float = _STAGE + _DRAIN / warpgroups
     return together + _BYTE * loaded + waits
@@ -179,7 +189,7 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
     tensor_us = tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
-    memory_us, stages = _WGMMA_MEMORY * _memory_us(k, n, gpu), np.where(is_divided, divided, whole)
+    memory_us, stages = _WGMMA_MEMORY * _memory_us(config.weight_bits, k, n, gpu), np.where(is_divided, divided, whole)
     # The tiles of the last row of tiles have empty rows. They are one in tiles_m of a CTA's tiles, and at least one of
     # the tiles of the busiest CTA.
     empty = np.minimum(tiles_m * config.tile_m - m, config.tile_m / config.cluster_n) / np.minimum(results, tiles_m)
@@ -208,7 +218,7 @@ _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
 _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
 #: Fields of a config that mma_sync_cost() reads.
-MMA_SYNC_TERMS = ("tile_m", "tile_n", "tile_k", "warps_n", "scale_on")
+MMA_SYNC_TERMS = ("tile_m", "tile_n", "tile_k", "warps_n", "scale_on", "weight_bits")
 
 
 def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
@@ -219,7 +229,10 @@ def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     mmas, ldmatrix = weights * config.tile_m / (16 * 8 * 16), config.warps_n * config.tile_m / 8 * config.tile_k / 32
     issued = weights / 32 * np.where(scales_weight, _SCALED_WEIGHT_INSTRUCTIONS, _WEIGHT_INSTRUCTIONS)
     issued = issued + mmas * np.where(scales_weight, 1, _SCALED_SUMS) + ldmatrix
-    loaded, partial_bytes = weights // 2 + 2 * config.tile_m * config.tile_k, 4 * config.tile_m * config.tile_n
+    loaded, partial_bytes = (
+        weights * config.weight_bits // 8 + 2 * config.tile_m * config.tile_k,
+        4 * config.tile_m * config.tile_n,
+    )
     stage = _MMA_PRODUCTS * 2 * config.tile_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
     stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / gpu.sm_clock_mhz
     # schedule() uses the same comparison to divide tiles (MarlinConfig.division()).
@@ -235,7 +248,7 @@ def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
         launch_us=_LAUNCH_US + _MMA_TILE_US * results,
         sm_us=np.where(is_divided, divided, whole) * stage,
         reduction_us=is_divided * (_MMA_DIVIDED_US + _MMA_PARTIAL_US * ctas_of_tile * partial_bytes),
-        memory_us=_MMA_MEMORY * _memory_us(k, n, gpu),
+        memory_us=_MMA_MEMORY * _memory_us(config.weight_bits, k, n, gpu),
         tensor_us=_MMA_POWER * flops * (m >= _SUSTAINED_FROM),
     )
 

@@ -27,14 +27,15 @@ from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.gemm import MarlinGemm, host_weight, weight_of
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, LinearShape, check_format
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.sample import Sample
 from cudatma.layout import Swizzle
 from cudatma.library_streams import stream_handle
 from cudatma.pipeline import Operand, PipelineSpec, align_up
-from cudatma.quantization import GROUP_SIZES, PackedWeight, quantize
-from cudatma.quantization.layout_v1 import part_shapes
+from cudatma.quantization import PackedWeight, quantize
+from cudatma.quantization.layout_v1 import part_shapes, row_blocks
+from cudatma.quantization.weight_format import WEIGHT_FORMATS, WeightFormat
 from cudatma.target import Target
 
 TEMPLATE = "kernels/dequantize.cu.j2"
@@ -51,7 +52,7 @@ class DequantizeConfig:
 
     Attributes
     ----------
-    dtype, group_size, has_zeros
+    dtype, group_size, has_zeros, format
         Fields of the weight.
     has_permutation : bool
         Whether rows are stored one by one, in the order of the permutation, instead of in whole tiles.
@@ -72,13 +73,16 @@ class DequantizeConfig:
     has_permutation: bool = False
     warps: int = 4
     stages: int = 2
+    format: str = "int4"
     entry: str = "dequantize"
+
+    #: Codes become values before they are multiplied by the scales.
+    scales_floats: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_field_types(self)
         activation_type(self.dtype)
-        if self.group_size not in GROUP_SIZES:
-            raise ArgumentError("group_size", self.group_size, ", ".join(map(str, GROUP_SIZES)))
+        check_format(self.format, self.group_size, self.has_zeros)
         if not 1 <= self.warps <= 4:
             raise ArgumentError(
                 "warps", self.warps, "1 to 4", "use fewer warps, because a box of scales has at most 256 columns"
@@ -91,6 +95,20 @@ class DequantizeConfig:
         return self.dtype == "bfloat16"
 
     @property
+    def weight(self) -> WeightFormat:
+        """Format of the weight."""
+        return WEIGHT_FORMATS[self.format]
+
+    @property
+    def weight_bits(self) -> int:
+        return self.weight.bits
+
+    @property
+    def bias_correction(self) -> str:
+        """Power of two that corrects the exponent bias of the codes, in both halves, as a literal."""
+        return self.weight.bias_correction(self.dtype)
+
+    @property
     def threads(self) -> int:
         """Number of threads: the warps that dequantize, and one warp that loads."""
         return 32 * (self.warps + 1)
@@ -98,7 +116,7 @@ class DequantizeConfig:
     @property
     def groups_per_tile(self) -> int:
         """Number of rows of scales for the 64 rows of W in a tile."""
-        return 2 if self.group_size == 32 else 1
+        return max(1, _BLOCK // self.group_size) if self.group_size > 0 else 1
 
     @property
     def row_bytes(self) -> int:
@@ -116,7 +134,8 @@ class DequantizeConfig:
         One thread loads a stage, and each warp releases it.
         """
         columns = self.warps * _BLOCK
-        sizes = {"weight": self.warps * _BLOCK_BYTES, "scales": self.groups_per_tile * columns * _ELEMENT_BYTES}
+        weight_bytes = self.warps * _BLOCK_BYTES * self.weight_bits // 4
+        sizes = {"weight": weight_bytes, "scales": self.groups_per_tile * columns * _ELEMENT_BYTES}
         if self.has_zeros:
             sizes["zeros"] = self.groups_per_tile * columns
         return PipelineSpec(
@@ -218,11 +237,12 @@ class DenseProblem(NamedTuple):
     layer: LinearShape
     has_permutation: bool
     pitch_bytes: int
+    tensor_scale: float
 
     @classmethod
     def of(cls, w: PackedWeight, out: ArrayInfo) -> DenseProblem:
         """Return the problem for a weight and for a result that check_dense() returned."""
-        return cls(LinearShape.of(w), w.perm is not None, out.strides_bytes[0])
+        return cls(LinearShape.of(w), w.perm is not None, out.strides_bytes[0], w.tensor_scale)
 
 
 class Dequantize(Operation[DenseProblem, DequantizeConfig]):
@@ -256,7 +276,9 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
     def reference(self, problem: DenseProblem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Dequantize with NumPy."""
         layer = problem.layer
-        host_array(arrays["out"])[:, : layer.n] = host_weight(layer, arrays).dequantize(dtype=layer.dtype)
+        host_array(arrays["out"])[:, : layer.n] = host_weight(layer, arrays, problem.tensor_scale).dequantize(
+            dtype=layer.dtype
+        )
 
 
 DEQUANTIZE = Dequantize()
@@ -265,7 +287,8 @@ DEQUANTIZE = Dequantize()
 @lru_cache(maxsize=64)
 def _config(layer: LinearShape, has_permutation: bool) -> DequantizeConfig:
     stages = 2 if has_permutation else 3
-    return DequantizeConfig(layer.dtype, layer.group_size, layer.has_zeros, has_permutation, stages=stages)
+    facts = {name: getattr(layer, name) for name in PROBLEM_FIELDS}
+    return DequantizeConfig(**facts, has_permutation=has_permutation, stages=stages)
 
 
 def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, resident: int) -> Arguments:
@@ -273,8 +296,9 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
     layer = problem.layer
     k, n, columns = layer.k, layer.n, config.warps * _BLOCK
     k64, n64 = -(-k // _BLOCK), -(-n // _BLOCK)
-    shapes = part_shapes(k, n, layer.group_size)
-    maps = [Map("qweight", weight_tile_map_spec(k64, n64, 1, config.warps))]
+    bits = layer.weight.bits
+    shapes = part_shapes(k, n, layer.group_size, bits)
+    maps = [Map("qweight", weight_tile_map_spec(row_blocks(k, bits), n64, bits // 4, config.warps))]
     tables = {"scales": layer.dtype} | ({"zeros": "uint8"} if layer.has_zeros else {})
     for name, dtype in tables.items():
         maps.append(Map(name, scale_map_spec(shapes[name], dtype, columns, config.groups_per_tile)))
@@ -287,6 +311,8 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
             0, (k, width), strides_bytes=strides, dtype=layer.dtype, box=box, axes=(1, 0), swizzle=Swizzle.B128
         )
         place = (Map("out", spec),)
+    if layer.weight.has_tensor_scale:
+        place = (*place, problem.tensor_scale)
     tiles_n = -(-n // columns)
     tiles = tiles_n * k64
     return Arguments(TEMPLATE, config, (*maps, *place, width, tiles_n, tiles), Sizes(min(tiles, resident)))
@@ -353,6 +379,8 @@ def dump_configs(target: Target) -> list[DequantizeConfig]:
         DequantizeConfig("bfloat16", 32, True, stages=3),
         DequantizeConfig("float16", 64, True, True),
         DequantizeConfig("bfloat16", -1, False, True),
+        DequantizeConfig("bfloat16", 16, False, format="nvfp4", stages=3),
+        DequantizeConfig("float16", -1, False, format="fp8", stages=3),
     ]
 
 

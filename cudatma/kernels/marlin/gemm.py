@@ -264,7 +264,7 @@ class MarlinGemm(Operation[Problem, Config]):
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Multiply by the dequantized weight in fp32, and round once."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
-        w = host_weight(problem.layer, arrays)
+        w = host_weight(problem.layer, arrays, problem.tensor_scale)
         with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
             if "bias" in named:
@@ -281,12 +281,13 @@ def _schedules(problem: Problem, config: Config, resident: tuple[int, ...]) -> C
     return lambda m: schedule(config.gemm, m, n, k, resident[-1], divide=divide)
 
 
-def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWeight:
+def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo], tensor_scale: float = 1.0) -> PackedWeight:
     """Return a weight that consists of these host arrays."""
     parts: dict[str, Any] = {
         name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.weight_arrays
     }
-    return PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
+    parts |= {"group_size": layer.group_size, "dtype": layer.dtype, "format": layer.format}
+    return PackedWeight(**parts, shape=(layer.k, layer.n), tensor_scale=tensor_scale)
 
 
 class _Format:
@@ -320,7 +321,7 @@ def weight_of(w: object) -> Weight:
                 "pack the weight again",
             )
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
-    key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None
+    key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.tensor_scale, weight.perm is None
     formats: _Formats = context.runtime().part(_Formats)
     launched = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
     return launched

@@ -15,12 +15,13 @@ from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
-from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
+from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, row_blocks
+from cudatma.quantization.weight_format import WEIGHT_FORMATS, WeightFormat, weight_format
 
-#: Numbers of elements of K that share a scale; -1 means one scale per column of N.
-GROUP_SIZES = (32, 64, 128, -1)
+#: Numbers of elements of K that share a scale in any format; -1 means one scale per column of N.
+GROUP_SIZES = (16, 32, 64, 128, -1)
 #: Fields that a weight and the configs of its kernels have in common.
-PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype")
+PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype", "format")
 #: Members of the launch struct.
 MEMBERS = WORK_MEMBERS | {
     member.name: member
@@ -30,8 +31,8 @@ MEMBERS = WORK_MEMBERS | {
         Member("scale_rows", "u32", "number of groups of scales along K"),
         Member("scale_pitch", "u32", "number of columns per row of scales, with padding"),
         Member("prefetch_stages", "u32", "number of stages of weights that a dependent launch loads before it waits"),
-        Member("scale_offset", "u32", "-8 2^-p in both halves, by which scales are multiplied"),
-        Member("scale_back", "float", "2^p, by which sums are multiplied"),
+        Member("scale_offset", "u32", "in both halves, the number by which scales are multiplied"),
+        Member("scale_back", "float", "the number by which sums are multiplied"),
         Member("activation_pitch", "u64", "elements from one row of activations to the next"),
     )
 }
@@ -51,6 +52,8 @@ class LinearShape:
         Whether the weight has zero points.
     dtype : {"float16", "bfloat16"}
         Data type of activations, scales and results.
+    format : str
+        Format of the weight.
 
     Raises
     ------
@@ -63,6 +66,7 @@ class LinearShape:
     group_size: int
     has_zeros: bool
     dtype: str
+    format: str = "int4"
 
     def __post_init__(self) -> None:
         kinds = {"k": int, "n": int, "group_size": int, "has_zeros": bool, "dtype": str}
@@ -73,8 +77,7 @@ class LinearShape:
         for name in ("k", "n"):
             if not 1 <= getattr(self, name) <= MAX_EXTENT:
                 raise ArgumentError(name, getattr(self, name), f"1 to {MAX_EXTENT}")
-        if self.group_size not in GROUP_SIZES:
-            raise ArgumentError("group_size", self.group_size, ", ".join(map(str, GROUP_SIZES)))
+        check_format(self.format, self.group_size, self.has_zeros)
         if self.dtype not in ACTIVATION_TYPES:
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(ACTIVATION_TYPES))
 
@@ -92,7 +95,25 @@ class LinearShape:
         LinearShape
             The shape and format of the weight.
         """
-        return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
+        return cls(*w.shape, w.group_size, not w.symmetric, w.dtype, w.format)
+
+    @property
+    def weight(self) -> WeightFormat:
+        """Format of the weight."""
+        return WEIGHT_FORMATS[self.format]
+
+
+def check_format(name: str, group_size: int, has_zeros: bool) -> WeightFormat:
+    """Return the format with this name.
+
+    Raises ArgumentError or ArgumentTypeError if the format is unknown or does not allow the group size or zero points.
+    """
+    kind = weight_format(name)
+    if group_size not in kind.group_sizes:
+        raise ArgumentError("group_size", group_size, ", ".join(map(str, kind.group_sizes)))
+    if has_zeros and not kind.has_zeros:
+        raise ArgumentError("has_zeros", has_zeros, f"False for format {name!r}")
+    return kind
 
 
 @dataclass(frozen=True)  # Without slots, for resized_copy()
@@ -118,6 +139,8 @@ class Problem:
         Whether the weight was quantized in activation order.
     scale_form, scale_exponent : str, int
         The weight's ``scale_fit``.
+    tensor_scale : float
+        The weight's ``tensor_scale``.
     programmatic : bool
         Whether to use programmatic dependent launch.
 
@@ -137,6 +160,7 @@ class Problem:
     has_perm: bool = False
     scale_form: str = "none"
     scale_exponent: int = 0
+    tensor_scale: float = 1.0
     programmatic: bool = False
 
     def __post_init__(self) -> None:
@@ -150,6 +174,7 @@ class Problem:
         """Return the problem for M dense rows of x and a weight. ``others`` are values of other fields."""
         fit = w.scale_fit
         facts: dict[str, Any] = {"has_perm": w.perm is not None, "scale_form": fit.form, "scale_exponent": fit.exponent}
+        facts["tensor_scale"] = w.tensor_scale
         return cls(LinearShape.of(w), m, **(facts | others))
 
     def with_m(self, m: int) -> Problem:
@@ -158,7 +183,7 @@ class Problem:
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """Fields on which a launch depends, except M and the scale exponent, which are members of the struct."""
+        """Fields on which a launch depends, except M and factors of scales, which are members of the struct."""
         return (
             self.layer,
             *(self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x),
@@ -193,12 +218,16 @@ class Problem:
         """Description of the problem in words."""
         layer = self.layer
         scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
-        points = "zero points" if layer.has_zeros else "symmetric"
-        return f"M = {self.m}, K = {self.k}, N = {self.n}, int4 weights, {layer.dtype}, {scales}, {points}"
+        points = ", zero points" if layer.has_zeros else ", symmetric" if layer.weight.has_zeros else ""
+        weights = f"{layer.weight.title} weights, {layer.dtype}, {scales}{points}"
+        return f"M = {self.m}, K = {self.k}, N = {self.n}, {weights}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the problem in the form that tuning entries store."""
-        return asdict(self.layer) | {"m": self.m}
+        fields = asdict(self.layer)
+        if self.layer.format == "int4":
+            del fields["format"]
+        return fields | {"m": self.m}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
@@ -206,7 +235,8 @@ class Problem:
 
         Raises KeyError, ArgumentError or ArgumentTypeError for an invalid entry.
         """
-        layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
+        fields = {name: raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")}
+        layer = LinearShape(**fields, format=raw.get("format", "int4"))
         return cls(layer, raw["m"])
 
 
@@ -215,6 +245,10 @@ class WeightReader(Protocol):
 
     @property
     def dtype(self) -> str: ...
+    @property
+    def weight(self) -> WeightFormat: ...
+    @property
+    def scales_floats(self) -> bool: ...
     def prefetch_stages(self, weight_bytes: int) -> int: ...
 
 
@@ -227,22 +261,28 @@ def weight_values(
     activation_pitch: int = 0,
     programmatic: bool = False,
     scale_exponent: int = 0,
+    tensor_scale: float = 1.0,
 ) -> dict[str, Any]:
     """Return, by name, the values of the struct's members that do not depend on M.
 
     ``activation_pitch`` is the row pitch of the activations in elements. ``programmatic`` is True if the launch uses
     programmatic dependent launch. ``scale_exponent`` is p if the kernel multiplies scales by 2^-p
-    (``PackedWeight.scale_fit``).
+    (``PackedWeight.scale_fit``), and ``tensor_scale`` the factor of the whole weight.
     """
-    weight_row_blocks = ceil_div(k, 64)
-    offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(config.dtype).numpy).view(np.uint16)
-    return {
+    bits = config.weight.bits
+    weight_row_blocks = row_blocks(k, bits)
+    return scale_values(config, scale_exponent, tensor_scale) | {
         "weight_rows": ceil_div(n, 64) * weight_row_blocks,
         "weight_row_blocks": weight_row_blocks,
         "scale_rows": scale_rows,
         "scale_pitch": 64 * ceil_div(n, 64),
-        "prefetch_stages": config.prefetch_stages(k * n // 2) if programmatic else 0,
-        "scale_offset": int(offset) << 16 | int(offset),
-        "scale_back": 2.0**scale_exponent,
+        "prefetch_stages": config.prefetch_stages(k * n * bits // 8) if programmatic else 0,
         "activation_pitch": activation_pitch,
     }
+
+
+def scale_values(config: WeightReader, exponent: int, tensor_scale: float) -> dict[str, Any]:
+    """Return the factors of scales and sums, if the kernel multiplies scales by 2^-exponent."""
+    factor = 2.0 ** config.weight.shift(config.dtype) if config.scales_floats else -float(SYMMETRIC_ZERO)
+    offset = np.array(factor * 2.0**-exponent, activation_type(config.dtype).numpy).view(np.uint16)
+    return {"scale_offset": int(offset) << 16 | int(offset), "scale_back": 2.0**exponent * tensor_scale}

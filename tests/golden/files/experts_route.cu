@@ -21,7 +21,7 @@ struct Problem {
     u32 experts;                    // experts whose weights are on this GPU
     u32 global_experts;             // experts on all GPUs
     u32 id_words;                   // 32-bit words of an expert id: 1 or 2
-    u64 blocks_at;                  // offset of the number of blocks and the next tiles, and 16 bytes later of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
     u64 places_at;                  // offset of each pair's index in the sorted pairs
 };
