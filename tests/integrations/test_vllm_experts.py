@@ -17,7 +17,6 @@ from vllm.model_executor.model_loader.reload import layerwise
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm_layers import EXPERTS, HIDDEN, Experts, apply, batch
 
-from cudatma.errors import QuantizationError
 from cudatma.integrations.vllm import moe, register
 from cudatma.integrations.vllm.moe import CudatmaW4A16Experts
 
@@ -127,7 +126,6 @@ REFUSED = {
     "whole columns of compressed-tensors": ({"form": "compressed-tensors", "size": -1}, "must be group, got channel"),
     "gelu": ({"activation": "gelu"}, "activation"),
     "sizes": ({"form": "compressed-tensors", "size": 16}, "the group size must be one of"),
-    "biases": ({"has_bias": True}, "biases"),
     "limit": ({"swiglu_limit": 7.0}, "limit"),
 }
 
@@ -174,8 +172,23 @@ def test_registration_is_idempotent_and_reaches_modules_that_were_imported_befor
         assert int_wna16.select_wna16_moe_backend is auto_gptq.select_wna16_moe_backend is moe.select
 
 
-def test_biases_that_only_the_checkpoint_contains_are_refused() -> None:
-    layer = empty_layer("gptq", 64, False)
-    layer._loaded_expert_biases.add("w2_bias")
-    with pytest.raises(QuantizationError, match=r"^experts: got biases .* VLLM_DISABLED_KERNELS=CudatmaW4A16Experts"):
-        layer.quant_method.process_weights_after_loading(layer)
+def test_biases_of_the_checkpoint_are_added() -> None:
+    layer, experts = empty_layer("gptq", 64, False), Experts(INTERMEDIATE, 64, False, torch.float16)
+    experts.fill(layer, "gptq", False)
+    rng = np.random.default_rng(1)
+    sizes = {"w1": INTERMEDIATE, "w3": INTERMEDIATE, "w2": HIDDEN}
+    experts.biases = [{shard: rng.standard_normal(n) / 4 for shard, n in sizes.items()} for _ in range(EXPERTS)]
+    for expert, biases in enumerate(experts.biases):
+        for shard, bias in biases.items():
+            name = "w2_bias" if shard == "w2" else "w13_bias"
+            parameter = getattr(layer, name)
+            parameter.weight_loader(parameter, torch.from_numpy(bias).half(), f"experts.{name}", shard, expert)
+    layer.quant_method.process_weights_after_loading(layer)
+    check(layer, experts, torch.float16)
+
+
+def test_vllm_asks_for_results_that_do_not_depend_on_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    layer, experts = loaded_layer()
+    assert layer.quant_method.moe_kernel.fused_experts.batch_invariant is True
+    check(layer, experts, torch.float16)

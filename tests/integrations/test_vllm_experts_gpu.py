@@ -62,7 +62,7 @@ class Layer(torch.nn.Module):  # type: ignore[name-defined]
         kernel = PackedExpertsLayer()
         kernel.moe_config = self.moe_config
         kernel.w1_scale, kernel.w2_scale = self.w13_scales, self.w2_scales
-        kernel.w1_zp = kernel.w2_zp = None
+        kernel.w1_zp = kernel.w2_zp = kernel.w1_bias = kernel.w2_bias = None
         return kernel
 
     def expected(self, x: Any, factors: Any, ids: Any) -> Any:

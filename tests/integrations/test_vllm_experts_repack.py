@@ -112,7 +112,7 @@ def config(**changes: Any) -> Any:
         "num_local_experts": 128,
         "experts_per_token": 8,
     }
-    facts |= {"in_dtype": torch.bfloat16, "has_bias": False}
+    facts |= {"in_dtype": torch.bfloat16}
     return SimpleNamespace(**(facts | changes))
 
 
@@ -126,7 +126,6 @@ REFUSED = {
     ),
     "8 columns": ({"hidden_dim": 2056}, -1, "the hidden size must be a multiple of 16"),
     "experts": ({"num_local_experts": 4096}, 128, "at most 1024 experts"),
-    "biases": ({"has_bias": True}, 128, "biases"),
     "limit": ({"swiglu_limit": 7.0}, 128, "limit"),
 }
 
@@ -155,6 +154,7 @@ def test_a_layer_packs_its_weights_and_computes_with_them(monkeypatch: pytest.Mo
     prepare_layer(layer, LoadedFormat("awq", NAMES, 32, True), None)
     kernel = PackedExpertsLayer()
     kernel.moe_config = layer.moe_config
+    kernel.w1_bias, kernel.w2_bias = None, torch.rand(EXPERTS, hidden).half()
     kernel.w1_scale, kernel.w1_zp, kernel.w2_scale, kernel.w2_zp = (
         getattr(layer, name) for name in ("w13_scales", "w13_qzeros", "w2_scales", "w2_qzeros")
     )
@@ -169,6 +169,7 @@ def test_a_layer_packs_its_weights_and_computes_with_them(monkeypatch: pytest.Mo
         second.packed(False),
         factors.float().numpy(),
         ids.int().numpy(),
+        bias2=kernel.w2_bias.numpy(),
         backend="reference",
     )
     np.testing.assert_array_equal(y.numpy(), expected)

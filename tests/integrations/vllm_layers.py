@@ -184,6 +184,7 @@ class Experts:
         def weight(shard: str, expert: int) -> Integers:
             return integers(*shapes[shard], size, asymmetric, dtype, seed=100 * seed + 10 * expert + int(shard[1]))
 
+        self.biases: list[dict[str, NDArray[np.float64]]] | None = None
         self.weights = [{shard: weight(shard, expert) for shard in shapes} for expert in range(EXPERTS)]
 
     def fill(self, layer: Any, form: str, asymmetric: bool) -> None:
@@ -202,9 +203,12 @@ class Experts:
         """Return the weighted sums of the results of each token's experts."""
         rows, total = x.double().numpy(), np.zeros(x.shape)
         for token, choice in np.ndindex(*ids.shape):
-            dense = {shard: weight.dense() for shard, weight in self.weights[int(ids[token, choice])].items()}
-            gate, up = rows[token] @ dense["w1"], rows[token] @ dense["w3"]
-            total[token] += float(factors[token, choice]) * ((gate / (1 + np.exp(-gate)) * up) @ dense["w2"])
+            expert = int(ids[token, choice])
+            dense = {shard: weight.dense() for shard, weight in self.weights[expert].items()}
+            bias = {shard: np.float64(0) for shard in dense} if self.biases is None else self.biases[expert]
+            gate, up = (rows[token] @ dense[shard] + bias[shard] for shard in ("w1", "w3"))
+            result = (gate / (1 + np.exp(-gate)) * up) @ dense["w2"] + bias["w2"]
+            total[token] += float(factors[token, choice]) * result
         return total
 
 

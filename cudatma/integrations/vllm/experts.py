@@ -62,7 +62,6 @@ class ExpertsConfig(Protocol):
     num_local_experts: int
     experts_per_token: int
     in_dtype: Any
-    has_bias: bool
 
 
 def refusal(config: ExpertsConfig, loaded: LoadedFormat) -> str | None:
@@ -78,8 +77,6 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat) -> str | None:
             return f"the {name} size must be a multiple of {multiple} on each rank, got {size}"
     if config.num_local_experts > MAX_EXPERTS:
         return f"at most {MAX_EXPERTS} experts per rank are supported, got {config.num_local_experts}"
-    if config.has_bias:
-        return "the experts have biases"
     if getattr(config, "swiglu_limit", None) is not None:
         return "the activation has a limit"
     return None
@@ -104,7 +101,7 @@ def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, An
         setattr(layer, f"{prefix}_weight", getattr(layer, f"{prefix}_{q_name}"))
 
 
-def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None) -> None:
+def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None, *, batch_invariant: bool = False) -> None:
     """Compile and load the kernels for batches of up to ``max_m`` tokens, and share a workspace among graphs.
 
     The function compiles nothing for weights in host memory or if ``max_m`` is None.
@@ -143,11 +140,12 @@ def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None) -> None:
     done: _WarmedUp = runtime().part(_WarmedUp)
     tokens, expert_map, top_k = min(max_m, LARGEST_M), layer.expert_map, config.experts_per_token
     formats = tuple([(w.shape, w.group_size, w.symmetric, w.dtype, w.weight.scale_fit.form) for w in (first, second)])
-    key = first.device, formats, top_k, None if expert_map is None else len(expert_map), tokens
+    key = first.device, formats, top_k, None if expert_map is None else len(expert_map), tokens, batch_invariant
     if key not in done:
         x = torch.empty((2, hidden), dtype=config.in_dtype, device=device)
         ids = torch.zeros((2, top_k), dtype=torch.int32, device=device)
-        warm_up(marlin_moe, (x, first, second, ids.float(), ids), expert_map=expert_map, max_m=tokens)
+        operands, options = (x, first, second, ids.float(), ids), {"batch_invariant": batch_invariant}
+        warm_up(marlin_moe, operands, expert_map=expert_map, max_m=tokens, **options)
         done.add(key)
 
 
@@ -234,6 +232,8 @@ class PackedExpertsLayer:
         The layer's configuration.
     w1_scale, w2_scale, w1_zp, w2_zp : torch.Tensor or None
         Packed scales and zero points.
+    w1_bias, w2_bias : torch.Tensor or None
+        Biases (experts, N) of both products.
     """
 
     moe_config: ExpertsConfig
@@ -241,7 +241,14 @@ class PackedExpertsLayer:
     w2_scale: Any
     w1_zp: Any
     w2_zp: Any
+    w1_bias: Any
+    w2_bias: Any
     _known: tuple[int, int, PackedExperts, PackedExperts] | None = None
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether the result of a token must be independent of the other tokens of its batch."""
+        return False
 
     def weights(self, w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
         """Return the weights whose packed integers are w1 and w2. The first call reads the scales."""
@@ -277,6 +284,9 @@ class PackedExpertsLayer:
             second,
             factors.float().contiguous(),
             ids.contiguous(),
+            bias1=self.w1_bias,
+            bias2=self.w2_bias,
+            batch_invariant=self.batch_invariant,
             expert_map=expert_map,
             out=output,
         )

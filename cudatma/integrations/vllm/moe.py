@@ -19,7 +19,6 @@ from vllm.model_executor.layers.fused_moe.oracle import int_wna16
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 from vllm.model_executor.utils import replace_parameter
 
-from cudatma.errors import QuantizationError
 from cudatma.integrations.vllm.experts import LoadedFormat, PackedExpertsLayer, pack_layer, prepare_layer, refusal
 from cudatma.integrations.vllm.kernel import unfit_platform
 
@@ -67,6 +66,15 @@ class CudatmaW4A16Experts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # typ
         if p.enable_eplb or getattr(p, "use_passthrough_all2all", False):
             return False
         return not p.use_all2all_kernels or p.use_ag_rs_all2all_kernels or p.use_deepep_ht_kernels
+
+    @staticmethod
+    def _supports_batch_invariance() -> bool:
+        return True
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether the result of a token must be independent of its batch (VLLM_BATCH_INVARIANT)."""
+        return bool(envs.VLLM_BATCH_INVARIANT)
 
     def finalize_weight_and_reduce_impl(self) -> Any:
         """Return that the kernel itself weights and adds up the experts' results."""
@@ -128,12 +136,9 @@ def convert(backend: Any, layer: Any, quant_config: Any, *rest: Any, **options: 
     """Pack a loaded layer in place and return None, or call vLLM's convert_to_wna16_moe_kernel_format()."""
     if backend is not Backend.CUDATMA:
         return _vllm_convert(backend, layer, quant_config, *rest, **options)
-    if options.get("w13_bias") is not None or options.get("w2_bias") is not None:
-        remedy = f"set VLLM_DISABLED_KERNELS={CudatmaW4A16Experts.__name__}"
-        raise QuantizationError("experts", "biases in the checkpoint", "experts without biases", remedy)
     loaded: Any = _loaded_format(quant_config, layer.moe_config)  # select() has accepted the format.
     pack_layer(layer, loaded, replace_parameter)
-    prepare_layer(layer, loaded, _max_tokens(layer.moe_config))
+    prepare_layer(layer, loaded, _max_tokens(layer.moe_config), batch_invariant=bool(envs.VLLM_BATCH_INVARIANT))
     return None
 
 
