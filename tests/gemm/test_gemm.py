@@ -129,8 +129,8 @@ def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k:
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
 def test_a_version_by_wgmma_names_a_target_without_it_as_the_cause(name: str) -> None:
-    allowed = r"one with wgmma \(sm_90a\); choose another target for version v3 of gemm"
-    with pytest.raises(TargetError, match=rf"^target must be {allowed}"):
+    said = rf"one with wgmma \(sm_90a\), got {name}; choose another target for version v3 of gemm"
+    with pytest.raises(TargetError, match=rf"^target must be {said}"):
         decide(GEMM, replace(PROBLEM, version="v3"), imagined_gpu(name, 132))
     with pytest.raises(TargetError, match="wgmma"):
         sample("v3", get_target(name))
