@@ -35,10 +35,10 @@ from cudatma.kernels.marlin.choose import (
 )
 from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
 from cudatma.kernels.marlin.linear import MarlinLinear
-from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import PARTIALS_PER_SM_BYTES, ceil_div, schedule
 from cudatma.kernels.tuning import Entry, GpuClass, parse_entry, store_entry
-from cudatma.quantization import quantize
+from cudatma.quantization import GROUP_SIZES, quantize
 from cudatma.target import KIB, TARGETS, get_target
 
 layers = st.builds(

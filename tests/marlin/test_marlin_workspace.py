@@ -13,8 +13,9 @@ from cudatma import LaunchError, Workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.arguments import sizes_for
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, schedule
+from cudatma.quantization import GROUP_SIZES
 from cudatma.target import TARGETS, Target
 
 PROCESSORS = 132

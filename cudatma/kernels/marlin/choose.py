@@ -23,6 +23,7 @@ from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES, PROBLEM_FIELDS, LinearShape, Problem
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.quantization import PackedWeight
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
 from cudatma.target import Target, get_target
 
 #: File of the measured exceptions.
@@ -68,6 +69,7 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
         Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),
         Option("group_size", 128, GROUP_SIZES, "number of elements of K that share a scale, or -1 for all of K"),
         Option("has_zeros", False, (False, True), "weights with zero points"),
+        Option("format", "int4", tuple(WEIGHT_FORMATS), "format of the weight"),
     ),
     launched=launched,
     trial="cudatma.kernels.marlin.sample:MarlinTrial",
