@@ -17,7 +17,7 @@ from cudatma.kernels.attention.problem import CACHE_TYPE
 from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result, product_batch
 from cudatma.quantization.layout_v1 import part_shapes
-from cudatma.quantization.packed import check_group_size
+from cudatma.quantization.weight_format import weight_format
 
 
 def marlin_gemm(
@@ -31,17 +31,24 @@ def marlin_gemm(
     n: int,
     group_size: int,
     batch_invariant: bool = False,
+    format: str = "int4",
+    tensor_scale: Any = None,
 ) -> Any:
-    check_group_size(group_size)
+    kind = weight_format(format)
+    kind.check_group_size(group_size)
     if _name(scales.dtype) not in ACTIVATION_TYPES:
         raise ArgumentTypeError("scales.dtype", _name(scales.dtype), ", ".join(ACTIVATION_TYPES))
-    shapes = part_shapes(k, n, group_size)
+    shapes = part_shapes(k, n, group_size, kind.bits)
     _check_part("qweight", qweight, torch.uint8, shapes)
     _check_part("scales", scales, scales.dtype, shapes)
     if zeros is not None:
+        if not kind.has_zeros:
+            raise QuantizationError("zeros", "zero points", f"None for format {format!r}")
         _check_part("zeros", zeros, torch.uint8, shapes)
     if perm is not None:
         _check_part("perm", perm, torch.int32, shapes)
+    if tensor_scale is not None:
+        check_tensor_scale(tensor_scale, scales, format)
     _check_like("x", x, scales, "the weight")
     if not x.dim() or x.shape[-1] != k:
         raise ArgumentError(
@@ -52,6 +59,18 @@ def marlin_gemm(
         _check_shape("bias", bias, (n,))
     _check_gradients(x=x, scales=scales, bias=bias)
     return x.new_empty((*x.shape[:-1], n))
+
+
+def check_tensor_scale(tensor_scale: Any, scales: Any, format: str) -> None:
+    """Raise an error unless the tensor may be the scale of a whole weight of this format."""
+    if not weight_format(format).has_tensor_scale:
+        remedy = "multiply the scales by it"
+        raise QuantizationError("tensor_scale", "a tensor", f"None for format {format!r}", remedy)
+    if tensor_scale.dtype != torch.float32:
+        raise ArgumentTypeError("tensor_scale.dtype", _name(tensor_scale.dtype), "float32", "convert the tensor")
+    _check_shape("tensor_scale", tensor_scale, ())
+    _check_device("tensor_scale", tensor_scale, scales, "the weight")
+    _check_gradients(tensor_scale=tensor_scale)
 
 
 def gemm(

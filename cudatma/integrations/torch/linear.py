@@ -1,4 +1,4 @@
-"""The class MarlinLinear, a torch module with an int4 weight and a bias."""
+"""The class MarlinLinear, a torch module with a packed weight and a bias."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
@@ -28,11 +28,11 @@ from cudatma.quantization import (
     quantize_linear,
 )
 from cudatma.quantization.layout_v1 import part_shapes
-from cudatma.quantization.packed import check_group_size
+from cudatma.quantization.weight_format import weight_format
 
 
 class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer y = x W + b with an int4 weight, for inference.
+    """A linear layer y = x W + b with a quantized weight, for inference.
 
     MarlinLinear replaces torch.nn.Linear and has no backward pass. ``from_linear``, ``from_packed`` and the importers
     create layers with a weight. The constructor leaves the buffers uninitialized.
@@ -45,10 +45,10 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Number of outputs, N.
     bias : bool, default True
         Whether the layer has a bias.
-    group_size : int, default 128
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+    group_size : int, optional
+        Number of rows of K that share a scale; see ``cudatma.quantize``. Default: 128, or the only size of the format.
     symmetric : bool, default True
-        Whether the weight has no zero points.
+        Whether the weight has no zero points. Only int4 weights may have zero points.
     act_order : bool, default False
         Whether the weight has an activation order, which permutes the activations' columns.
     dtype : torch.dtype, default torch.float16
@@ -58,6 +58,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Device of the buffers. Default: torch's default device.
     batch_invariant : bool, default False
         Whether each row is bitwise identical at every M; see ``marlin_gemm``.
+    format : str, default "int4"
+        Format of the weight: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` or ``"int8"``.
 
     Raises
     ------
@@ -68,8 +70,9 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     -----
     The weight's arrays are the buffers ``qweight`` (uint8), ``scales`` (the layer's dtype), ``zeros`` (uint8) and
     ``perm`` (int32). ``zeros`` is None if the weight is symmetric. ``perm`` is None if the weight has no activation
-    order. ``bias`` is a buffer or None. ``state_dict()`` contains only these tensors. ``load_state_dict()`` fills a
-    module that was created with the same arguments. If the module is on the meta device, pass ``assign=True``.
+    order. ``bias`` is a buffer or None. Only nvfp4 layers have the buffer ``tensor_scale`` (float32, without
+    dimensions). ``state_dict()`` contains only these tensors. ``load_state_dict()`` fills a module that was created
+    with the same arguments. If the module is on the meta device, pass ``assign=True``.
 
     ``.half()``, ``.float()`` and ``.to(dtype)`` raise ArgumentTypeError if the dtype differs from that of the layer.
     ``.to(device)`` and ``.cuda()`` move the module.
@@ -91,15 +94,20 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         out_features: int,
         bias: bool = True,
         *,
-        group_size: int = 128,
+        group_size: int | None = None,
         symmetric: bool = True,
         act_order: bool = False,
         dtype: Any = torch.float16,
         device: Any = None,
         batch_invariant: bool = False,
+        format: str = "int4",
     ) -> None:
         super().__init__()
-        check_group_size(group_size)
+        kind = weight_format(format)
+        group_size = kind.default_group_size if group_size is None else group_size
+        kind.check_group_size(group_size)
+        if not symmetric and not kind.has_zeros:
+            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
         for field, size in (("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
@@ -108,10 +116,13 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         if dtype not in (torch.float16, torch.bfloat16):
             raise ArgumentTypeError("dtype", str(dtype), "torch.float16, torch.bfloat16")
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
-        self.batch_invariant = batch_invariant
-        shapes = part_shapes(in_features, out_features, group_size) | {"bias": (out_features,)}
+        self.batch_invariant, self.format = batch_invariant, format
+        shapes = part_shapes(in_features, out_features, group_size, kind.bits)
+        shapes |= {"bias": (out_features,), "tensor_scale": ()}
         dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "perm": torch.int32, "bias": dtype}
+        dtypes["tensor_scale"] = torch.float32
         absent = {"zeros": symmetric, "perm": not act_order, "bias": not bias}
+        absent["tensor_scale"] = not kind.has_tensor_scale
         # torch.export miscounts buffers if a buffer that is None precedes another buffer.
         for name in sorted(shapes, key=lambda name: absent.get(name, False)):
             buffer = None if absent.get(name) else torch.empty(shapes[name], dtype=dtypes[name], device=device)
@@ -152,6 +163,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             dtype=parts["scales"].dtype,
             device="meta",
             batch_invariant=batch_invariant,
+            format=weight.format,
         )
         if bias is not None:
             parts["bias"] = _bias(bias, n, weight.dtype).to(parts["scales"].device)
@@ -164,11 +176,12 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         cls,
         linear: Any,
         *,
-        group_size: int = 128,
+        group_size: int | None = None,
         symmetric: bool = True,
         dtype: Any = None,
         clip_search: bool = False,
         batch_invariant: bool = False,
+        format: str = "int4",
     ) -> MarlinLinear:
         """Create a layer by quantizing a torch.nn.Linear, on the device of its weight.
 
@@ -176,7 +189,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         ----------
         linear : torch.nn.Linear
             The float layer.
-        group_size : int, default 128
+        group_size : int, optional
             Number of rows of K that share a scale; see ``cudatma.quantize``.
         symmetric : bool, default True
             Whether to quantize without zero points; see ``cudatma.quantize``.
@@ -186,6 +199,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             Whether to search for clipped ranges; see ``cudatma.quantize``.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
+        format : str, default "int4"
+            Format of the weight; see ``cudatma.quantize``.
 
         Returns
         -------
@@ -195,7 +210,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         ArgumentTypeError
-            If ``linear`` is not a torch.nn.Linear.
+            If ``linear`` is not a torch.nn.Linear, or if the format is unknown.
         QuantizationError
             If the weight cannot be quantized.
         """
@@ -204,9 +219,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         name = str(linear.weight.dtype if dtype is None else dtype).removeprefix("torch.")
         if dtype is None and name not in ACTIVATION_TYPES:
             name = "float16"
-        weight = quantize_linear(
-            linear.weight, group_size=group_size, symmetric=symmetric, dtype=name, clip_search=clip_search
-        )
+        options: dict[str, Any] = {"group_size": group_size, "symmetric": symmetric, "clip_search": clip_search}
+        weight = quantize_linear(linear.weight, dtype=name, format=format, **options)
         return cls.from_packed(weight, linear.bias, batch_invariant=batch_invariant)
 
     @classmethod
@@ -387,6 +401,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             self.out_features,
             self.group_size,
             self.batch_invariant,
+            self.format,
+            tensors["tensor_scale"],
         )
 
     def warm_up(self, m_values: int | Iterable[int]) -> None:
@@ -416,12 +432,13 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
 
     def _packed_weight(self) -> PackedWeight:
         """Return a PackedWeight that uses the buffers' memory but does not keep the buffers alive."""
-        parts = (self.qweight, self.scales, self.zeros, self.perm)
-        return packed_weight(*parts, self.in_features, self.out_features, self.group_size)
+        parts, sizes = (self.qweight, self.scales, self.zeros, self.perm), (self.in_features, self.out_features)
+        return packed_weight(*parts, *sizes, self.group_size, self.format, self.tensor_scale)
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]
-        parts += [f"group_size={self.group_size}, symmetric={self.zeros is None}, dtype={self.dtype}"]
+        form = f"symmetric={self.zeros is None}" if self.format == "int4" else f"format={self.format!r}"
+        parts += [f"group_size={self.group_size}, {form}, dtype={self.dtype}"]
         parts += ["act_order=True"] if self.perm is not None else []
         parts += ["batch_invariant=True"] if self.batch_invariant else []
         return ", ".join(parts)
@@ -432,17 +449,33 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         if converted != self.dtype:
             remedy = "quantize the weight again for this dtype, or call .to(device) without a dtype"
             raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the dtype of the layer", remedy)
-        return super()._apply(fn, recurse)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Raise ArgumentTypeError if a tensor has a different dtype, because load_state_dict() would round it."""
-        for name in ("qweight", "scales", "zeros", "perm", "bias"):
+        def keep_tensor_scale(tensor: Any) -> Any:
+            """Apply fn without changing the type of the tensor scale."""
+            return fn(tensor) if tensor is not self.tensor_scale else fn(tensor.view(torch.int32)).view(tensor.dtype)
+
+        return super()._apply(keep_tensor_scale, recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Record the format in the metadata of a state dict, which torch.save() stores."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["format"] = self.format
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """Raise an error if the format or the dtype of a tensor differs, because load_state_dict() would round it."""
+        if (stored := metadata.get("format", self.format)) != self.format:
+            remedy = f"create the layer with format={stored!r}"
+            raise QuantizationError(f"{prefix}format", repr(stored), f"{self.format!r}, the layer's format", remedy)
+        for name in ("qweight", "scales", "zeros", "perm", "bias", "tensor_scale"):
             loaded, own = state_dict.get(prefix + name), getattr(self, name)
             if isinstance(loaded, torch.Tensor) and own is not None and loaded.dtype != own.dtype:
                 raise ArgumentTypeError(
                     f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype}, the dtype of the layer"
                 )
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
         if not self.qweight.is_meta:
             forget(self.qweight)
 

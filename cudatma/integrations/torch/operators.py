@@ -21,7 +21,10 @@ from cudatma.kernels.marlin.gemm import MARLIN_GEMM as MARLIN
 from cudatma.kernels.marlin.gemm import MarlinOptions
 
 _WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, Tensor? perm"
-_MARLIN = f"Tensor x, {_WEIGHT}, Tensor? bias, SymInt k, SymInt n, int group_size, bool batch_invariant=False"
+_MARLIN = (
+    f"Tensor x, {_WEIGHT}, Tensor? bias, SymInt k, SymInt n, int group_size, bool batch_invariant=False, "
+    "str format='int4', Tensor? tensor_scale=None"
+)
 _GEMM = (
     "Tensor a, Tensor b, *, Tensor? bias=None, float alpha=1.0, {beta}str? activation=None, {out_dtype}"
     "Tensor? a_scale=None, Tensor? b_scale=None, bool batch_invariant=False"
@@ -111,9 +114,11 @@ def marlin_gemm(
     n: int,
     group_size: int,
     batch_invariant: bool = False,
+    format: str = "int4",
+    tensor_scale: Any = None,
     out: Any = None,
 ) -> Any:
-    weight, launched = known_weight(qweight, scales, zeros, perm, k, n, group_size)
+    weight, launched = known_weight(qweight, scales, zeros, perm, k, n, group_size, format, tensor_scale)
     return run(MARLIN, (x, bias), out, MarlinOptions(False, batch_invariant), None, None, launched, weight)
 
 
