@@ -38,6 +38,7 @@ from cudatma.quantization.conversion.source import tower_layers, unsuitable
 from cudatma.quantization.formats import Format
 from cudatma.quantization.safetensors_file import open_safetensors
 from cudatma.quantization.statement import Statement, read_statement
+from cudatma.quantization.weight_format import weight_format
 
 
 class Pack(ConversionOps):  # type: ignore[misc]
@@ -78,6 +79,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
             group_size=self.config.group_size,
             symmetric=self.config.symmetric,
             clip_search=self.config.clip_search,
+            format=self.config.format,
             dtype=str(module.dtype).removeprefix("torch."),
         )
         del module._parameters["weight"]
@@ -106,7 +108,7 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         distributed = DistributedConfig.from_dict(settings)
     if (count := distributed.tp_size or 1) > 1:
         remedy = "load the model on one GPU, serve it with vLLM, or shard layers with ColumnParallel and RowParallel"
-        raise ArgumentError("tp_size", count, "1, because int4 layers are not sharded across processes", remedy)
+        raise ArgumentError("tp_size", count, "1, because packed layers are not sharded across processes", remedy)
 
 
 def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
@@ -120,7 +122,7 @@ def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
 def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
     """Set the layer's buffers and return them by their full names. transformers checks the shapes of the buffers."""
     buffers = {}
-    module.group_size = weight.group_size
+    module.group_size, module.format = weight.group_size, weight.format
     for name, tensor in weight_tensors(weight).items():
         tensor = None if tensor is None else tensor.to(device)
         setattr(module, name, tensor)
@@ -154,7 +156,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         stated = self.quantization_config.dtype
         chosen = getattr(torch, stated) if stated else dtype if dtype in _DTYPES else torch.float16
         if chosen != dtype:
-            _log.warning_once(f"cudatma loads the model in {chosen}, the type of its int4 layers, instead of {dtype}.")
+            _log.warning_once(
+                f"cudatma loads the model in {chosen}, the type of its packed layers, instead of {dtype}."
+            )
         return chosen
 
     def _process_model_before_weight_loading(
@@ -297,14 +301,15 @@ def _untie(model: Any, modules: Iterable[str]) -> None:
 
 def _facts(layer: MarlinLinear) -> dict[str, Any]:
     order = layer.perm is not None
-    return {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
+    facts = {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
+    return facts | {"format": layer.format}
 
 
 def _packs(conversion: Any) -> bool:
     return any(isinstance(operation, Pack) for operation in getattr(conversion, "operations", ()))
 
 
-_ARRAYS = ("qweight", "scales", "zeros", "perm")
+_ARRAYS = ("qweight", "scales", "zeros", "perm", "tensor_scale")
 
 
 def open_files(files: Iterable[str]) -> Checkpoint:
@@ -324,6 +329,7 @@ def require_arrays(
             if part in _ARRAYS}  # fmt: skip
     for layer, facts in layers.items():
         absent = {"zeros": facts["symmetric"], "perm": not facts["act_order"]}
+        absent["tensor_scale"] = not weight_format(facts["format"]).has_tensor_scale
         required = [part for part in _ARRAYS if not absent.get(part)]
         missing = [part for part in required if f"{layer}.{part}" not in stored]
         if missing:
