@@ -57,3 +57,25 @@ def register() -> None:
     # would pass packed weights to those kernels.
     version = importlib.metadata.version("cudatma")
     variables[SWITCH] = lambda: version
+    _add_fp4_kernels()
+
+
+def _add_fp4_kernels() -> None:
+    """Register the kernels for MXFP4 and NVFP4 layers as vLLM's first kernels for these formats."""
+    try:
+        from vllm.model_executor.kernels import linear
+        from vllm.platforms import PlatformEnum
+
+        from cudatma.integrations.vllm.fp4_kernels import CudatmaMxFp4LinearKernel, CudatmaNvFp4LinearKernel
+
+        lists = linear._POSSIBLE_MXFP4_KERNELS[PlatformEnum.CUDA], linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
+    except (ImportError, AttributeError, KeyError) as error:
+        logging.getLogger(__name__).warning(
+            "cudatma does not register fp4 kernels with vLLM because this version of vLLM is not supported: %s: %s",
+            type(error).__name__,
+            error,
+        )
+        return
+    for kernels, kernel in zip(lists, (CudatmaMxFp4LinearKernel, CudatmaNvFp4LinearKernel), strict=True):
+        if kernel not in kernels:
+            kernels.insert(0, kernel)
