@@ -12,7 +12,7 @@ from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
 
 
 class _Fp4Kernel(PackedFp4Layer):
-    """Answers to vLLM's questions about a kernel, for both formats."""
+    """Methods that both kernels share."""
 
     batch_invariant = CudatmaW4A16LinearKernel.batch_invariant
     max_m = CudatmaW4A16LinearKernel.max_m
