@@ -59,8 +59,8 @@ class PackedFp4Layer:
             if tensor is not None:
                 setattr(layer, name, torch.nn.Parameter(tensor, requires_grad=False))
         self._sizes = k, n, weight_format(self.format).default_group_size
-        facts, batch_invariant = (self._sizes[2], self.format, tensor_scale), self.batch_invariant
-        prepare_layer((qweight, scales, None, None), k, n, facts, max_m=self.max_m, batch_invariant=batch_invariant)
+        weight = qweight, scales, None, None, *self._sizes, self.format, tensor_scale
+        prepare_layer(*weight, max_m=self.max_m, batch_invariant=self.batch_invariant)
 
     def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
         """Return x W + bias (..., N) for x (..., K), with torch.ops.cudatma.marlin_gemm."""

@@ -61,20 +61,17 @@ def refusal(config: LayerConfig) -> str | None:
     return None
 
 
-def prepare_layer(
-    parts: tuple[Any, ...], k: int, n: int, facts: tuple[Any, ...], *, max_m: int | None, batch_invariant: bool
-) -> None:
+def prepare_layer(*weight: Any, max_m: int | None, batch_invariant: bool) -> None:
     """Compile and load the kernels that a layer will need for batches of up to ``max_m`` tokens.
 
-    The first call also prepares the process. ``parts`` and ``facts`` are the arguments of packed_weight() before and
-    after k and n.
+    ``weight`` are the arguments of packed_weight(). The first call also prepares the process.
     """
     _enable_direct_calls()
-    if not parts[0].is_cuda:
+    if not weight[0].is_cuda:
         return
     share_captured_workspaces()  # vLLM runs its graphs one after another.
     if max_m is not None:
-        warm_up([packed_weight(*parts, k, n, *facts)], min(max_m, LARGEST_M), batch_invariant=batch_invariant)
+        warm_up([packed_weight(*weight)], min(max_m, LARGEST_M), batch_invariant=batch_invariant)
 
 
 class PackedLayer:
@@ -128,8 +125,8 @@ class PackedLayer:
             # vLLM's parameter classes run Python code at each access, so plain parameters are used. None means that all
             # zero points are 8.
             setattr(layer, name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
-        facts, batch_invariant = (config.group_size, self._format), self.batch_invariant
-        prepare_layer((*packed, None), k, n, facts, max_m=self.max_m, batch_invariant=batch_invariant)
+        weight = *packed, None, k, n, config.group_size, self._format
+        prepare_layer(*weight, max_m=self.max_m, batch_invariant=self.batch_invariant)
 
     def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
         """Return x W + bias (..., N) for x (..., K), with torch.ops.cudatma.marlin_gemm."""
