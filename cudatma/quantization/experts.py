@@ -311,7 +311,7 @@ def _permuted(weight: PackedWeight, order: NDArray[np.int64]) -> PackedWeight:
         columns = xp.asarray(order)
         zeros = None if logical.zeros is None else logical.zeros[:, columns]
         q = xp.ascontiguousarray(logical.q[:, columns])
-        facts = {"format": weight.format, "tensor_scale": weight.tensor_scale}
+        facts: dict[str, Any] = {"format": weight.format, "tensor_scale": weight.tensor_scale}
         return pack(q, logical.scales[:, columns], zeros, group_size=weight.group_size, **facts)
 
 

@@ -138,5 +138,5 @@ def _cut(weight: PackedWeight, qweight: Any, part: tuple[slice, slice], shape: t
 def _packed(weight: PackedWeight, q: Any, scales: Any, zeros: Any, perm: Any) -> PackedWeight:
     with on_device_of(weight.qweight):
         values = namespace_of(weight.qweight).ascontiguousarray(q)
-        facts = {"format": weight.format, "tensor_scale": weight.tensor_scale}
+        facts: dict[str, Any] = {"format": weight.format, "tensor_scale": weight.tensor_scale}
         return pack(values, scales, zeros, group_size=weight.group_size, perm=perm, **facts)

@@ -143,7 +143,8 @@ class WeightFormat:
 def _decoded(dtype: Any) -> NDArray[np.float32]:
     """Return the values of all codes of an ml_dtypes type."""
     bits = 4 if dtype is ml_dtypes.float4_e2m1fn else 8
-    return np.arange(2**bits, dtype=np.uint8).view(dtype).astype(np.float32)
+    values: NDArray[np.float32] = np.arange(2**bits, dtype=np.uint8).view(dtype).astype(np.float32)
+    return values
 
 
 _E2M1, _E4M3 = _decoded(ml_dtypes.float4_e2m1fn), _decoded(ml_dtypes.float8_e4m3fn)

@@ -221,8 +221,8 @@ def _host_weight(
         part: host_array(info) if (info := arrays.get(f"{name}_{part}")) is not None else None for part in _ARRAYS
     }
     columns = -(-shape.n // 64) * 64
-    facts = {"group_size": shape.group_size, "dtype": shape.dtype, "format": shape.format, "tensor_scale": tensor_scale}
-    weight = PackedWeight(**parts, perm=None, shape=(shape.k, experts * columns), **facts)
+    parts |= {"group_size": shape.group_size, "dtype": shape.dtype, "format": shape.format}
+    weight = PackedWeight(**parts, perm=None, shape=(shape.k, experts * columns), tensor_scale=tensor_scale)
     return weight.dequantize(dtype=np.float32).reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
 
 
@@ -251,9 +251,10 @@ def weight_of(w1: Any, w2: Any) -> Weight:
         if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
             raise ArgumentError(f"{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES}", "copy it")
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
-    weights = (first, second)
-    key = first.device, *((w.shape, w.group_size, w.symmetric, w.dtype, w.format) for w in weights)
-    key += tuple([ScaleFactors.of(w) for w in weights])
+    key = (
+        first.device,
+        *((w.shape, w.group_size, w.symmetric, w.dtype, w.format, ScaleFactors.of(w)) for w in (first, second)),
+    )
     formats: _Formats = context.runtime().part(_Formats)
     weight = Weight(formats.setdefault(key, _Format()), addresses, infos)
     first.attachments[_WEIGHT] = second, weight  # keeps w2 alive, because the launch reads its arrays

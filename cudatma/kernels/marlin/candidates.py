@@ -493,6 +493,9 @@ def _skinny_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
         (replace(_SMALL, n=1024), 1),
         (replace(_SMALL, k=13824, n=5120, dtype="bfloat16"), 16),
         (replace(_SMALL, k=8192, n=1280, has_zeros=True), 32),
+        (replace(middle, format="mxfp4", group_size=32, dtype="bfloat16"), 1),
+        (replace(_SMALL, format="fp8"), 16),
+        (replace(square, format="int8", group_size=-1, dtype="bfloat16"), 8),
     ]
     cheapest = (cheapest_first(skinny_times, Problem(layer, m), gpu)[:1] for layer, m in cases)
     return [config for first in cheapest for config, _ in first]
@@ -511,9 +514,14 @@ def _wgmma_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
         (replace(_SMALL, n=2048, has_zeros=True, dtype="bfloat16"), 200),
     ]
     cases += [(_LARGE, 1024), (_LARGE, 128), (replace(_LARGE, dtype="bfloat16", group_size=-1), 256)]
+    cases += [
+        (replace(_LARGE, format="nvfp4", group_size=16, dtype="bfloat16"), 1024),
+        (replace(_SMALL, format="fp8", dtype="bfloat16"), 256),
+        (replace(_SMALL, format="int8"), 64),
+    ]
     configs += [cheapest_first(wgmma_times, Problem(layer, m), gpu)[0][0] for layer, m in cases]
     # The scales of most weights allow "as_stored". Only the tiles that differ most are dumped in all forms.
-    rest = [configs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
+    rest = [configs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -12)]
     return [*(config.in_form("as_stored") for config in configs), *rest]
 
 
@@ -523,6 +531,8 @@ def _mma_sync_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
         (replace(_LARGE, dtype="bfloat16", has_zeros=True), 16, {}),
         (replace(_LARGE, group_size=32, has_zeros=True), 64, {}),
         (replace(_LARGE, group_size=-1), 1024, {}),
+        (replace(_LARGE, format="mxfp4", group_size=32), 64, {}),
+        (replace(_LARGE, format="fp8", dtype="bfloat16"), 16, {}),
         (_LARGE, 16, by_cp_async),
         (_LARGE, 1024, by_cp_async),
         (_SMALL, 16, {"scale_load_path": "cp_async"}),

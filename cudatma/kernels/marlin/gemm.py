@@ -286,8 +286,8 @@ def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo], tensor_scal
     parts: dict[str, Any] = {
         name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.weight_arrays
     }
-    facts = {"group_size": layer.group_size, "dtype": layer.dtype, "format": layer.format, "tensor_scale": tensor_scale}
-    return PackedWeight(**parts, shape=(layer.k, layer.n), **facts)
+    parts |= {"group_size": layer.group_size, "dtype": layer.dtype, "format": layer.format}
+    return PackedWeight(**parts, shape=(layer.k, layer.n), tensor_scale=tensor_scale)
 
 
 class _Format:

@@ -235,8 +235,8 @@ class Problem:
 
         Raises KeyError, ArgumentError or ArgumentTypeError for an invalid entry.
         """
-        names = ("k", "n", "group_size", "has_zeros", "dtype")
-        layer = LinearShape(*(raw[name] for name in names), raw.get("format", "int4"))
+        fields = {name: raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")}
+        layer = LinearShape(**fields, format=raw.get("format", "int4"))
         return cls(layer, raw["m"])
 
 

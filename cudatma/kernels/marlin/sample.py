@@ -23,6 +23,7 @@ from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_ro
 from cudatma.kernels.schedule import schedule
 from cudatma.kernels.tuning import pinned
 from cudatma.quantization import PackedWeight, quantize
+from cudatma.quantization.layout_v1 import BLOCK_BYTES, row_blocks
 from cudatma.target import Target
 
 
@@ -34,15 +35,16 @@ def sample(
     n: int = 256,
     k: int = 512,
     dtype: str = "float16",
-    group_size: int = 128,
+    group_size: int = 0,
+    format: str = "int4",
     sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """Return a launch of a kernel that computes y = x W for x (m, k) and an int4 W (k, n).
+    """Return a launch of a kernel that computes y = x W for x (m, k) and a quantized W (k, n).
 
-    k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. If there are few SMs, each SM computes many stages,
-    so that the ring wraps. Raises ArgumentError, QuantizationError, TargetError, CompileError, or DriverError if NVRTC
-    is missing.
+    A group_size of 0 is the default of the format. k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. If
+    there are few SMs, each SM computes many stages, so that the ring wraps. Raises ArgumentError, ArgumentTypeError,
+    QuantizationError, TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
@@ -52,7 +54,8 @@ def sample(
         if value < 1:
             raise ArgumentError(field, value, "at least 1")
     random = np.random.default_rng(seed)
-    weight = quantize(random.standard_normal((k, n), np.float32) * 0.05, group_size=group_size, dtype=dtype)
+    dense = random.standard_normal((k, n), np.float32) * 0.05
+    weight = quantize(dense, group_size=group_size or None, dtype=dtype, format=format)
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
@@ -128,16 +131,22 @@ def random_weight(layer: LinearShape) -> PackedWeight:
     The magnitude matters because the power of the tensor cores depends on the values.
     """
     rng = np.random.default_rng((layer.k, layer.n))
-    k64, n64 = -(-layer.k // 64), -(-layer.n // 64)
+    n64 = -(-layer.n // 64)
     groups = 1 if layer.group_size == -1 else -(-layer.k // layer.group_size)
-    scales = rng.uniform(0.5, 1.5, (groups, 64 * n64)) / (4.8 * layer.k**0.5)
+    kind = layer.weight
+    codes = rng.integers(0, 256, (n64 * row_blocks(layer.k, kind.bits), BLOCK_BYTES), dtype=np.uint8)
+    if layer.format == "fp8":
+        codes[codes & 127 == 127] = kind.zero_code
+    deviation = float(np.sqrt(np.nanmean(kind.values.astype(np.float64) ** 2)))
+    scales = rng.uniform(0.5, 1.5, (groups, 64 * n64)) / (deviation * layer.k**0.5)
     zeros = rng.integers(0, 16, (groups, 64 * n64), dtype=np.uint8) if layer.has_zeros else None
     return PackedWeight(
-        qweight=rng.integers(0, 256, (n64 * k64, 2048), dtype=np.uint8),
+        qweight=codes,
         scales=scales.astype(activation_type(layer.dtype).numpy),
         zeros=zeros,
         perm=None,
         shape=(layer.k, layer.n),
         group_size=layer.group_size,
         dtype=layer.dtype,
+        format=layer.format,
     )

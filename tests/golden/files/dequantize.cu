@@ -17,7 +17,7 @@
 // mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_try_wait_parity, mbarrier_wait_parity,
 // fence_mbarrier_init, cp_async_bulk_tensor_2d_load, cp_async_bulk_tensor_3d_load, prefetch_tensormap,
 // cp_async_bulk_store, cp_async_bulk_commit_group, cp_async_bulk_wait_group, cp_async_bulk_wait_group_read,
-// stmatrix_x4_trans, lop3_and_or, TmaPipeline, subtract, multiply, both_low, both_high, word
+// ld_shared_v4_b32, stmatrix_x4_trans, lop3_and_or, TmaPipeline, subtract, multiply, both_low, both_high, word
 
 namespace cudatma {
 constexpr u32 WARPS = 4;   // consumer warps; each dequantizes one 64 x 64 block of a 64 x (64 * WARPS) tile of W
@@ -37,6 +37,15 @@ constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
 constexpr u32 RING = 73728;  // offset of the ring, after the two buffers of each warp
 constexpr u32 BARRIERS = RING + 19456;
 
+// ---- Packed weights: the codes that a thread multiplies -------------------------------------------------------------
+// A thread's codes in a block of 64 elements of K and 16 columns, one word of 8 codes per step of 16 elements of K.
+using PackedCodes = uint4;
+using StepCodes = u32;
+
+__device__ __forceinline__ PackedCodes load_codes(u32 address, u32) { return ld_shared_v4_b32(address); }
+
+__device__ __forceinline__ StepCodes step_codes(const PackedCodes& packed, u32 step) { return word(packed, step); }
+
 // ---- int4 -> bfloat16: one LOP3 inserts two nibbles into the mantissas of a constant -----------------------
 // 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. dequantize() subtracts this value from 128 + v.
 struct ZeroPoint {
@@ -49,7 +58,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
 }
 
 // Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16. Its last mantissa bit has the value 1, so 0x4300 | v is exactly 128 + v.
-__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+__device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroPoint& zero) {
     a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = subtract(lop3_and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
     a[2] = subtract(lop3_and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
@@ -69,9 +78,10 @@ __device__ __forceinline__ u32 first_group(u32 k64) {
 __device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 lane, u32 buffer) {
     constexpr u32 K16_PER_GROUP = 4 / GROUPS;
     const u32 row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;   // second is 1 if the lane passes the second of two chunks
-    uint4 words[4];
+    const u32 codes = shared_address(slot) + warp * BLOCK_BYTES + lane * 16;
+    PackedCodes packed[4];
 #pragma unroll
-    for (u32 c = 0; c < 4; ++c) words[c] = *(const uint4*)(slot + warp * BLOCK_BYTES + c * 512 + lane * 16);
+    for (u32 c = 0; c < 4; ++c) packed[c] = load_codes(codes + c * 512, BLOCK_BYTES / 2);
 #pragma unroll
     for (u32 group = 0; group < GROUPS; ++group) {
         const uint4 scales = *(const uint4*)(slot + SCALES + (group * WARPS + warp) * 128 + lane / 4 * 16);
@@ -84,7 +94,7 @@ __device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 l
 #pragma unroll
             for (u32 k16 = group * K16_PER_GROUP; k16 < (group + 1) * K16_PER_GROUP; ++k16) {
                 u32 a[4];
-                dequantize(a, word(words[c], k16), zero);
+                dequantize(a, step_codes(packed[c], k16), zero);
                 a[0] = multiply(a[0], low), a[1] = multiply(a[1], high);
                 a[2] = multiply(a[2], low), a[3] = multiply(a[3], high);
                 const u32 chunk = IS_SWIZZLED ? (2 * c + second) ^ (lane % 8) : 2 * c + second;

@@ -143,6 +143,15 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
+// ---- Packed weights: the codes that a thread multiplies -------------------------------------------------------------
+// A thread's codes in a block of 64 elements of K and 16 columns, one word of 8 codes per step of 16 elements of K.
+using PackedCodes = uint4;
+using StepCodes = u32;
+
+__device__ __forceinline__ PackedCodes load_codes(u32 address, u32) { return ld_shared_v4_b32(address); }
+
+__device__ __forceinline__ StepCodes step_codes(const PackedCodes& packed, u32 step) { return word(packed, step); }
+
 // ---- int4 -> float16: one LOP3 inserts two nibbles into the mantissas of a constant -----------------------
 // `low` is 1024 plus the zero point of column g, and dequantize() subtracts it. `high` is -(64 + zero point) of column g + 8, and
 // dequantize() adds it after a division by 16. Each value is in both halves.
@@ -157,7 +166,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
 
 // Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16. Its last mantissa bit has the value 1, so 0x6400 | v is exactly 1024 + v,
 // and 0x6400 | v << 4 is exactly 1024 + 16 v, which is 16 (64 + v). The nibbles of column g + 8 therefore need no shift.
-__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+__device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x64006400u), zero.low);
     a[1] = multiply_add(lop3_and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
@@ -178,9 +187,9 @@ __device__ __forceinline__ void set_scales(GroupScale& group, u32 pair) {
     group.high = both_high(pair);
 }
 
-// Dequantize and scale the 8 nibbles of a word.
-__device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const GroupScale& group) {
-    dequantize(a, q, group.zero);
+// Dequantize and scale the 8 codes of a step.
+__device__ __forceinline__ void dequantize_group(u32 (&a)[4], const StepCodes& codes, const GroupScale& group) {
+    dequantize(a, codes, group.zero);
     a[0] = multiply(a[0], group.low);
     a[1] = multiply(a[1], group.high);
     a[2] = multiply(a[2], group.low);
@@ -228,7 +237,7 @@ struct SlotAddresses {
 // A thread's packed weights of the current block of 64 elements of K and, if a stage has several blocks, of the next block.
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
-    uint4 packed[PACKED_BLOCKS][STACK];   // one word per step of 16 elements of K
+    PackedCodes packed[PACKED_BLOCKS][STACK];
     GroupScale group[STACK];
 };
 
@@ -237,7 +246,7 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         weights.packed[k64 % PACKED_BLOCKS][s] =
-            ld_shared_v4_b32(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES);
+            load_codes(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES, K64_BLOCK_BYTES / 2);
 }
 
 // Load a thread's scales of a group. `row` is the index of the group in the stage.
@@ -256,7 +265,7 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
-        dequantize_group(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
+        dequantize_group(a[s], step_codes(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
 }
 
 // Release the slot after this warp has read it.
@@ -287,8 +296,10 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
                 u32 a[MMAS_PER_COMMIT][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < MMAS_PER_COMMIT; ++j) {
-                    if constexpr (GROUP_SIZE == 32) {
-                        if (first + j == 2) load_group(weights, problem, slots, ring.stage, i * 2 + 1);
+                    if constexpr (GROUP_SIZE < 64) {
+                        const u32 begin = 16 * (first + j);   // element of K in the block
+                        if (begin > 0 && begin % GROUP_SIZE == 0)
+                            load_group(weights, problem, slots, ring.stage, (i * 64 + begin) / GROUP_SIZE);
                     }
                     dequantize_step(a[j], weights, i, first + j);
                 }
@@ -321,7 +332,7 @@ struct Maps {
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, u32 stage, u64 policy) {
     const u32 slot = ring.stage, full = ring.get_barrier();
     ring.expect_tx(TRANSACTION_BYTES);
-    cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, maps.weight_map, full, 0, stage * K64_PER_STAGE,
+    cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, maps.weight_map, full, 0, stage * 2,
                                       tile.first_row, policy);
     const u32 group = stage * TILE_K / GROUP_SIZE;
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale_map, full, tile.first_row * 64, group);

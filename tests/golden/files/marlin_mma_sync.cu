@@ -166,6 +166,15 @@ struct StageCursor {
     }
 };
 
+// ---- Packed weights: the codes that a thread multiplies -------------------------------------------------------------
+// A thread's codes in a block of 64 elements of K and 16 columns, one word of 8 codes per step of 16 elements of K.
+using PackedCodes = uint4;
+using StepCodes = u32;
+
+__device__ __forceinline__ PackedCodes load_codes(u32 address, u32) { return ld_shared_v4_b32(address); }
+
+__device__ __forceinline__ StepCodes step_codes(const PackedCodes& packed, u32 step) { return word(packed, step); }
+
 // ---- int4 -> float16: one LOP3 inserts two nibbles into the mantissas of a constant -----------------------
 // `low` is 1024 plus the zero point of column g, and dequantize() subtracts it. `high` is -(64 + zero point) of column g + 8, and
 // dequantize() adds it after a division by 16. Each value is in both halves.
@@ -180,7 +189,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
 
 // Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16. Its last mantissa bit has the value 1, so 0x6400 | v is exactly 1024 + v,
 // and 0x6400 | v << 4 is exactly 1024 + 16 v, which is 16 (64 + v). The nibbles of column g + 8 therefore need no shift.
-__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+__device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x64006400u), zero.low);
     a[1] = multiply_add(lop3_and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
@@ -361,7 +370,7 @@ __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap
                                              u32 k, u64 policy) {
 #pragma unroll
     for (u32 i = 0; i < N64_PER_TILE; ++i) {
-        const u32 row = (tile_n * N64_PER_TILE + i) * problem.weight_row_blocks + k * K64_PER_STAGE;
+        const u32 row = (tile_n * N64_PER_TILE + i) * problem.weight_row_blocks + k * 4;
         cp_async_bulk_tensor_2d_load_hint(smem + i * K64_PER_STAGE * K64_BLOCK_BYTES, map, full, 0, row, policy);
     }
 }
@@ -415,7 +424,7 @@ struct SlotAddresses {
 
 // A thread's weights for a block of 64 elements of K.
 struct WeightFragments {
-    uint4 packed[FRAGMENTS_16];      // one word per step of 16 elements of K
+    PackedCodes packed[FRAGMENTS_16];
     u32 scale_pairs[FRAGMENTS_16];   // scales of columns g (low) and g + 8 (high)
     ZeroPoint zeros[FRAGMENTS_16];
 };
@@ -477,7 +486,7 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
-        weights.packed[c] = ld_shared_v4_b32(base + c * 512);
+        weights.packed[c] = load_codes(base + c * 512, K64_BLOCK_BYTES / 2);
     load_group(weights, slots, stage, k64 * 64);
 }
 
@@ -488,7 +497,7 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         u32 a[4];
-        dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
+        dequantize(a, step_codes(weights.packed[c], step), weights.zeros[c]);
 #pragma unroll
         for (u32 r = 0; r < FRAGMENTS_8; ++r) mma_m16n8k16_f16(acc[c][r], a, b[r][0], b[r][1]);
     }
@@ -529,8 +538,8 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
             load_weight_fragments(weights, slots, ring.stage, i);
 #pragma unroll
             for (u32 step = 0; step < 4; ++step) {
-                if constexpr (GROUP_SIZE == 32) {
-                    if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
+                if constexpr (GROUP_SIZE < 64) {
+                    if (step > 0 && 16 * step % GROUP_SIZE == 0) load_group(weights, slots, ring.stage, i * 64 + 16 * step);
                 }
                 multiply_step(sums, weights, address, step);
                 const u32 done = i * 64 + step * 16 + 16;   // elements of K that this warp has multiplied in the stage

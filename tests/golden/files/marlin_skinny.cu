@@ -42,7 +42,7 @@ constexpr u32 GROUP_SIZE = 64;   // elements of K that share a scale
 
 // ---- Packed weights: an n64 row contains 64 columns of W as 64 x 64 blocks along K ----------------------------------
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = K64_BLOCK_BYTES / 2;   // each half of a block contains 32 columns
+constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = 1024;   // each half of 2 KB contains 32 columns
 
 // ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 24576 B
@@ -126,6 +126,15 @@ struct WarpTile {
         : slice(warp / N_TILES), position(warp % N_TILES), n_tile(tile.n_tile_at(position)) {}
 };
 
+// ---- Packed weights: the codes that a thread multiplies -------------------------------------------------------------
+// A thread's codes in a block of 64 elements of K and 16 columns, one word of 8 codes per step of 16 elements of K.
+using PackedCodes = uint4;
+using StepCodes = u32;
+
+__device__ __forceinline__ PackedCodes load_codes(u32 address, u32) { return ld_shared_v4_b32(address); }
+
+__device__ __forceinline__ StepCodes step_codes(const PackedCodes& packed, u32 step) { return word(packed, step); }
+
 // ---- int4 -> bfloat16: one LOP3 inserts two nibbles into the mantissas of a constant -----------------------
 // 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. dequantize() subtracts this value from 128 + v.
 struct ZeroPoint {
@@ -138,7 +147,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
 }
 
 // Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16. Its last mantissa bit has the value 1, so 0x4300 | v is exactly 128 + v.
-__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+__device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroPoint& zero) {
     a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = subtract(lop3_and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
     a[2] = subtract(lop3_and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
@@ -158,15 +167,15 @@ struct Maps {
 // zero points. TMA fills elements outside the tensors with zeros.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k,
                                              u64 policy) {
-    const u32 stage = tile.stage_at(k), k64 = stage * K64_PER_STAGE, full = ring.get_barrier(slot);
+    const u32 stage = tile.stage_at(k), row_block = stage * 4, full = ring.get_barrier(slot);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
     ring.expect_tx(slot, TRANSACTION_BYTES);
-    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight_map, full, 0, k64, tile.first_whole_row, policy);
+    cp_async_bulk_tensor_3d_load_hint(weights, maps.weight_map, full, 0, row_block, tile.first_whole_row, policy);
     constexpr u32 WHOLE_ROWS = N_TILES / 2;   // whole n64 rows, which precede the half row in a slot
     const u32 half_row = tile.half_first ? tile.first_row : tile.first_whole_row + WHOLE_ROWS;
     const u32 first_word = tile.half_first ? HALF_BLOCK_BYTES / 8 : 0;   // the map's elements have 8 bytes
     cp_async_bulk_tensor_3d_load_hint(weights + WHOLE_ROWS * K64_PER_STAGE * K64_BLOCK_BYTES, maps.half_weight_map, full,
-                                      first_word, k64, half_row, policy);
+                                      first_word, row_block, half_row, policy);
     const u32 group = stage * TILE_K / GROUP_SIZE;
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale_map, full, tile.first_row * 64, group);
     cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, maps.zero_map, full, tile.first_row * 64, group);
@@ -265,7 +274,7 @@ struct SlotAddresses {
         activations = keep_in_register(smem + ACTIVATIONS + swizzle_row * ROW_BYTES + ((chunk ^ swizzle_row % 8) << 4));
         const bool in_half_row = warp_tile.position == N_TILES - 1;
         const u32 half = in_half_row ? 0 : warp_tile.position % 2 * HALF_BLOCK_BYTES;
-        k64_stride = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
+        k64_stride = in_half_row ? K64_BLOCK_BYTES / 2 : K64_BLOCK_BYTES;
         weights = keep_in_register(smem + WEIGHTS + warp_tile.position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + half +
                                    k64 * k64_stride + lane * 16);
         const u32 row_in_cta = warp_tile.n_tile / 2 - tile.first_row;
@@ -353,9 +362,9 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     clear(sums);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[FRAGMENTS_16];   // one word per step of 16 elements of K
+        PackedCodes packed[FRAGMENTS_16];
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = ld_shared_v4_b32(weights + i * slots.k64_stride + c * 512);
+        for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = load_codes(weights + i * slots.k64_stride + c * 512, slots.k64_stride / 2);
         ActivationFragments b[4];   // one per step
         // If TILE_M is less than 8, block i begins in the middle of the swizzle's 8 rows. TILE_M is a power of two, so the number of the
         // block's first row and the number of the lane's row have no common bits, and XOR adds them in the address and in the swizzle.
@@ -368,7 +377,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
 #pragma unroll
             for (u32 c = 0; c < FRAGMENTS_16; ++c) {
                 u32 a[4];
-                dequantize(a, word(packed[c], k16), zero_points[c]);
+                dequantize(a, step_codes(packed[c], k16), zero_points[c]);
 #pragma unroll
                 for (u32 m = 0; m < FRAGMENTS_8; ++m)
                     mma_m16n8k16_bf16(sums[c][m], a, b[k16][m][0], b[k16][m][1]);

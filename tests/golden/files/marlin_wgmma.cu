@@ -122,8 +122,8 @@ struct Problem {
     u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 prefetch_stages;            // number of stages of weights that a dependent launch loads before it waits
-    u32 scale_offset;               // -8 2^-p in both halves, by which scales are multiplied
-    float scale_back;               // 2^p, by which sums are multiplied
+    u32 scale_offset;               // in both halves, the number by which scales are multiplied
+    float scale_back;               // the number by which sums are multiplied
     Divisor by_k_iterations;        // divides by k_iterations
     Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
@@ -357,6 +357,15 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
     }
 }
 
+// ---- Packed weights: the codes that a thread multiplies -------------------------------------------------------------
+// A thread's codes in a block of 64 elements of K and 16 columns, one word of 8 codes per step of 16 elements of K.
+using PackedCodes = uint4;
+using StepCodes = u32;
+
+__device__ __forceinline__ PackedCodes load_codes(u32 address, u32) { return ld_shared_v4_b32(address); }
+
+__device__ __forceinline__ StepCodes step_codes(const PackedCodes& packed, u32 step) { return word(packed, step); }
+
 // ---- int4 -> fp16, scale and offset in one multiply-add --------------------------------------------------------
 // A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24), so a mask suffices to extract a weight. The
 // multiply-add v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s rounds once, like a multiplication after a subtraction of 8, and
@@ -381,7 +390,7 @@ __device__ __forceinline__ void set_scales(GroupScale& group, u32 pair, u32 scal
 }
 
 // Dequantize and scale the 8 nibbles of a word.
-__device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const GroupScale& group) {
+__device__ __forceinline__ void dequantize_group(u32 (&a)[4], StepCodes q, const GroupScale& group) {
     const u32 lower = q << NIBBLE_LOW, upper = q >> (8 - NIBBLE_LOW);
     a[0] = multiply_add(lower & MASK_LOW, group.factor_low, group.offset_low);
     a[1] = multiply_add(lower & MASK_HIGH, group.factor_high, group.offset_high);
@@ -445,7 +454,7 @@ struct SlotAddresses {
 // A thread's packed weights of the current block of 64 elements of K and, if a stage has several blocks, of the next block.
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
-    uint4 packed[PACKED_BLOCKS][STACK];   // one word per step of 16 elements of K
+    PackedCodes packed[PACKED_BLOCKS][STACK];
     GroupScale group[STACK];
 };
 
@@ -454,7 +463,7 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         weights.packed[k64 % PACKED_BLOCKS][s] =
-            ld_shared_v4_b32(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES);
+            load_codes(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES, K64_BLOCK_BYTES / 2);
 }
 
 // Load a thread's scales of a group. `row` is the index of the group in the stage.
@@ -473,7 +482,7 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
-        dequantize_group(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
+        dequantize_group(a[s], step_codes(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
 }
 
 // Release the slot in all CTAs of the cluster after this warp has read it.
@@ -504,8 +513,10 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
                 u32 a[MMAS_PER_COMMIT][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < MMAS_PER_COMMIT; ++j) {
-                    if constexpr (GROUP_SIZE == 32) {
-                        if (first + j == 2) load_group(weights, problem, slots, ring.stage, i * 2 + 1);
+                    if constexpr (GROUP_SIZE < 64) {
+                        const u32 begin = 16 * (first + j);   // element of K in the block
+                        if (begin > 0 && begin % GROUP_SIZE == 0)
+                            load_group(weights, problem, slots, ring.stage, (i * 64 + begin) / GROUP_SIZE);
                     }
                     dequantize_step(a[j], weights, i, first + j);
                 }
@@ -559,7 +570,7 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const S
     const u32 full = ring.get_barrier(slot), tile_n = at.tile_n * CLUSTER + rank;
     ring.expect_tx(slot, TRANSACTION_BYTES);
     cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, operands.weight_map, full, 0,
-                                      at.k * K64_PER_STAGE, tile_n * N64_PER_TILE, policies.weights);
+                                      at.k * 2, tile_n * N64_PER_TILE, policies.weights);
     const u32 row = at.k * TILE_K / GROUP_SIZE;
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * TILE_N, row);
 }

@@ -1,0 +1,170 @@
+"""Weight formats: decoding and rounding against ml_dtypes, storage, shards, experts, and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cudatma
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import ArgumentTypeError, FieldError, QuantizationError, WeightFileError
+from cudatma.quantization import (
+    PackedWeight,
+    load_weights,
+    pack,
+    pack_experts,
+    quantize,
+    quantize_experts,
+    save_weights,
+    shard,
+    unpack,
+)
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
+
+FORMATS = ("mxfp4", "nvfp4", "fp8", "int8")
+#: Types of an independent library with the values of codes.
+TYPES = {"mxfp4": ml_dtypes.float4_e2m1fn, "nvfp4": ml_dtypes.float4_e2m1fn, "fp8": ml_dtypes.float8_e4m3fn}
+K, N = 200, 100
+
+
+def dense(k: int = K, n: int = N) -> Any:
+    return np.random.default_rng(k).standard_normal((k, n)).astype(np.float32) * 0.05
+
+
+def all_codes(name: str) -> Any:
+    """Return codes (K, N) that contain every code of a format except NaN."""
+    codes = np.resize(np.arange(2 ** WEIGHT_FORMATS[name].bits), (K, N)).astype(np.uint8)
+    return np.where((codes & 127) == 127, 0, codes).astype(np.uint8) if name == "fp8" else codes
+
+
+@pytest.mark.parametrize("dtype", ACTIVATION_TYPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_have_the_values_of_another_library(name: str, dtype: str) -> None:
+    kind = WEIGHT_FORMATS[name]
+    size, codes = kind.default_group_size, all_codes(name)
+    groups = -(-K // size)
+    scales = (2.0 ** np.random.default_rng(1).integers(-6, 6, (groups, N))).astype(ACTIVATION_TYPES[dtype].numpy)
+    factor = {"tensor_scale": 0.375} if name == "nvfp4" else {}
+    w = pack(codes, scales, group_size=size, format=name, **factor)
+    values = codes.astype(np.int16) - 128 if name == "int8" else codes.view(TYPES[name])
+    expected = values.astype(np.float64) * np.repeat(scales.astype(np.float64), size, axis=0)[:K]
+    np.testing.assert_array_equal(w.dequantize(), expected * factor.get("tensor_scale", 1))
+    np.testing.assert_array_equal(unpack(w).q, codes)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "fp8"])
+def test_rounding_is_that_of_another_library(name: str) -> None:
+    kind, kind_of = WEIGHT_FORMATS[name], TYPES[name]
+    finite = kind.values[np.isfinite(kind.values)]
+    middles = (finite[1:] + finite[:-1]) / 2
+    values = np.concatenate([finite, middles, np.linspace(-kind.largest, kind.largest, 9999, dtype=np.float32)])
+    values = values[np.abs(values) <= kind.largest].astype(np.float32)
+    codes = kind.nearest(values, np).astype(np.uint8)
+    np.testing.assert_array_equal(codes.view(kind_of).astype(np.float32), values.astype(kind_of).astype(np.float32))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("mxfp4", 0.13), ("nvfp4", 0.1), ("fp8", 0.03), ("int8", 0.007)])
+def test_quantization_error(name: str, limit: float) -> None:
+    w = quantize(dense(), format=name, dtype="bfloat16")
+    error = np.linalg.norm(w.dequantize() - dense()) / np.linalg.norm(dense())
+    assert error < limit
+    searched = quantize(dense(), format=name, dtype="bfloat16", clip_search=True)
+    assert np.linalg.norm(searched.dequantize() - dense()) / np.linalg.norm(dense()) <= error
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_zero_and_one_magnitude(name: str) -> None:
+    values = np.zeros((64, 64), np.float32)
+    values[:, 1], values[:, 2] = 1, -4
+    np.testing.assert_allclose(quantize(values, format=name).dequantize(), values, rtol=0.07)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_shards_and_experts(name: str, tmp_path: Path) -> None:
+    w = quantize(dense(256, 128), format=name, dtype="bfloat16")
+    save_weights({"a": w, "b": quantize(dense())}, tmp_path / "w.safetensors")
+    again = load_weights(tmp_path / "w.safetensors")
+    assert again["b"].format == "int4"
+    assert repr(again["a"]) == repr(w)
+    np.testing.assert_array_equal(again["a"].dequantize(), w.dequantize())
+    for by, axis in (("columns", 1), ("rows", 0)):
+        parts = [shard(w, index, 2, by=by).dequantize() for index in range(2)]
+        np.testing.assert_array_equal(np.concatenate(parts, axis=axis), w.dequantize())
+    odd = [shard(quantize(dense(256, 96), format=name), index, 3, by="columns") for index in range(3)]
+    np.testing.assert_array_equal(
+        np.concatenate([part.dequantize() for part in odd], axis=1), quantize(dense(256, 96), format=name).dequantize()
+    )
+    stacked = np.stack([dense(128, 64), 3 * dense(128, 64)])
+    experts = quantize_experts(stacked, format=name, gated=True)
+    assert experts.format == name
+    assert np.linalg.norm(experts.dequantize() - stacked) < 0.13 * np.linalg.norm(stacked)
+
+
+def test_experts_with_different_tensor_scales() -> None:
+    weights = [quantize(dense(128, 64) * factor, format="nvfp4", dtype="float16") for factor in (1, 7, 0.3)]
+    experts = pack_experts(weights)
+    assert experts.weight.tensor_scale == weights[1].tensor_scale
+    for packed, weight in zip(experts.dequantize(), weights, strict=True):
+        np.testing.assert_allclose(packed, weight.dequantize(), rtol=2.0**-11)
+
+
+def test_metadata_of_a_file_is_checked(tmp_path: Path) -> None:
+    w = quantize(dense(), format="fp8")
+    path = tmp_path / "w.safetensors"
+    w.save(path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'\\"fp8\\"', b'\\"fp9\\"'))
+    with pytest.raises(WeightFileError, match="format"):
+        PackedWeight.load(path)
+
+
+CODES, SCALES = np.zeros((128, 64), np.uint8), np.ones((1, 64), np.float16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"format": "fp9"}, "format"),
+        ({"format": 4}, "format"),
+        ({"format": "mxfp4", "group_size": 128}, "group_size"),
+        ({"format": "nvfp4"}, "group_size"),
+        ({"format": "fp8", "group_size": 32}, "group_size"),
+        ({"format": "fp8", "q": CODES + 127}, "qweight"),
+        ({"format": "fp8", "zeros": np.full((1, 64), 8)}, "zeros"),
+        ({"format": "fp8", "tensor_scale": 2.0}, "tensor_scale"),
+        ({"format": "mxfp4", "group_size": 32, "scales": np.ones((4, 64), np.float16), "q": CODES + 16}, "q"),
+    ],
+)
+def test_wrong_arguments(changes: dict[str, Any], field: str) -> None:
+    arguments = {"q": CODES, "scales": SCALES} | changes
+    with pytest.raises(FieldError) as caught:
+        pack(**arguments)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("scale", [0.0, float("nan"), float("inf"), 0.1, 1, "1"])
+def test_wrong_tensor_scale(scale: Any) -> None:
+    with pytest.raises(QuantizationError) as caught:
+        pack(CODES, np.ones((8, 64), np.float16), group_size=16, format="nvfp4", tensor_scale=scale)
+    assert caught.value.field == "tensor_scale"
+
+
+def test_scales_that_no_division_fits() -> None:
+    scales = np.ones((4, 64), np.float16)
+    scales[0, 0], scales[1, 1] = 2.0**15, 2.0**-14
+    with pytest.raises(QuantizationError, match="pass bfloat16 scales"):
+        pack(CODES, scales, group_size=32, format="mxfp4")
+    assert pack(CODES, scales.astype(ml_dtypes.bfloat16), group_size=32, format="mxfp4").scale_fit.exponent > 0
+
+
+def test_options_that_a_format_lacks() -> None:
+    with pytest.raises(QuantizationError, match="symmetric"):
+        quantize(dense(), format="fp8", symmetric=False)
+    with pytest.raises(ArgumentTypeError, match="format"):
+        cudatma.quantize(dense(), format="int3")
+    with pytest.raises(QuantizationError, match="finite"):
+        quantize(np.full((16, 16), np.inf, np.float32), format="nvfp4")
