@@ -128,7 +128,7 @@ def _kind(layer: LayerReport) -> tuple[str, ...]:
     """Return the properties that the layers in a row of the table have in common."""
     group = "column" if layer.group_size == -1 else str(layer.group_size)
     zeros, order = "no" if layer.symmetric else "yes", "yes" if layer.act_order else "no"
-    return layer.name.rpartition(".")[2], f"{layer.shape[0]} x {layer.shape[1]}", group, zeros, order
+    return layer.name.rpartition(".")[2], " x ".join(map(str, layer.shape)), group, zeros, order
 
 
 def _errors_explained(done: Conversion) -> str:

@@ -11,20 +11,28 @@ from numpy.typing import NDArray
 
 from cudatma.errors import FieldError, QuantizationError, WeightFileError
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import Extent, Format, check_layer, check_zero_points, recognized
+from cudatma.quantization.formats import (
+    FP8_BLOCK_COMPRESSED,
+    FP8_CHANNEL,
+    Extent,
+    Format,
+    check_layer,
+    check_zero_points,
+    recognized,
+)
 from cudatma.quantization.importing import (
     act_order,
     check_file_group_size,
+    codes_along_columns,
     compressed_zero_points,
     file_group_size,
-    nibbles_along_columns,
     weight_extents,
 )
-from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
-from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
+from cudatma.quantization.layout_v1 import group_count
+from cudatma.quantization.safetensors_file import TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
+from cudatma.quantization.weight_format import weight_format
 
-_FOUR = "quantize the model again with 4 bits for this layer, or leave the layer unquantized"
 _AGREE = "correct the configuration, or use tensors that match the configuration"
 
 
@@ -42,12 +50,15 @@ class LayerFacts:
         Encoding of the zero points (see ``from_gptq``).
     note : str
         Sentence for the report, or "".
+    act_order : bool
+        Whether the rows are in activation order.
     """
 
     extent: Extent
     group_size: int | None
     zero_point_format: str = "v2"
     note: str = ""
+    act_order: bool = False
 
 
 def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], statement: Statement) -> LayerFacts:
@@ -147,22 +158,26 @@ def _compare(
     if not statement.quantized:
         allowed = f"a float weight, because {statement.where} lists the layer as not quantized"
         raise QuantizationError(kind.required[0], "a quantized layer", allowed, _AGREE)
-    if statement.bits not in (None, 4):
-        raise QuantizationError(f"{statement.where}: bits", statement.bits, "4", f"for {layer}, {_FOUR}")
+    if statement.bits not in (None, kind.bits):
+        remedy = f"for {layer}, quantize the model again with {kind.bits} bits, or leave the layer unquantized"
+        raise QuantizationError(f"{statement.where}: bits", statement.bits, str(kind.bits), remedy)
     detected = recognized({part: entry.shape for part, entry in entries.items()})
-    if detected not in (None, kind):
+    is_same = detected is None or detected.name == kind.name or {detected, kind} == {FP8_BLOCK_COMPRESSED, FP8_CHANNEL}
+    if detected is not None and not is_same:
         got = f"a tensor that looks like {detected.title}"
         raise QuantizationError(kind.required[0], got, f"{kind.title}, the format in {whole.where}", _AGREE)
-    words: tuple[str, ...] = ("I32", "U32")
-    dtypes_of = {kind.zeros: (*words, "I8"), **dict.fromkeys(kind.integers, words), kind.scales: FLOAT_DTYPES}
+    dtypes_of = {kind.zeros: (*kind.dtypes, "I8"), **dict.fromkeys(kind.integers, kind.dtypes)}
+    dtypes_of[kind.scales] = kind.scale_dtypes
     for part, dtypes in dtypes_of.items():
         if part in entries and entries[part].dtype not in dtypes:
             raise QuantizationError(f"{part}.dtype", entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
+    if kind.group_size:
+        return LayerFacts(extent, kind.group_size)
     size = _group_size(kind, extent, statement)
-    _check_order(kind, entries, read, extent, size, statement)
+    ordered = _check_order(kind, entries, read, extent, size, statement)
     zero_point_format, note = _zero_points(kind, entries, read, extent, whole, statement)
-    return LayerFacts(extent, size, zero_point_format, note)
+    return LayerFacts(extent, size, zero_point_format, note, ordered)
 
 
 def _extent(
@@ -203,25 +218,29 @@ def _check_order(
     extent: Extent,
     size: int | None,
     statement: LayerStatement,
-) -> None:
-    """Raise QuantizationError or WeightFileError if g_idx contradicts the configuration."""
+) -> bool:
+    """Return whether rows are in activation order.
+
+    Raise QuantizationError or WeightFileError if g_idx contradicts the configuration.
+    """
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
             got = f"{kind.title}, because this format stores rows in order"
             raise QuantizationError(
                 kind.required[0], got, f"GPTQ, because {statement.where} specifies desc_act", _AGREE
             )
-        return
+        return False
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
             allowed = f"the tensor, because {statement.where} specifies activation order"
             raise WeightFileError("", f"no {kind.g_idx}", allowed, "copy or download the checkpoint again")
-        return
+        return False
     groups = file_group_size(extent.k, extent.groups, size)
     perm = act_order(read(kind.g_idx), extent.k, extent.groups, groups)
     if perm is not None and statement.act_order is False:
         allowed = f"rows in order, because {statement.where} specifies no activation order"
         raise QuantizationError(kind.g_idx, "rows in activation order", allowed, _AGREE)
+    return perm is not None
 
 
 def _zero_points(
@@ -234,9 +253,11 @@ def _zero_points(
 ) -> tuple[str, str]:
     """Check the zero points against the stated symmetry, and return their format and a note."""
     form, symmetric = whole.zero_point_format, statement.symmetric
-    if whole.borrows and symmetric is False:
-        return "v1_borrow", ""
     reason = f"{statement.where} specifies {'' if symmetric else 'a'}symmetric quantization"
+    if kind.bits == 8:
+        symmetric, reason = True, "8-bit weights have no zero points"
+    elif whole.borrows and symmetric is False:
+        return "v1_borrow", ""
     part = kind.zeros
     if part not in entries:
         if symmetric is False:
@@ -251,12 +272,14 @@ def _zero_points(
     else:
         if symmetric is False or (symmetric is None and form != "v1"):
             return form, ""
-        zeros = nibbles_along_columns(read(part), part)[:, : extent.n]
-    midpoint = SYMMETRIC_ZERO - 1 if form == "v1" else SYMMETRIC_ZERO
+        zeros = codes_along_columns(read(part), part, kind.bits)[:, : extent.n]
+    middle = weight_format(kind.weight_format).zero_code
+    midpoint = middle - 1 if form == "v1" else middle
     if bool((zeros == midpoint).all()):
         return form, ""
-    if form == "v1" and bool((zeros == SYMMETRIC_ZERO).all()):
-        return "v2", f"{whole.where}: symmetric zero points are stored as 8 in the format gptq, and are read as 8"
+    if form == "v1" and bool((zeros == middle).all()):
+        note = f"symmetric zero points are stored as {middle} in the format gptq, and are read as {middle}"
+        return "v2", f"{whole.where}: {note}"
     if symmetric:
         low, high = int(zeros.min()), int(zeros.max())
         got = f"only {low}" if low == high else f"stored values from {low} to {high}"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import ArgumentTypeError, QuantizationError
-from cudatma.quantization.layout_v1 import BLOCK, blocks
+from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
+from cudatma.quantization.layout_v1 import BLOCK, SYMMETRIC_ZERO, blocks
 from cudatma.quantization.namespaces import namespace_of, native_array, on_device_of
-from cudatma.quantization.packed import PackedWeight, _Referable, pack, unpack
+from cudatma.quantization.packed import LogicalWeight, PackedWeight, _Referable, pack, unpack
 from cudatma.quantization.rounding import quantize
+from cudatma.quantization.storage import StoredWeight, read_weight, write_weights
 
 #: Number of adjacent columns of gate, and then of up, in a gated weight. A thread of an MMA holds columns that are this
 #: number of columns apart.
@@ -174,6 +176,92 @@ class PackedExperts(_Referable):
         """
         return self._with(self.weight.to_host())
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the weights to a safetensors file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Path of the file.
+
+        Raises
+        ------
+        WeightFileError
+            If the file cannot be written.
+        """
+        write_weights(path, {"weight": self.stored("weight")})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PackedExperts:
+        """Read the only weights from a file that save() or save_weights() wrote.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Path of the file.
+
+        Returns
+        -------
+        PackedExperts
+            The weights, on the host.
+
+        Raises
+        ------
+        WeightFileError
+            If the file cannot be read or is invalid, or if it contains a PackedWeight or several weights.
+        """
+        return cls.from_stored(path, read_weight(path))
+
+    def stored(self, name: str) -> StoredWeight:
+        """Return the content of a file that stores these weights.
+
+        Parameters
+        ----------
+        name : str
+            Name of the weights in the file.
+
+        Returns
+        -------
+        StoredWeight
+            The metadata, and the arrays on the host.
+        """
+        return replace(self.weight.stored(name), shape=self.shape, gated=self.gated)
+
+    @classmethod
+    def from_stored(cls, path: str | os.PathLike[str], stored: StoredWeight) -> PackedExperts:
+        """Create weights from the content of a file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Path of the file, for error messages.
+        stored : StoredWeight
+            Content of the file.
+
+        Returns
+        -------
+        PackedExperts
+            The weights, on the host.
+
+        Raises
+        ------
+        WeightFileError
+            If a field is invalid. The error names the file, the weight and the field.
+        """
+        field, shape = f"{os.fspath(path)}: {stored.name}", stored.shape
+        remedy = "pack the weights again"
+        if not stored.are_experts:
+            raise WeightFileError(field, f"a weight {shape}", "the weights of experts", "call PackedWeight.load()")
+        if any(type(extent) is not int or extent < 1 for extent in shape) or type(stored.gated) is not bool:
+            got, allowed = f"shape {shape}, gated {stored.gated!r}", "(experts, K, N), each at least 1, and a bool"
+            raise WeightFileError(field, got, allowed, remedy)
+        experts, k, columns = shape
+        weight = PackedWeight.from_stored(path, replace(stored, shape=(k, experts * blocks(columns) * BLOCK)))
+        try:
+            return cls(weight, experts, columns, stored.gated)
+        except QuantizationError as error:
+            raise WeightFileError(f"{field}.{error.field}", error.got, error.allowed, remedy) from error
+
     def _with(self, weight: PackedWeight) -> PackedExperts:
         if weight is self.weight:
             return self
@@ -247,22 +335,24 @@ def quantize_experts(
     return _stacked(packed, gated)
 
 
-def pack_experts(weights: Sequence[PackedWeight], *, gated: bool = False) -> PackedExperts:
+def pack_experts(
+    weights: Sequence[PackedWeight | tuple[PackedWeight, PackedWeight]], *, gated: bool = False
+) -> PackedExperts:
     """Combine the packed weights of experts, for example imported ones.
 
     Parameters
     ----------
-    weights : sequence of PackedWeight
-        The weight (K, N) of each expert, all of the same shape, format, group size, dtype and device. If their tensor
-        scales differ, the largest one applies to all experts, and the scales of the others are multiplied by the ratio
-        and rounded to their type.
+    weights : sequence of PackedWeight, or of pairs of PackedWeight
+        The weight (K, N) of each expert, all of the same shape, format, group size, dtype and device. With ``gated``,
+        an element can also be a pair of weights (K, N / 2), gate and up. If the tensor scales differ, the largest one
+        applies to all experts, and the scales of the others are multiplied by the ratio and rounded to their type.
     gated : bool, default False
         Whether the columns are those of gate, then of up.
 
     Returns
     -------
     PackedExperts
-        The weights, on the same device.
+        The weights, on the same device. They have zero points if one of ``weights`` has zero points.
 
     Raises
     ------
@@ -270,21 +360,40 @@ def pack_experts(weights: Sequence[PackedWeight], *, gated: bool = False) -> Pac
         If the sequence is empty, the weights differ, or a weight has an activation order.
     ArgumentTypeError
         If an element is not a PackedWeight.
+
+    Examples
+    --------
+    >>> gate, up = (cudatma.quantize(np.ones((128, 64), np.float32)) for _ in range(2))
+    >>> cudatma.quantization.pack_experts([(gate, up)] * 4, gated=True)
+    PackedExperts(shape=(4, 128, 128), group_size=128, float16, symmetric, gated, host)
     """
-    packed = list(weights)
-    if not packed:
+    experts = [weight if isinstance(weight, tuple) else (weight,) for weight in weights]
+    if not experts:
         raise QuantizationError("weights", "an empty sequence", "at least one weight")
-    for index, weight in enumerate(packed):
+    if gated is not True and any(len(parts) > 1 for parts in experts):
+        raise QuantizationError("weights", "pairs of weights", "one weight per expert, because gated is False")
+    named = {
+        f"weights[{index}]" + (f"[{part}]" if len(parts) > 1 else ""): weight
+        for index, parts in enumerate(experts)
+        for part, weight in enumerate(parts)
+    }
+    (first_name, first), *_ = named.items()
+    for name, weight in named.items():
         if not isinstance(weight, PackedWeight):
-            raise ArgumentTypeError(f"weights[{index}]", type(weight).__name__, "PackedWeight")
+            raise ArgumentTypeError(name, type(weight).__name__, "PackedWeight")
         if weight.perm is not None:
             remedy = "quantize without activation order (desc_act=False)"
-            raise QuantizationError(f"weights[{index}]", "a weight with activation order", "a weight without", remedy)
-        for name in ("shape", "format", "group_size", "dtype", "symmetric", "device"):
-            if (value := getattr(weight, name)) != (first := getattr(packed[0], name)):
-                raise QuantizationError(f"weights[{index}].{name}", value, f"{first}, as in weights[0]")
-    order = _order(packed[0].shape[1], gated)
-    return _stacked(packed if order is None else [_permuted(weight, order) for weight in packed], gated)
+            raise QuantizationError(name, "a weight with activation order", "a weight without", remedy)
+        for fact in ("shape", "format", "group_size", "dtype", "device"):
+            if (value := getattr(weight, fact)) != (expected := getattr(first, fact)):
+                raise QuantizationError(f"{name}.{fact}", value, f"{expected}, as in {first_name}")
+    if any(len(parts) != len(experts[0]) for parts in experts) or len(experts[0]) > 2:
+        raise QuantizationError("weights", "elements of different lengths", "only weights, or only pairs of weights")
+    symmetric = all(weight.symmetric for weight in named.values())
+    order = _order(first.shape[1] * len(experts[0]), gated)
+    if order is None and all(weight.symmetric == symmetric for weight in named.values()):
+        return _stacked([parts[0] for parts in experts], gated)
+    return _stacked([_joined(parts, order, symmetric) for parts in experts], gated)
 
 
 def _gate_order(columns: int) -> NDArray[np.int64]:
@@ -303,16 +412,28 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
     return _gate_order(columns)
 
 
-def _permuted(weight: PackedWeight, order: NDArray[np.int64]) -> PackedWeight:
-    """Return a weight with its columns in this order."""
-    logical = unpack(weight)
-    xp = namespace_of(weight.qweight)
-    with on_device_of(weight.qweight):
-        columns = xp.asarray(order)
-        zeros = None if logical.zeros is None else logical.zeros[:, columns]
-        q = xp.ascontiguousarray(logical.q[:, columns])
-        facts: dict[str, Any] = {"format": weight.format, "tensor_scale": weight.tensor_scale}
-        return pack(q, logical.scales[:, columns], zeros, group_size=weight.group_size, **facts)
+def _joined(weights: Sequence[PackedWeight], order: NDArray[np.int64] | None, symmetric: bool) -> PackedWeight:
+    """Concatenate the columns of weights, put them in this order, and add zero points unless ``symmetric``."""
+    first = weights[0]
+    xp = namespace_of(first.qweight)
+    tensor_scale = max((weight.tensor_scale for weight in weights), key=abs)
+    with on_device_of(first.qweight):
+        parts = [unpack(weight) for weight in weights]
+        scales = [_rescaled(part.scales, w.tensor_scale / tensor_scale) for part, w in zip(parts, weights, strict=True)]
+        arrays = [[part.q for part in parts], scales]
+        if not symmetric:
+            arrays.append([_zeros(part, xp) for part in parts])
+        joined = [xp.concatenate(array, axis=1) for array in arrays]
+        if order is not None:
+            columns = xp.asarray(order)
+            joined = [xp.ascontiguousarray(array[:, columns]) for array in joined]
+        return pack(*joined, group_size=first.group_size, format=first.format, tensor_scale=tensor_scale)
+
+
+def _zeros(part: LogicalWeight, xp: Any) -> Any:
+    if part.zeros is not None:
+        return part.zeros
+    return xp.full(part.scales.shape, SYMMETRIC_ZERO, dtype=np.uint8)
 
 
 def _stacked(weights: Sequence[PackedWeight], gated: bool) -> PackedExperts:
@@ -324,7 +445,7 @@ def _stacked(weights: Sequence[PackedWeight], gated: bool) -> PackedExperts:
     with on_device_of(first.qweight):
         stacked = PackedWeight(
             qweight=xp.concatenate([weight.qweight for weight in weights]),
-            scales=xp.concatenate([_rescaled(weight, tensor_scale) for weight in weights], axis=1),
+            scales=xp.concatenate([_rescaled(w.scales, w.tensor_scale / tensor_scale) for w in weights], axis=1),
             zeros=None if first.zeros is None else xp.concatenate([weight.zeros for weight in weights], axis=1),
             perm=None,
             shape=(k, len(weights) * blocks(n) * BLOCK),
@@ -336,9 +457,6 @@ def _stacked(weights: Sequence[PackedWeight], gated: bool) -> PackedExperts:
     return PackedExperts(stacked, len(weights), n, gated)
 
 
-def _rescaled(weight: PackedWeight, tensor_scale: float) -> Any:
-    """Return the scales of a weight for another tensor scale."""
-    if weight.tensor_scale == tensor_scale:
-        return weight.scales
-    ratio = np.float32(weight.tensor_scale / tensor_scale)
-    return (weight.scales.astype(np.float32) * ratio).astype(weight.scales.dtype)
+def _rescaled(scales: Any, ratio: float) -> Any:
+    """Return scales times a ratio of tensor scales."""
+    return scales if ratio == 1 else (scales.astype(np.float32) * np.float32(ratio)).astype(scales.dtype)

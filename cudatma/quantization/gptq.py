@@ -27,10 +27,12 @@ from numpy.typing import NDArray
 from cudatma.errors import QuantizationError
 from cudatma.quantization.agreement import read_layer
 from cudatma.quantization.checkpoint import Checkpoint
-from cudatma.quantization.formats import GPTQ, check_arrays
+from cudatma.quantization.formats import GPTQ, GPTQ8, check_arrays
 from cudatma.quantization.importing import (
     assemble,
+    bytes_along_rows,
     check_bits,
+    codes_along_columns,
     matrix,
     nibbles_along_columns,
     nibbles_along_rows,
@@ -38,6 +40,7 @@ from cudatma.quantization.importing import (
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
+from cudatma.quantization.weight_format import weight_format
 
 #: Encodings of zero points. "v1" subtracts one from each value. "v1_borrow" subtracts one from each value and borrows
 #: inside a word (asymmetric GPTQModel files of the first format). "v2" stores values unchanged.
@@ -111,6 +114,33 @@ def from_gptq(
     extent = GPTQ.extent({**shapes, "scales": factors.shape}, None if index is None else index.size)
     zeros = _zero_points(zeros, qzeros, zero_point_format)[:, : extent.n]
     return assemble(q[: extent.k], factors, zeros, group_size=group_size, dtype=dtype, g_idx=index)
+
+
+def from_gptq8(
+    qweight: Any,
+    qzeros: Any,
+    scales: Any,
+    g_idx: Any | None = None,
+    *,
+    zero_point_format: str,
+    group_size: int | None = None,
+    dtype: Any | None = None,
+) -> PackedWeight:
+    """Import a weight from 8-bit GPTQ tensors, whose words hold four values. All zero points must be 128.
+
+    The parameters are those of from_gptq().
+    """
+    q = np.ascontiguousarray(bytes_along_rows(qweight, "qweight"))
+    zeros, factors = codes_along_columns(qzeros, "qzeros", 8), matrix(scales, "scales")
+    index = None if g_idx is None else host_array(g_idx, "g_idx")
+    index = None if index is None or index.size == 0 else index
+    shapes = {"qweight": tuple(qweight.shape), "qzeros": tuple(qzeros.shape), "scales": factors.shape}
+    extent = GPTQ8.extent(shapes, None if index is None else index.size)
+    expected = weight_format("int8").zero_code - (zero_point_format != "v2")
+    if (wrong := zeros[:, : extent.n] != expected).any():
+        allowed = f"only {expected}, because 8-bit weights have no zero points"
+        raise QuantizationError("qzeros", int(zeros[:, : extent.n][wrong][0]), allowed, "quantize symmetrically")
+    return assemble(q[: extent.k], factors, None, group_size=group_size, dtype=dtype, g_idx=index, format="int8")
 
 
 def load_gptq(

@@ -59,6 +59,20 @@ def nibbles_along_columns(value: Any, field: str) -> NDArray[np.uint8]:
     return out.reshape(rows, columns * WORD_VALUES)
 
 
+def bytes_along_rows(value: Any, field: str) -> NDArray[np.uint8]:
+    """Unpack int32 (R, C) into uint8 (4 R, C), where byte i of word [r, c] is value [4 r + i, c]."""
+    data = words(value, field)
+    return data.transpose(0, 2, 1).reshape(-1, data.shape[1])
+
+
+def codes_along_columns(value: Any, field: str, bits: int) -> NDArray[np.uint8]:
+    """Unpack values of 4 or 8 bits, in int32 words along rows."""
+    if bits == _BITS:
+        return nibbles_along_columns(value, field)
+    data = words(value, field)
+    return data.reshape(len(data), -1)
+
+
 def weight_extents(weight_shape: Any) -> tuple[int, int]:
     """Return (N, K) from compressed-tensors' weight_shape, a tuple or an integer array."""
     if isinstance(weight_shape, tuple | list):
@@ -101,6 +115,7 @@ def assemble(
     group_size: int | None,
     dtype: Any | None,
     g_idx: Any | None = None,
+    format: str = "int4",
 ) -> PackedWeight:
     """Pack imported integers, scales and zero points.
 
@@ -118,6 +133,8 @@ def assemble(
         Type of the scales in the result. If None, the type of ``scales`` is used.
     g_idx : array_like of int, shape (K,), optional
         Group of each row.
+    format : str, default "int4"
+        Format of the integers, "int4" or "int8".
 
     Returns
     -------
@@ -129,7 +146,7 @@ def assemble(
     perm = None if g_idx is None else act_order(g_idx, k, groups, size)
     if perm is not None:
         q = q[perm]
-    scales = _convert_scales(scales, dtype)
+    scales = convert_scales(scales, dtype)
     if zeros is not None and bool((zeros == SYMMETRIC_ZERO).all()):
         zeros = None
     stored = packed_group_size(size)
@@ -137,7 +154,7 @@ def assemble(
         rows = group_count(k, stored)
         scales = np.repeat(scales, size // stored, axis=0)[:rows]
         zeros = None if zeros is None else np.repeat(zeros, size // stored, axis=0)[:rows]
-    return pack(q, scales, zeros, group_size=stored, perm=perm)
+    return pack(q, scales, zeros, group_size=stored, perm=perm, format=format)
 
 
 def packed_group_size(size: int) -> int:
@@ -198,7 +215,7 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
     return perm.astype(np.int32)
 
 
-def _convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
+def convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
     """Return scales in fp16 or bf16. Raises QuantizationError if a scale overflows or becomes 0."""
     if dtype is None:
         if scales.dtype.name not in ACTIVATION_TYPES:

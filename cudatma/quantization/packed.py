@@ -17,7 +17,7 @@ from cudatma.quantization import layout_v1
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION, SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array, library_of, namespace_of, on_device_of, upload
 from cudatma.quantization.scale_range import ScaleFit, fit_scales
-from cudatma.quantization.storage import StoredWeight, read_weights, write_weights
+from cudatma.quantization.storage import StoredWeight, read_weight, write_weights
 from cudatma.quantization.weight_format import WEIGHT_FORMATS, weight_format
 
 
@@ -294,13 +294,9 @@ class PackedWeight(_Referable):
         Raises
         ------
         WeightFileError
-            If the file cannot be read, is invalid, or contains several weights.
+            If the file cannot be read or is invalid, or if it contains several weights or the weights of experts.
         """
-        weights = read_weights(path)
-        if len(weights) != 1:
-            shown = ", ".join(list(weights)[:4]) or "none"
-            raise WeightFileError(str(path), f"{len(weights)} weights ({shown})", "one weight", "call load_weights()")
-        return cls.from_stored(path, next(iter(weights.values())))
+        return cls.from_stored(path, read_weight(path))
 
     def stored(self, name: str) -> StoredWeight:
         """Return the content of a file that stores this weight.
@@ -341,6 +337,10 @@ class PackedWeight(_Referable):
         WeightFileError
             If a field is invalid. The error names the file, the weight and the field.
         """
+        field = f"{os.fspath(path)}: {stored.name}"
+        if stored.are_experts:
+            got = f"the weights of experts, {stored.shape}"
+            raise WeightFileError(field, got, "a weight (K, N)", "call PackedExperts.load() or load_weights()")
         parts = stored.arrays
         try:
             return cls(
@@ -348,15 +348,16 @@ class PackedWeight(_Referable):
                 scales=parts["scales"],
                 zeros=parts.get("zeros"),
                 perm=parts.get("perm"),
-                shape=stored.shape,
+                shape=stored.shape,  # type: ignore[arg-type]  # checked by the class
                 group_size=stored.group_size,
                 dtype=stored.dtype,
                 format=stored.format,
                 tensor_scale=stored.tensor_scale,
             )
         except FieldError as error:
-            field = f"{os.fspath(path)}: {stored.name}.{error.field}"
-            raise WeightFileError(field, error.got, error.allowed, "pack the weight again") from error
+            raise WeightFileError(
+                f"{field}.{error.field}", error.got, error.allowed, "pack the weight again"
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles start without attachments, because attachments depend on this weight's addresses.

@@ -19,7 +19,22 @@ from typing import Any, NoReturn, TypeGuard
 
 from cudatma.errors import WeightFileError
 from cudatma.quantization.checkpoint import read_json
-from cudatma.quantization.formats import AWQ, COMPRESSED_TENSORS, FROM_FLOAT, GPTQ, MARLIN, Format
+from cudatma.quantization.formats import (
+    AWQ,
+    COMPRESSED_TENSORS,
+    FP8_BLOCK,
+    FP8_BLOCK_COMPRESSED,
+    FP8_BLOCK_SIZE,
+    FP8_CHANNEL,
+    FROM_FLOAT,
+    GPTQ,
+    GPTQ8,
+    MARLIN,
+    MXFP4,
+    NVFP4_COMPRESSED,
+    NVFP4_MODELOPT,
+    Format,
+)
 
 Section = Mapping[str, Any]
 
@@ -45,6 +60,14 @@ _READ_OF_METHOD = {
     "awq": _READ | {"version", "backend"},
     "auto-round": _READ - {"checkpoint_format", "format"} | {"packing_format", "backend"},
     "compressed-tensors": _keys("quant_method format config_groups ignore sparsity_config transform_config"),
+    "fp8": _keys("""
+        quant_method activation_scheme weight_block_size fmt modules_to_not_convert ignored_layers scale_fmt
+    """),
+    "mxfp4": _keys("quant_method modules_to_not_convert"),
+    "modelopt": _keys("""
+        quant_method quant_algo kv_cache_quant_algo kv_cache_scheme group_size exclude_modules ignore
+        config_groups producer
+    """),
 }
 _READ_ANYWHERE = frozenset[str]().union(*_READ_OF_METHOD.values())
 _READ_OF_GROUP = _keys("""
@@ -163,7 +186,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def statement_files(folder: Path) -> list[Path]:
     """Return the files of a folder that may describe a quantization."""
-    return [folder / name for name in _FILES if (folder / name).is_file()]
+    return [folder / name for name in (*_FILES, MODELOPT_FILE) if (folder / name).is_file()]
 
 
 def read_section(folder: Path) -> tuple[dict[str, Any], str]:
@@ -172,12 +195,12 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
     The configuration is empty if the folder has none. Raises WeightFileError if files are not JSON or contradict each
     other, or if the configuration belongs to an unsupported tool.
     """
-    if (folder / "hf_quant_config.json").is_file():
-        content = read_json(folder / "hf_quant_config.json")
+    if (folder / MODELOPT_FILE).is_file():
+        content = read_json(folder / MODELOPT_FILE)
         quantization = content.get("quantization") if isinstance(content, dict) else None
-        kind = quantization.get("quant_algo") if isinstance(quantization, dict) else None
-        got = f"the format of ModelOpt ({kind})"
-        raise WeightFileError(str(folder / "hf_quant_config.json"), got, _SUPPORTED, FROM_FLOAT)
+        if not isinstance(quantization, dict):
+            raise WeightFileError(f"{folder / MODELOPT_FILE}: quantization", repr(quantization)[:80], "an object")
+        return {**quantization, "quant_method": "modelopt"}, str(folder / MODELOPT_FILE)
     sections: list[tuple[str, Section]] = []
     for path in statement_files(folder):
         content = read_json(path)
@@ -270,12 +293,23 @@ def _inferred_method(section: Section) -> str | None:
 # ---- reading the configuration
 
 _AUTO_ROUND = ("auto-round", "auto_round", "intel/auto-round")
-METHODS = ("gptq", "awq", "compressed-tensors", "marlin", *_AUTO_ROUND)
+METHODS = ("gptq", "awq", "compressed-tensors", "marlin", "fp8", "mxfp4", "modelopt", *_AUTO_ROUND)
 #: zero_point_format by checkpoint_format.
 _GPTQ_FORMATS = {"gptq": "v1", "gptq_v2": "v2"}
 _QUOTED = "'v1' or 'v1_borrow' or 'v2'"
 _INTEGERS = (None, "int", "int_sym", "int_asym")
-_SUPPORTED = "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound or Marlin, in safetensors"
+_SUPPORTED = (
+    "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound, Marlin, fp8, MXFP4 or NVFP4, in safetensors"
+)
+#: Formats of compressed-tensors, by the name of the format and the type of the weights.
+_COMPRESSED_FORMATS = {
+    ("pack-quantized", "int"): COMPRESSED_TENSORS,
+    ("nvfp4-pack-quantized", "float"): NVFP4_COMPRESSED,
+    ("float-quantized", "float"): FP8_CHANNEL,
+}
+_UNQUANTIZED_ACTIVATIONS = "activations are not quantized, although the configuration specifies it"
+#: Configuration of ModelOpt.
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 def read_statement(section: Section, where: str) -> Statement:
@@ -298,12 +332,15 @@ def read_statement(section: Section, where: str) -> Statement:
     sparse = section.get("sparsity_config")
     if not _is_neutral(sparse) and not (isinstance(sparse, dict) and sparse.get("format", "dense") == "dense"):
         raise WeightFileError(f"{where}: sparsity_config", repr(sparse)[:80], "null, or the format dense", FROM_FLOAT)
+    zero_point_format = "v2"
     if method == "compressed-tensors":
-        kind, zero_point_format = COMPRESSED_TENSORS, "v2"
-        rules = _compressed_rules(section, where, notes)
+        kind, rules = _compressed_rules(section, where, notes)
+    elif method in ("fp8", "mxfp4", "modelopt"):
+        kind, rules = _float_rules(method, section, where, notes)
     else:
         default = _common(section, where)
         kind, zero_point_format = _kind(method, section, default)
+        kind = GPTQ8 if kind is GPTQ and default.bits == GPTQ8.bits else kind
         rules = _layer_rules(section, default, notes)
     borrows = method == "gptq" and zero_point_format == "v1" and "gptqmodel" in _tools(section)
     return Statement(kind, where, zero_point_format, rules, tuple(notes), unused, borrows)
@@ -365,36 +402,81 @@ def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Forma
     raise WeightFileError(f"{default.where}: packing_format", str(packing), allowed, FROM_FLOAT)
 
 
-def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[Rule, ...]:
+def _float_rules(method: str, section: Section, where: str, notes: list[str]) -> tuple[Format, tuple[Rule, ...]]:
+    """Return the format and the rules of a checkpoint of fp8, of gpt-oss in MXFP4, or of ModelOpt."""
+    kind, quantizes_activations = MXFP4, False
+    if method == "fp8":
+        block = section.get("weight_block_size")
+        if block not in (None, [FP8_BLOCK_SIZE, FP8_BLOCK_SIZE]) or section.get("fmt", "e4m3") != "e4m3":
+            got = f"blocks {block}, format {section.get('fmt')}"
+            allowed = f"blocks [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}] or null, format e4m3"
+            raise WeightFileError(f"{where}: weight_block_size", got, allowed, FROM_FLOAT)
+        kind, quantizes_activations = FP8_BLOCK if block else FP8_CHANNEL, True
+    elif method == "modelopt":
+        algorithm = section.get("quant_algo")
+        if algorithm not in ("NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+            raise WeightFileError(f"{where}: quant_algo", str(algorithm), "NVFP4, FP8", FROM_FLOAT)
+        kind, quantizes_activations = NVFP4_MODELOPT if algorithm == "NVFP4" else FP8_CHANNEL, True
+        if not _is_neutral(section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")):
+            notes.append(f"{where}: the KV cache is not quantized, although the configuration specifies it")
+    if quantizes_activations:
+        notes.append(f"{where}: {_UNQUANTIZED_ACTIVATIONS}")
+    rules = []
+    for key in ("modules_to_not_convert", "ignored_layers", "exclude_modules", "ignore"):
+        for name in _names(section.get(key), f"{where}: {key}"):
+            # ModelOpt writes patterns with *, which may match more than one module.
+            pattern = ".*".join(map(re.escape, name.split("*")))
+            rules.append(_rule(rf"(?:.*\.)?{pattern}(?:\.|$)", LayerStatement(f"{where}: {key}", quantized=False)))
+    return kind, (*rules, _rule("", LayerStatement(where)))
+
+
+def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[Format, tuple[Rule, ...]]:
     groups = section.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise WeightFileError(f"{where}: config_groups", repr(groups)[:80], "an object of groups")
     targeted: list[tuple[str, LayerStatement]] = []
+    kinds: dict[str, Format] = {}
     for name, group in groups.items():
         field = f"{where}: config_groups.{name}"
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise WeightFileError(f"{field}.weights", repr(weights)[:80], "an object with num_bits, type and strategy")
         stored = group.get("format") or section.get("format")
-        if stored != "pack-quantized" or weights.get("type", "int") != "int":
+        kind = _COMPRESSED_FORMATS.get((str(stored), str(weights.get("type", "int"))))
+        if kind is None:
             got = f"format {stored}, type {weights.get('type')}"
-            raise WeightFileError(field, got, "format pack-quantized and type int", FROM_FLOAT)
+            allowed = "format pack-quantized and type int, or nvfp4-pack-quantized or float-quantized and type float"
+            raise WeightFileError(field, got, allowed, FROM_FLOAT)
+        if kind is FP8_CHANNEL and weights.get("strategy") == "block":
+            if weights.get("block_structure") != [FP8_BLOCK_SIZE, FP8_BLOCK_SIZE]:
+                got = str(weights.get("block_structure"))
+                allowed = f"[{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}]"
+                raise WeightFileError(f"{field}.weights.block_structure", got, allowed, FROM_FLOAT)
+            kind = FP8_BLOCK_COMPRESSED
+        kinds[field] = kind
+        activations = group.get("input_activations")
+        if kind.group_size and not _is_neutral(activations):
+            notes.append(f"{field}: {_UNQUANTIZED_ACTIVATIONS}")
+            group = {**group, "input_activations": None}
         _check_keys({**weights, **group}, field, _READ_OF_GROUP, notes)
         statement = LayerStatement(
             f"{field}.weights",
             _value(weights, "num_bits", int, f"{field}.weights"),
-            _compressed_group_size(weights, f"{field}.weights"),
+            None if kind.group_size else _compressed_group_size(weights, f"{field}.weights"),
             _value(weights, "symmetric", bool, f"{field}.weights"),
             weights.get("actorder") in ("group", "dynamic", True),
         )
         if weights.get("dynamic"):
             _raise_unsupported(f"{field}.weights.dynamic", weights["dynamic"])
         targeted += [(target, statement) for target in _names(group.get("targets"), f"{field}.targets")]
+    if len(set(kinds.values())) > 1:
+        got = ", ".join(f"{kind.title} in {field}" for field, kind in kinds.items())
+        raise WeightFileError(f"{where}: config_groups", got, "the same format for all layers", FROM_FLOAT)
     ignored = LayerStatement(f"{where}: ignore", quantized=False)
     # A layer's name takes precedence over a pattern, and a pattern over a class of modules.
     targeted.sort(key=lambda item: (item[0] == "Linear", item[0].startswith("re:")))
     targeted[:0] = [(name, ignored) for name in _names(section.get("ignore"), ignored.where)]
-    return tuple(
+    return next(iter(kinds.values())), tuple(
         _rule(_target(target), statement)
         for target, statement in targeted
         if target == "Linear" or not _is_class(target)

@@ -3,7 +3,8 @@
 A weight named ``layer`` is stored as the tensors ``layer.qweight`` and ``layer.scales`` and, if the weight has them,
 ``layer.zeros`` and ``layer.perm``. The file's metadata consists of strings with the keys format, layout_version and
 weights. The value of weights is JSON that maps each name to its shape, group_size, dtype and arrays and, for formats
-other than int4, to its format and tensor_scale.
+other than int4, to its format and tensor_scale. The weights of experts have the shape (experts, K, N), and the
+additional entry gated.
 
 To add a layout version, increment layout_v1.LAYOUT_VERSION and register in CONVERTERS, for each earlier version, a
 function that converts the arrays to a later version. CONVERTERS is empty because version 1 is the first version.
@@ -29,16 +30,25 @@ from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """Content of a weight in a file. The arrays are keyed by names such as ``"qweight"`` and ``"scales"``."""
+    """Content of a weight in a file. The arrays are keyed by names such as ``"qweight"`` and ``"scales"``.
+
+    ``shape`` is (K, N), or (experts, K, N) for the weights of experts. ``gated`` applies only to experts.
+    """
 
     name: str
     layout_version: int
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     group_size: int
     dtype: str
     arrays: dict[str, NDArray[Any]]
     format: str = "int4"
     tensor_scale: float = 1.0
+    gated: bool = False
+
+    @property
+    def are_experts(self) -> bool:
+        """Whether these are the weights of experts."""
+        return len(self.shape) == 3
 
 
 Converter = Callable[[StoredWeight], StoredWeight]
@@ -92,6 +102,8 @@ def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeig
             "dtype": weight.dtype,
             "arrays": list(weight.arrays),
         }
+        if weight.are_experts:
+            facts[name]["gated"] = weight.gated
         if weight.format != "int4":
             facts[name] |= {"format": weight.format, "tensor_scale": weight.tensor_scale}
     metadata = {"format": FORMAT, "layout_version": str(LAYOUT_VERSION), "weights": json.dumps(facts)}
@@ -106,6 +118,15 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
     """
     file = open_safetensors(path)
     return {name: _weight(file, name, facts) for name, facts in _facts(file).items()}
+
+
+def read_weight(path: str | os.PathLike[str]) -> StoredWeight:
+    """Return the only weight of a file. Raises WeightFileError as read_weights() does, and if there are several."""
+    weights = read_weights(path)
+    if len(weights) != 1:
+        shown = ", ".join(list(weights)[:4]) or "none"
+        raise WeightFileError(str(path), f"{len(weights)} weights ({shown})", "one weight", "call load_weights()")
+    return next(iter(weights.values()))
 
 
 def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> None:
@@ -151,16 +172,17 @@ def _facts(file: SafetensorsFile) -> dict[str, Any]:
 def _weight(file: SafetensorsFile, name: str, facts: Any) -> StoredWeight:
     field = f"{file.path}: {name}"
     try:
-        k, n = facts["shape"]
+        shape = tuple(facts["shape"])
         group_size, dtype, names = facts["group_size"], facts["dtype"], [str(array) for array in facts["arrays"]]
-    except (KeyError, TypeError, ValueError) as error:
+        gated = facts["gated"] if len(shape) == 3 else False
+    except (KeyError, TypeError) as error:
         raise WeightFileError(
             field, repr(facts)[:80], "shape, group_size, dtype and arrays", "pack the weight again"
         ) from error
     arrays = {array: file.read(f"{name}.{array}") for array in names}
     version = int(file.metadata["layout_version"])
     kind, tensor_scale = facts.get("format", "int4"), facts.get("tensor_scale", 1.0)
-    stored = upgrade(StoredWeight(name, version, (k, n), group_size, dtype, arrays, kind, tensor_scale))
+    stored = upgrade(StoredWeight(name, version, shape, group_size, dtype, arrays, kind, tensor_scale, gated))
     parts = stored.arrays
     missing = [array for array in ("qweight", "scales") if array not in parts]
     if missing:

@@ -6,19 +6,20 @@ import os
 from collections.abc import Mapping
 
 from cudatma.errors import ArgumentTypeError
+from cudatma.quantization.experts import PackedExperts
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path
 from cudatma.quantization.storage import StoredWeight, read_weights, write_weights
 
 
-def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[str]) -> None:
+def save_weights(weights: Mapping[str, PackedWeight | PackedExperts], path: str | os.PathLike[str]) -> None:
     """Save packed weights to one safetensors file.
 
     A temporary file is renamed into place, so that readers see either the complete old file or the complete new file.
 
     Parameters
     ----------
-    weights : mapping of str to PackedWeight
+    weights : mapping of str to PackedWeight or PackedExperts
         The weights, by name. Weights on a device are copied to the host.
     path : str or os.PathLike
         Path of the file.
@@ -28,32 +29,32 @@ def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[st
     WeightFileError
         If the file cannot be written.
     ArgumentTypeError
-        If ``path`` is not a path, or if a value is not a PackedWeight.
+        If ``path`` is not a path, or if a value has a different type.
     """
     path = as_path(path)
     if not isinstance(weights, Mapping):
-        raise ArgumentTypeError("weights", type(weights).__name__, "a mapping of str to PackedWeight")
+        raise ArgumentTypeError("weights", type(weights).__name__, "a mapping of str to PackedWeight or PackedExperts")
     stored: dict[str, StoredWeight] = {}
     for name, weight in weights.items():
-        if not isinstance(weight, PackedWeight) or not isinstance(name, str):
-            raise ArgumentTypeError(
-                f"weights[{name!r}]", type(weight).__name__, "a PackedWeight with a name of type str"
-            )
+        if not isinstance(weight, PackedWeight | PackedExperts) or not isinstance(name, str):
+            allowed = "a PackedWeight or PackedExperts with a name of type str"
+            raise ArgumentTypeError(f"weights[{name!r}]", type(weight).__name__, allowed)
         stored[name] = weight.stored(name)
     write_weights(path, stored)
 
 
-def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
+def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight | PackedExperts]:
     """Load all packed weights from a file.
 
     Parameters
     ----------
     path : str or os.PathLike
-        A file that ``save_weights`` or ``PackedWeight.save`` wrote. Weights in earlier layout versions are converted.
+        A file that ``save_weights`` or the ``save`` method of a weight wrote. Weights in earlier layout versions are
+        converted.
 
     Returns
     -------
-    dict of str to PackedWeight
+    dict of str to PackedWeight or PackedExperts
         The weights, by name, in host memory.
 
     Raises
@@ -61,4 +62,7 @@ def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
     WeightFileError
         If the file is truncated or corrupt, has a different format or an unknown version, or lacks a tensor.
     """
-    return {name: PackedWeight.from_stored(path, stored) for name, stored in read_weights(path).items()}
+    return {
+        name: (PackedExperts if stored.are_experts else PackedWeight).from_stored(path, stored)
+        for name, stored in read_weights(path).items()
+    }

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
-from cudatma.errors import ArgumentTypeError, QuantizationError
-from cudatma.quantization import PackedExperts, pack, pack_experts, quantize, quantize_experts
+from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
+from cudatma.quantization import (
+    PackedExperts,
+    PackedWeight,
+    load_weights,
+    pack,
+    pack_experts,
+    quantize,
+    quantize_experts,
+    save_weights,
+)
+from cudatma.quantization.safetensors_file import open_safetensors
 
 
 def dense(*shape: int, seed: int = 0) -> Any:
@@ -53,12 +66,57 @@ def test_copies_have_no_attachments() -> None:
         assert (twin.gated, twin.shape) == (True, (2, 64, 32))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_file_keeps_the_weights(tmp_path: Path, dtype: str, gated: bool) -> None:
+    path = tmp_path / "experts.safetensors"
+    packed = quantize_experts(dense(3, 70, 48), group_size=32, gated=gated, symmetric=gated, dtype=dtype)
+    packed.save(path)
+    alone = PackedExperts.load(path)
+    save_weights({"layers.0.experts": packed, "layers.0.dense": quantize(dense(64, 9))}, path)
+    loaded = load_weights(path)
+    assert [type(weight) for weight in loaded.values()] == [PackedExperts, PackedWeight]
+    for other in (alone, loaded["layers.0.experts"]):
+        assert isinstance(other, PackedExperts)
+        assert (other.shape, other.gated, other.group_size, other.dtype) == (packed.shape, gated, 32, dtype)
+        assert other.symmetric == gated
+        np.testing.assert_array_equal(other.dequantize(), packed.dequantize())
+
+
+def test_a_file_with_other_weights_or_wrong_facts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "experts.safetensors"
+    quantize(dense(64, 64), group_size=64).save(path)
+    with pytest.raises(WeightFileError, match=r"weight: got a weight \(64, 64\)"):
+        PackedExperts.load(path)
+    quantize_experts(dense(2, 64, 32), group_size=64, gated=True).save(path)
+    with pytest.raises(WeightFileError, match=r"weight: got the weights of experts, \(2, 64, 32\)"):
+        PackedWeight.load(path)
+    tensors, metadata = load_file(path), dict(open_safetensors(path).metadata)
+    for change, says in (
+        ({"shape": [2, 64, 65]}, r"qweight: got uint8 \(2, 2048\); allowed: uint8 \(4, 2048\)"),
+        ({"shape": [2, 64, 40]}, "columns: got 40"),
+        ({"shape": [2, 64, 0]}, "each at least 1"),
+        ({"gated": "yes"}, "gated 'yes'"),
+        ({"gated": None}, "gated None"),
+    ):
+        facts = json.loads(metadata["weights"])
+        facts["weight"] |= change
+        save_file(tensors, path, {**metadata, "weights": json.dumps(facts)})
+        with pytest.raises(WeightFileError, match=says):
+            load_weights(path)
+
+
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("two axes", lambda: quantize_experts(dense(64, 64)), QuantizationError, "weights"),
     ("no expert", lambda: quantize_experts(dense(0, 64, 64)), QuantizationError, "weights"),
     ("odd gate", lambda: quantize_experts(dense(2, 64, 24), group_size=64, gated=True), QuantizationError, "weights"),
     ("gated", lambda: quantize_experts(dense(2, 64, 32), gated=1), ArgumentTypeError, "gated"),  # type: ignore[arg-type]
-    ("group size", lambda: quantize_experts(dense(2, 64, 32), group_size=7), QuantizationError, "group_size"),
+    (
+        "group size",
+        lambda: quantize_experts(dense(2, 64, 32), group_size=7),
+        QuantizationError,
+        r"(weights\[0\]: )?group_size",
+    ),
     ("NaN", lambda: quantize_experts(np.full((2, 64, 32), np.nan)), QuantizationError, r"weights\[0\]"),
     ("nothing to pack", lambda: pack_experts([]), QuantizationError, "weights"),
     ("a dense weight", lambda: pack_experts([dense(64, 64)]), ArgumentTypeError, r"weights\[0\]"),

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 import cudatma
 import cudatma.integrations.torch
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, FieldError
+from cudatma.integrations.torch import ExpertWeights, marlin_moe
 from cudatma.integrations.torch.weights import packed_weight, weight_tensors
 
 ONE = torch.tensor(1.0)
@@ -67,6 +68,44 @@ def marlin(x: Any, *rest: Any, **options: Any) -> Any:
     weight: Any = [*parts, k, n, group_size]
     y = x.double() @ torch.from_numpy(packed_weight(*weight, **options).dequantize())
     return y if bias is None else y + bias.double()
+
+
+EXPERTS, INTERMEDIATE = 3, 32
+
+
+def expert_weights(dtype: Any) -> list[ExpertWeights]:
+    shapes, name = ((EXPERTS, K, 2 * INTERMEDIATE), (EXPERTS, INTERMEDIATE, K)), str(dtype)[6:]
+    return [
+        ExpertWeights.from_packed(
+            cudatma.quantize_experts(
+                0.1 * draw(*shape, dtype=torch.float32, seed=seed), group_size=32, gated=seed == 0,
+                symmetric=seed == 0, dtype=name,
+            )
+        )
+        for seed, shape in enumerate(shapes)
+    ]  # fmt: skip
+
+
+def moe_operands(dtype: Any, x: Any, choices: Any) -> tuple[Any, ...]:
+    parts = [getattr(w, name) for w in expert_weights(dtype) for name in ("qweight", "scales", "zeros")]
+    factors = torch.rand(choices.shape, generator=torch.Generator().manual_seed(7))
+    return x, factors, choices, *parts, EXPERTS, INTERMEDIATE, 32, 32
+
+
+def moe(x: Any, factors: Any, choices: Any, *rest: Any, expert_map: Any = None) -> Any:
+    values = []
+    for parts, k, n in ((rest[:3], K, 2 * INTERMEDIATE), (rest[3:6], INTERMEDIATE, K)):
+        columns = -(-n // 64) * 64
+        stored = packed_weight(*parts, None, k, EXPERTS * columns, 32)
+        values.append(torch.from_numpy(cudatma.PackedExperts(stored, EXPERTS, n, n != K).dequantize()))
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for token, choice in torch.cartesian_prod(torch.arange(len(x)), torch.arange(choices.shape[1])):
+        expert = choices[token, choice] if expert_map is None else expert_map[choices[token, choice]]
+        if expert >= 0:
+            gate, up = (x[token].double() @ values[0][expert]).chunk(2)
+            hidden = torch.nn.functional.silu(gate) * up
+            out[token] += factors[token, choice] * (hidden @ values[1][expert])
+    return out
 
 
 def product(a: Any, b: Any, *, bias: Any = None, alpha: float = 1.0, **options: Any) -> Any:
@@ -146,6 +185,13 @@ def calls(dtype: Any) -> dict[str, Call]:
             {"format": "nvfp4", "tensor_scale": tensor_scale},
         ),
         "marlin_gemm, fp8": Call("marlin_gemm", (heads(3, K), *fp8, None, K, N, -1), marlin, {"format": "fp8"}),
+        "marlin_moe": Call("marlin_moe", moe_operands(dtype, heads(3, K), ints([0, 2], [1, 0], [2, 1])), moe),
+        "marlin_moe, map": Call(
+            "marlin_moe",
+            moe_operands(dtype, heads(2, K), torch.tensor([[0, 3], [4, 1]])),
+            moe,
+            {"expert_map": ints(2, -1, 1, 0, -1)},
+        ),
         "gemm": Call("gemm", (heads(24, 40), heads(40, 16)), product, {"alpha": 0.5}),
         "gemm, epilogue": Call(
             "gemm",
@@ -221,7 +267,7 @@ def test_beta_adds_to_out() -> None:
 
 
 def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
-    parts = weight(torch.float16)
+    parts, experts = weight(torch.float16), expert_weights(torch.float16)
 
     def model(x: Any, w: Any) -> Any:
         y = torch.ops.cudatma.marlin_gemm(x, *parts, None, K, N, 32)
@@ -229,7 +275,9 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
         torch.ops.cudatma.gemm_out(y, w, bias=None, out=z)
         q = (y + z)[:, :64].reshape(1, -1, 2, 32)
         lengths, rows = torch.arange(2, dtype=torch.int32) * q.shape[1], q[0]
+        ids = torch.arange(2 * len(x)).reshape(-1, 2) % EXPERTS
         return (
+            marlin_moe(x, *experts, torch.full(ids.shape, 0.5), ids),
             torch.ops.cudatma.attention(q, q, q, causal=True),
             torch.ops.cudatma.attention_varlen(
                 rows, rows, rows, lengths, lengths, max_seqlen_q=q.shape[1], max_seqlen_k=q.shape[1]

@@ -17,6 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from model_folders import (
+    BLOCKS,
+    EXPERTS,
+    HIDDEN,
+    INTERMEDIATE,
+    MOE,
     linear_shapes,
     write_auto_round,
     write_awq,
@@ -24,6 +29,7 @@ from model_folders import (
     write_float,
     write_gptq,
     write_marlin,
+    write_moe,
 )
 from numpy.typing import NDArray
 from safetensors import safe_open
@@ -31,7 +37,7 @@ from safetensors.numpy import load_file, save_file
 
 from cudatma import cli
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError, WeightFileError
-from cudatma.quantization import PackedWeight, open_checkpoint
+from cudatma.quantization import PackedExperts, PackedWeight, open_checkpoint, quantize_experts
 from cudatma.quantization.conversion import convert_checkpoint, folder, shards
 from cudatma.quantization.safetensors_file import open_safetensors
 
@@ -132,6 +138,127 @@ def test_a_float_model_is_quantized(tmp_path: Path, group: int, symmetric: bool)
         assert layer.mean_error == pytest.approx(off.sum() / np.abs(weight).sum(), rel=1e-5)
         assert 0.02 < layer.mean_error < 0.2
         assert (layer.group_size, layer.symmetric, packed[layer.name].dtype) == (group, symmetric, "bfloat16")
+
+
+def packed_experts(out: Path, name: str) -> PackedExperts:
+    """The weights of experts in a converted folder."""
+    section = json.loads((out / "config.json").read_text())["quantization_config"]
+    facts, checkpoint = {**section, **section["layers"][name]}, open_checkpoint(out)
+    parts = {part: checkpoint.read_if_present(f"{name}.{part}") for part in ("qweight", "scales", "zeros", "perm")}
+    k, n = (HIDDEN, 2 * INTERMEDIATE) if name.endswith("gate_up_proj") else (INTERMEDIATE, HIDDEN)
+    shape = k, EXPERTS * n
+    weight = PackedWeight(**parts, shape=shape, group_size=facts["group_size"], dtype=facts["dtype"])
+    return PackedExperts(weight, EXPERTS, n, gated=name.endswith("gate_up_proj"))
+
+
+@pytest.mark.parametrize("model", MOE)
+@pytest.mark.parametrize(("form", "sym"), [("gptq", False), ("gptq", True), ("awq", False), ("compressed", True)])
+def test_experts_of_a_quantized_model_become_two_weights(tmp_path: Path, model: str, form: str, sym: bool) -> None:
+    weights = write_moe(tmp_path / "in", model, form, sym=sym)
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", shard_bytes=60_000)
+    assert {layer.name for layer in done.layers} == set(weights)
+    experts = {layer.name: layer for layer in done.layers if ".experts." in layer.name}
+    assert len(experts) == 2 * BLOCKS
+    for name, layer in experts.items():
+        assert layer.shape == weights[name].shape
+        assert (layer.max_error, layer.symmetric) == (0.0, sym)
+        np.testing.assert_array_equal(packed_experts(tmp_path / "out", name).dequantize(), weights[name])
+    router = f"model.layers.0.{MOE[model][0]}.gate"
+    assert done.skipped[router] == "not quantized in the checkpoint"
+    assert not done.notes
+
+
+def test_one_expert_with_zero_points(tmp_path: Path) -> None:
+    """A GPTQ layer is symmetric if all its zero points are 8, even if its neighbors are not."""
+    weights = write_moe(tmp_path / "in", form="gptq")
+    name = "model.layers.0.mlp.experts"
+    scales, q = np.ones((4, INTERMEDIATE), np.float16), np.full((HIDDEN // 8, INTERMEDIATE), 0x99999999, np.uint32)
+    zeros = np.full((4, INTERMEDIATE // 8), 0x77777777, np.int32)
+    changed = {"scales": scales, "qzeros": zeros, "qweight": q.view(np.int32)}
+    change_tensors(tmp_path / "in", lambda t: t.update({f"{name}.2.up_proj.{part}": a for part, a in changed.items()}))
+    convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    expected = weights[f"{name}.gate_up_proj"]
+    expected[2, :, INTERMEDIATE:] = 1
+    packed = packed_experts(tmp_path / "out", f"{name}.gate_up_proj")
+    np.testing.assert_array_equal(packed.dequantize(), expected)
+
+
+@pytest.mark.parametrize("model", MOE)
+@pytest.mark.parametrize("form", ["float", "stacked", "transposed"])
+def test_experts_of_a_float_model_are_quantized(tmp_path: Path, model: str, form: str) -> None:
+    weights = write_moe(tmp_path / "in", model, "float" if form == "float" else "stacked")
+    if form == "transposed":
+        change_tensors(
+            tmp_path / "in",
+            lambda t: t.update({n: t[n].transpose(0, 2, 1).copy() for n in t if ".experts." in n}),
+        )
+        change_json(tmp_path / "in", lambda config: config.pop("architectures"))  # no class with this orientation
+    pattern = "*.1.*.experts.3.*" if form == "float" else "*.1.*.down_proj"
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True, group_size=64, exclude=[pattern])
+    excluded = {f"model.layers.1.{MOE[model][0]}.experts.{name}" for name in ("gate_up_proj", "down_proj")}
+    assert {layer.name for layer in done.layers} == set(weights) - excluded
+    assert {done.skipped[name] for name in excluded} == {f"excluded by {pattern}"}
+    assert done.skipped[f"model.layers.0.{MOE[model][0]}.gate"] == "an expert or a router"
+    for layer in done.layers:
+        if ".experts." in layer.name:
+            packed = packed_experts(tmp_path / "out", layer.name)
+            single = quantize_experts(weights[layer.name], group_size=64, gated=packed.gated)
+            np.testing.assert_array_equal(packed.weight.qweight, single.weight.qweight)
+            off = np.abs(packed.dequantize() - weights[layer.name])
+            assert layer.max_error == pytest.approx(off.max() / np.abs(weights[layer.name]).max(), rel=1e-5)
+            assert layer.mean_error == pytest.approx(off.sum() / np.abs(weights[layer.name]).sum(), rel=1e-5)
+    kept = [name for name in open_checkpoint(tmp_path / "out").names if ".layers.1." in name and ".experts." in name]
+    assert len(kept) == (3 * EXPERTS if form == "float" else 2)
+
+
+EXPERT = "model.layers.0.mlp.experts.2.up_proj"
+#: What is wrong with the quantized experts of a model.
+EXPERTS_REFUSED: dict[str, tuple[Any, str]] = {
+    "an expert of another form": (
+        lambda t: t.update({f"{EXPERT[:-8]}.fc1.{p}": t[f"{EXPERT}.{p}"]
+                            for p in ("qweight", "qzeros", "scales", "g_idx")}),
+        "fc1: got an expert of an unknown form; allowed: experts with the matrices gate_proj, up_proj, down_proj or w1",
+    ),
+    "no up": (
+        lambda t: [t.pop(f"{EXPERT}.{p}") for p in ("qweight", "qzeros", "scales", "g_idx")],
+        r"experts\.2: got no up_proj; allowed: gate_proj, up_proj, down_proj",
+    ),
+    "no expert": (
+        lambda t: [t.pop(name) for name in list(t) if ".0.mlp.experts.2." in name],
+        r"experts\.2: got no gate_proj and no up_proj",
+    ),
+    "activation order": (
+        lambda t: t.update({f"{EXPERT}.g_idx": t[f"{EXPERT}.g_idx"][::-1].copy()}),
+        f"{EXPERT}: got an expert with activation order.*desc_act=False",
+    ),
+    "a bias": (
+        lambda t: t.update({f"{EXPERT}.bias": np.ones(INTERMEDIATE, np.float16)}),
+        r"up_proj\.bias: got a bias of an expert",
+    ),
+    "another size": (
+        lambda t: t.update({f"{EXPERT}.{p}": t[f"{EXPERT}.{p}"][:, :n].copy()
+                            for p, n in (("qweight", 32), ("qzeros", 4), ("scales", 32))}),
+        rf"{EXPERT}: K x N: got \(128, 32\); allowed: \(128, 64\), as in model\.layers\.0\.mlp\.experts\.0\.gate_proj",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EXPERTS_REFUSED)
+def test_quantized_experts_that_cannot_be_packed_are_refused(tmp_path: Path, what: str) -> None:
+    change, says = EXPERTS_REFUSED[what]
+    write_moe(tmp_path / "in", form="gptq")
+    change_json(tmp_path / "in", lambda config: config["quantization_config"].update(desc_act=True))
+    change_tensors(tmp_path / "in", change)
+    with pytest.raises((QuantizationError, WeightFileError), match=says):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_biases_of_experts_that_are_zeros_are_left_out(tmp_path: Path) -> None:
+    write_moe(tmp_path / "in", form="gptq")
+    change_tensors(tmp_path / "in", lambda t: t.update({f"{EXPERT}.bias": np.zeros(INTERMEDIATE, np.float16)}))
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert (done.left_out, done.notes) == ({f"{EXPERT}.bias": "zeros"}, ())
 
 
 def test_scales_of_another_type_are_rounded_and_the_report_says_how_far(tmp_path: Path) -> None:
@@ -284,7 +411,11 @@ def patched(path: Path, old: bytes, new: bytes) -> None:
 
 LAYER = "model.layers.0.mlp.up_proj"
 HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
-    "8 bits": (lambda path: change_config(path, bits=8), QuantizationError, "bits: got 8"),
+    "8 bits": (
+        lambda path: change_config(path, bits=8),
+        QuantizationError,
+        "with eight bits instead of 4.*specifies 8 bits",
+    ),
     "bits of another type": (lambda path: change_config(path, bits="4"), WeightFileError, "bits"),
     "another method": (lambda path: change_config(path, quant_method="aqlm"), WeightFileError, "aqlm"),
     "no g_idx": (
@@ -308,7 +439,7 @@ HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
             lambda t: t.update({f"model.layers.0.mlp.experts.0.{p}": t[f"{LAYER}.{p}"] for p in ("qweight", "scales")}),
         ),
         WeightFileError,
-        "expert",
+        r"experts\.0: got no qzeros",
     ),
     "a truncated file": (
         lambda path: os.truncate(path / "model.safetensors", (path / "model.safetensors").stat().st_size - 1),
@@ -554,8 +685,8 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "floats of auto-round": (auto_round, section(data_type="mx_fp"), "data_type: got mx_fp"),
     "ModelOpt": (
         gptq,
-        beside("hf_quant_config.json", quantization={"quant_algo": "NVFP4"}),
-        "ModelOpt.*NVFP4.*--quant",
+        beside("hf_quant_config.json", quantization={"quant_algo": "W4A8_AWQ"}),
+        "quant_algo: got W4A8_AWQ; allowed: NVFP4, FP8.*--quantize",
     ),
     "MLX": (gptq, lambda path: change_json(path, lambda c: c.update(quantization={"bits": 4})), "MLX.*--quantize"),
     "an adapter beside": (

@@ -178,32 +178,42 @@ def gptq_tensors(made: Quantized, form: str = "v1") -> Tensors:
     return {"qweight": words(made.q.T).T, "qzeros": stored.view(np.int32), "scales": made.scales, "g_idx": made.index}
 
 
-def quantize_layers(folder: Path, shapes: dict[str, tuple[int, int]], **config_json: Any) -> Tensors:
-    """Replace the layers with these (K, N) in a float folder with GPTQ layers, and return the weights that they
-    represent."""
+def quantize_layers(
+    folder: Path, shapes: dict[str, tuple[int, int]], *, form: str = "gptq", sym: bool = False, **config_json: Any
+) -> Tensors:
+    """Replace the layers with these (K, N) in a float folder with layers of GPTQ, AWQ or compressed-tensors, and return
+    the weights that they represent."""
     path, rng = folder / "model.safetensors", np.random.default_rng(0)
+    tensors_of, section = {
+        "gptq": (gptq_tensors, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": sym}),
+        "awq": (
+            awq_tensors,
+            {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
+        ),
+        "compressed": (partial(compressed_tensors, sym=sym), compressed_section(32, sym)),
+    }[form]
     tensors, weights = load_file(path), {}
     for layer, (k, n) in shapes.items():
-        made = Quantized(rng, k, n, 32, False, False, "float16")
+        made = Quantized(rng, k, n, 32, sym, False, "float16")
         tensors.pop(f"{layer}.weight", None)
-        tensors |= {f"{layer}.{name}": np.ascontiguousarray(array) for name, array in gptq_tensors(made).items()}
+        tensors |= {f"{layer}.{name}": np.ascontiguousarray(array) for name, array in tensors_of(made).items()}
         weights[layer] = made.weight()
-    section = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
     written = json.loads((folder / "config.json").read_text())
     write_folder(folder, tensors, {**written, "quantization_config": section, **config_json})
     return weights
 
 
+def awq_tensors(made: Quantized) -> Tensors:
+    """Return the tensors of an AWQ layer, keyed by their names without the layer's name."""
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    return {"qweight": words(made.q, order), "qzeros": words(made.zeros, order), "scales": made.scales}
+
+
 def write_awq(folder: Path, *, group: int = 64, dtype: str = "float16", shards: int = 1, seed: int = 0) -> Tensors:
     """Write an asymmetric AWQ model."""
-
-    def tensors_of(made: Quantized) -> Tensors:
-        order = (0, 2, 4, 6, 1, 3, 5, 7)
-        return {"qweight": words(made.q, order), "qzeros": words(made.zeros, order), "scales": made.scales}
-
     section = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
     return _write(
-        folder, section, tensors_of, group=group, sym=False, order=False, dtype=dtype, shards=shards, seed=seed
+        folder, section, awq_tensors, group=group, sym=False, order=False, dtype=dtype, shards=shards, seed=seed
     )
 
 
@@ -255,28 +265,103 @@ def write_compressed(
     seed: int = 0,
 ) -> Tensors:
     """A compressed-tensors model, pack-quantized; unpacked: zero points of one byte each, as former versions wrote."""
+    tensors_of = partial(compressed_tensors, sym=sym, order=order, unpacked=unpacked)
+    section = compressed_section(group, sym, order)
+    return _write(folder, section, tensors_of, group=group, sym=sym, order=order, dtype=dtype, shards=shards, seed=seed)
 
-    def tensors_of(made: Quantized) -> Tensors:
-        k, n = made.q.shape
-        found = {
-            "weight_packed": words(made.q.T),
-            "weight_scale": made.scales.T,
-            "weight_shape": np.array([n, k], np.int64),
-        }
-        if not sym:
-            found["weight_zero_point"] = (made.zeros.T.astype(np.int8) - 8) if unpacked else words(made.zeros).T
-        if order:
-            found["weight_g_idx"] = made.index
-        return found
 
+def compressed_tensors(made: Quantized, sym: bool, order: bool = False, unpacked: bool = False) -> Tensors:
+    """Return the tensors of a compressed-tensors layer, keyed by their names without the layer's name."""
+    k, n = made.q.shape
+    found = {
+        "weight_packed": words(made.q.T),
+        "weight_scale": made.scales.T,
+        "weight_shape": np.array([n, k], np.int64),
+    }
+    if not sym:
+        found["weight_zero_point"] = (made.zeros.T.astype(np.int8) - 8) if unpacked else words(made.zeros).T
+    if order:
+        found["weight_g_idx"] = made.index
+    return found
+
+
+def compressed_section(group: int, sym: bool, order: bool = False) -> dict[str, Any]:
     weights = {"num_bits": 4, "type": "int", "symmetric": sym, "strategy": "channel" if group == -1 else "group"}
     weights["group_size"] = None if group == -1 else group
     weights["actorder"] = "group" if order else None
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
-    section = {
+    return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
-        "config_groups": groups,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
         "ignore": ["lm_head"],
     }
-    return _write(folder, section, tensors_of, group=group, sym=sym, order=order, dtype=dtype, shards=shards, seed=seed)
+
+
+EXPERTS, INTERMEDIATE = 4, 64
+#: The module of experts in a block, the names of gate, up and down, and the keys of config.json.
+MOE: dict[str, tuple[str, tuple[str, str, str], dict[str, Any]]] = {
+    "qwen3_moe": (
+        "mlp",
+        ("gate_proj", "up_proj", "down_proj"),
+        {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": EXPERTS, "moe_intermediate_size": INTERMEDIATE,
+         "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": HIDDEN // HEADS},
+    ),
+    "mixtral": (
+        "block_sparse_moe",
+        ("w1", "w3", "w2"),
+        {"architectures": ["MixtralForCausalLM"], "num_local_experts": EXPERTS, "intermediate_size": INTERMEDIATE},
+    ),
+}  # fmt: skip
+
+
+def moe_shapes(model: str) -> dict[str, tuple[int, int]]:
+    """Return (K, N) of each linear layer and of each matrix of an expert."""
+    block, (gate, up, down), _ = MOE[model]
+    attention = {name: shape for name, shape in linear_shapes().items() if ".mlp." not in name}
+    sizes = {gate: (HIDDEN, INTERMEDIATE), up: (HIDDEN, INTERMEDIATE), down: (INTERMEDIATE, HIDDEN)}
+    return attention | {
+        f"model.layers.{b}.{block}.experts.{e}.{name}": shape
+        for b in range(BLOCKS) for e in range(EXPERTS) for name, shape in sizes.items()
+    }  # fmt: skip
+
+
+def moe_tensors(model: str) -> Tensors:
+    """Return the routers and the norms of queries and keys."""
+    rng, tensors = np.random.default_rng(3), {}
+    for b in range(BLOCKS):
+        router = rng.standard_normal((EXPERTS, HIDDEN)).astype(np.float16)
+        tensors[f"model.layers.{b}.{MOE[model][0]}.gate.weight"] = router
+        if model == "qwen3_moe":
+            for name in ("q_norm", "k_norm"):
+                tensors[f"model.layers.{b}.self_attn.{name}.weight"] = np.ones(HIDDEN // HEADS, np.float16)
+    return tensors
+
+
+def write_moe(folder: Path, model: str = "qwen3_moe", form: str = "float", *, sym: bool = False) -> Tensors:
+    """Write a model with experts, float or in one of the formats of quantize_layers(), or float and ``stacked``.
+
+    Return the weights (N, K) of the linear layers, and the weights (experts, K, N) of the experts in float32, by the
+    names that a conversion gives them.
+    """
+    block, naming, settings = MOE[model]
+    rng = np.random.default_rng(0)
+    shapes = moe_shapes(model)
+    matrices = {layer: (rng.standard_normal((n, k)) / k**0.5).astype(np.float16) for layer, (k, n) in shapes.items()}
+    tensors = {f"{layer}.weight": weight for layer, weight in matrices.items()} | other_tensors("float16", 1)
+    tensors |= moe_tensors(model)
+    write_folder(folder, tensors, {**config(), "model_type": model, **settings})
+    if form in ("float", "stacked"):
+        weights = {layer: weight.astype(np.float32) for layer, weight in matrices.items()}
+    else:
+        weights = quantize_layers(folder, shapes, form=form, sym=sym)
+    for b in range(BLOCKS):
+        module = f"model.layers.{b}.{block}.experts"
+        gate, up, down = (np.stack([weights.pop(f"{module}.{e}.{name}").T for e in range(EXPERTS)]) for name in naming)
+        weights |= {f"{module}.gate_up_proj": np.concatenate([gate, up], axis=2), f"{module}.down_proj": down}
+    if form == "stacked":
+        path = folder / "model.safetensors"
+        kept = {name: tensor for name, tensor in load_file(path).items() if ".experts." not in name}
+        stacked = {name: weight.transpose(0, 2, 1) for name, weight in weights.items() if ".experts." in name}
+        kept |= {name: np.ascontiguousarray(weight, np.float16) for name, weight in stacked.items()}
+        save_file(kept, path, metadata={"format": "pt"})
+    return weights

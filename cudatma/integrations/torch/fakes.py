@@ -16,7 +16,8 @@ from cudatma.kernels.attention.check import check_shapes
 from cudatma.kernels.attention.problem import CACHE_TYPE
 from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result, product_batch
-from cudatma.quantization.layout_v1 import part_shapes
+from cudatma.pipeline import align_up
+from cudatma.quantization.layout_v1 import BLOCK, part_shapes
 from cudatma.quantization.weight_format import weight_format
 
 
@@ -71,6 +72,58 @@ def check_tensor_scale(tensor_scale: Any, scales: Any, format: str) -> None:
     _check_shape("tensor_scale", tensor_scale, ())
     _check_device("tensor_scale", tensor_scale, scales, "the weight")
     _check_gradients(tensor_scale=tensor_scale)
+
+
+def marlin_moe(
+    x: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    w1: Any,
+    w1_scales: Any,
+    w1_zeros: Any,
+    w2: Any,
+    w2_scales: Any,
+    w2_zeros: Any,
+    experts: int,
+    intermediate: int,
+    w1_group_size: int,
+    w2_group_size: int,
+    *,
+    expert_map: Any = None,
+    format: str = "int4",
+    w1_tensor_scale: Any = None,
+    w2_tensor_scale: Any = None,
+) -> Any:
+    if x.dim() != 2:
+        raise ArgumentError("x.shape", tuple(x.shape), "two dimensions (tokens, K)")
+    k = x.shape[1]
+    kind = weight_format(format)
+    for name, parts, rows, columns, size, tensor_scale in (
+        ("w1", (w1, w1_scales, w1_zeros), k, 2 * intermediate, w1_group_size, w1_tensor_scale),
+        ("w2", (w2, w2_scales, w2_zeros), intermediate, k, w2_group_size, w2_tensor_scale),
+    ):
+        kind.check_group_size(size)
+        if tensor_scale is not None:
+            check_tensor_scale(tensor_scale, parts[1], format)
+        shapes = part_shapes(rows, experts * align_up(columns, BLOCK), size, kind.bits)
+        dtypes = {"qweight": torch.uint8, "scales": x.dtype, "zeros": torch.uint8}
+        for (part, dtype), tensor in zip(dtypes.items(), parts, strict=True):
+            if tensor is not None:
+                _check_part(f"{name}_{part}", tensor, dtype, {f"{name}_{part}": shapes[part]})
+                _check_device(f"{name}_{part}", tensor, x, "x")
+    _check_ranks(2, x=x)
+    for name, tensor, types in (
+        ("topk_weights", topk_weights, (torch.float32,)),
+        ("topk_ids", topk_ids, (torch.int32, torch.int64)),
+    ):
+        if tensor.dtype not in types:
+            raise ArgumentTypeError(f"{name}.dtype", _name(tensor.dtype), " or ".join(map(_name, types)))
+        _check_shape(name, tensor, (x.shape[0], topk_ids.shape[-1]))
+        _check_device(name, tensor, x, "x")
+    if expert_map is not None:
+        _check_offsets(x, 1, expert_map=expert_map)
+    _check_gradients(topk_weights=topk_weights, w1_scales=w1_scales, w2_scales=w2_scales)
+    return x.new_empty((x.shape[0], k))
 
 
 def gemm(

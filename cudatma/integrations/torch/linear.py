@@ -1,4 +1,4 @@
-"""The class MarlinLinear, a torch module with a packed weight and a bias."""
+"""The class MarlinLinear, a torch module with a quantized weight and a bias."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch.operators import MARLIN_GEMM
-from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
+from cudatma.integrations.torch.packed_module import PackedModule
+from cudatma.integrations.torch.weights import packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
 from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
@@ -31,7 +32,7 @@ from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.weight_format import weight_format
 
 
-class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
+class MarlinLinear(PackedModule):
     """A linear layer y = x W + b with a quantized weight, for inference.
 
     MarlinLinear replaces torch.nn.Linear and has no backward pass. ``from_linear``, ``from_packed`` and the importers
@@ -329,11 +330,6 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         first = next((argument for argument in arguments if isinstance(argument, torch.Tensor)), None)
         return layer if first is None else layer.to(first.device)
 
-    @property
-    def dtype(self) -> Any:
-        """Type of activations, scales and bias."""
-        return self.scales.dtype
-
     def dequantize(self, *, dtype: Any = None) -> Any:
         """Return the dequantized weight (N, K) on the layer's device.
 
@@ -442,42 +438,6 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         parts += ["act_order=True"] if self.perm is not None else []
         parts += ["batch_invariant=True"] if self.batch_invariant else []
         return ", ".join(parts)
-
-    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        """Raise ArgumentTypeError for conversions to another dtype, such as .half()."""
-        converted = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
-        if converted != self.dtype:
-            remedy = "quantize the weight again for this dtype, or call .to(device) without a dtype"
-            raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the dtype of the layer", remedy)
-
-        def keep_tensor_scale(tensor: Any) -> Any:
-            """Apply fn without changing the type of the tensor scale."""
-            return fn(tensor) if tensor is not self.tensor_scale else fn(tensor.view(torch.int32)).view(tensor.dtype)
-
-        return super()._apply(keep_tensor_scale, recurse)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Record the format in the metadata of a state dict, which torch.save() stores."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if hasattr(destination, "_metadata"):
-            destination._metadata[prefix[:-1]]["format"] = self.format
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
-    ) -> None:
-        """Raise an error if the format or the dtype of a tensor differs, because load_state_dict() would round it."""
-        if (stored := metadata.get("format", self.format)) != self.format:
-            remedy = f"create the layer with format={stored!r}"
-            raise QuantizationError(f"{prefix}format", repr(stored), f"{self.format!r}, the layer's format", remedy)
-        for name in ("qweight", "scales", "zeros", "perm", "bias", "tensor_scale"):
-            loaded, own = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(loaded, torch.Tensor) and own is not None and loaded.dtype != own.dtype:
-                raise ArgumentTypeError(
-                    f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype}, the dtype of the layer"
-                )
-        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
-        if not self.qweight.is_meta:
-            forget(self.qweight)
 
 
 def _bias(bias: Any, n: int, dtype: str) -> Any:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from cudatma.integrations.torch import fakes
-from cudatma.integrations.torch.weights import known_weight
+from cudatma.integrations.torch.weights import known_experts, known_weight
 from cudatma.kernels.attention.attention import attention, attention_varlen
 from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.engine import run
+from cudatma.kernels.experts import moe
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM as MARLIN
 from cudatma.kernels.marlin.gemm import MarlinOptions
@@ -24,6 +25,11 @@ _WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, Tensor? perm"
 _MARLIN = (
     f"Tensor x, {_WEIGHT}, Tensor? bias, SymInt k, SymInt n, int group_size, bool batch_invariant=False, "
     "str format='int4', Tensor? tensor_scale=None"
+)
+_MOE = (
+    "Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor w1, Tensor w1_scales, Tensor? w1_zeros, Tensor w2, "
+    "Tensor w2_scales, Tensor? w2_zeros, int experts, SymInt intermediate, int w1_group_size, int w2_group_size, *, "
+    "Tensor? expert_map=None, str format='int4', Tensor? w1_tensor_scale=None, Tensor? w2_tensor_scale=None"
 )
 _GEMM = (
     "Tensor a, Tensor b, *, Tensor? bias=None, float alpha=1.0, {beta}str? activation=None, {out_dtype}"
@@ -51,6 +57,8 @@ def register() -> None:
     if hasattr(torch.ops.cudatma, "marlin_gemm"):
         return
     library = torch.library.Library("cudatma", "FRAGMENT")
+    _define(library, "marlin_moe", _MOE, marlin_moe, fakes.marlin_moe)
+    _define(library, "marlin_moe_out", f"{_MOE}{_OUT}", marlin_moe, fakes.into(fakes.marlin_moe))
     gemm_schema = _GEMM.format(beta="", out_dtype="ScalarType? out_dtype=None, ")
     gemm_out_schema = _GEMM.format(beta="float beta=0.0, ", out_dtype="")
     _define(library, "marlin_gemm", _MARLIN, marlin_gemm, fakes.marlin_gemm)
@@ -122,6 +130,34 @@ def marlin_gemm(
     return run(MARLIN, (x, bias), out, MarlinOptions(False, batch_invariant), None, None, launched, weight)
 
 
+def marlin_moe(
+    x: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    w1: Any,
+    w1_scales: Any,
+    w1_zeros: Any,
+    w2: Any,
+    w2_scales: Any,
+    w2_zeros: Any,
+    experts: int,
+    intermediate: int,
+    w1_group_size: int,
+    w2_group_size: int,
+    *,
+    expert_map: Any = None,
+    format: str = "int4",
+    w1_tensor_scale: Any = None,
+    w2_tensor_scale: Any = None,
+    out: Any = None,
+) -> Any:
+    first, second = (w1, w1_scales, w1_zeros), (w2, w2_scales, w2_zeros)
+    sizes, tensor_scales = (w1_group_size, w2_group_size), (w1_tensor_scale, w2_tensor_scale)
+    weights = known_experts(first, second, experts, x.shape[-1], intermediate, sizes, format, tensor_scales)
+    return moe.marlin_moe(x, *weights, topk_weights, topk_ids, expert_map=expert_map, out=out)
+
+
 register()
-#: The operator, which is stored here because a lookup in torch.ops takes 0.2 us.
+#: Operators, which are stored here because a lookup in torch.ops takes 0.2 us.
 MARLIN_GEMM = torch.ops.cudatma.marlin_gemm.default
+MOE = torch.ops.cudatma.marlin_moe.default

@@ -29,9 +29,14 @@ from cudatma.kernels.marlin.gemm import weight_of
 from cudatma.kernels.operation import Weight
 from cudatma.kernels.workspace import check_not_capturing
 from cudatma.library_streams import current_stream
-from cudatma.quantization import PackedWeight
+from cudatma.pipeline import align_up
+from cudatma.quantization import PackedExperts, PackedWeight
+from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.namespaces import bfloat16_view
 from cudatma.quantization.weight_format import weight_format
+
+#: Key of the PackedExperts among the attachments of its weight.
+_EXPERTS = "experts"
 
 
 class _Known(NamedTuple):
@@ -94,6 +99,8 @@ def known_weight(
         k,
         n,
         group_size,
+        format,
+        tensor_scale,
         scales.untyped_storage()._cdata,  # This is _facts(scales), inlined because a call takes 0.1 us.
         scales.data_ptr(),
         -1 if scales.is_inference() else scales._version,
@@ -120,6 +127,33 @@ def known_weight(
     ):  # Otherwise, the weight holds a copy of qweight.
         _known[address] = _Known(facts, weight, launched, storages)
     return weight, launched
+
+
+def known_experts(
+    w1: tuple[Any, Any, Any],
+    w2: tuple[Any, Any, Any],
+    experts: int,
+    k: int,
+    intermediate: int,
+    group_sizes: tuple[int, int],
+    format: str = "int4",
+    tensor_scales: tuple[Any, Any] = (None, None),
+) -> tuple[PackedExperts, PackedExperts]:
+    """Return the weights of a layer of experts, which use the memory of their tensors.
+
+    ``w1`` and ``w2`` are qweight, scales and zeros of both weights. Raises the errors of packed_weight().
+    """
+    packed = []
+    for index, (parts, rows, columns, gated) in enumerate(
+        ((w1, k, 2 * intermediate, True), (w2, intermediate, k, False))
+    ):
+        kind = group_sizes[index], format, tensor_scales[index]
+        weight = known_weight(*parts, None, rows, experts * align_up(columns, BLOCK), *kind)[0]
+        key = _EXPERTS, experts, columns, gated
+        if key not in weight.attachments:
+            weight.attachments[key] = PackedExperts(weight, experts, columns, gated)
+        packed.append(weight.attachments[key])
+    return packed[0], packed[1]
 
 
 def forget(qweight: Any) -> None:

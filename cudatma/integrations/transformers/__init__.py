@@ -1,4 +1,4 @@
-"""Int4 models and attention for Hugging Face's transformers. register() registers both."""
+"""Int4 models, attention and experts for Hugging Face's transformers. register() registers them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.moe import ExpertsInterface
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     AUTO_QUANTIZER_MAPPING,
@@ -22,6 +23,7 @@ from cudatma.errors import ArgumentError, WeightFileError
 from cudatma.integrations.torch import warm_up
 from cudatma.integrations.transformers.attention import attention_calls, attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
+from cudatma.integrations.transformers.experts import expert_calls, experts_forward
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, check_ranks
 from cudatma.kernels.warm_up import LARGEST_M, check_max_m
 from cudatma.kernels.warm_up import warm_up as warm_up_calls
@@ -39,7 +41,7 @@ _LOCATION = ("revision", "subfolder", "token", "cache_dir", "local_files_only", 
 
 
 def register() -> None:
-    """Register the quantization method and the attention "cudatma" with transformers, and MarlinLinear with peft.
+    """Register the quantization method, attention and experts "cudatma" with transformers, and MarlinLinear with peft.
 
     Further calls have no effect.
     """
@@ -49,6 +51,7 @@ def register() -> None:
         register_quantizer(METHOD)(CudatmaHfQuantizer)
     AttentionInterface.register(METHOD, attention_forward)
     AttentionMaskInterface.register(METHOD, attention_mask)
+    ExpertsInterface.register(METHOD, experts_forward)
     with contextlib.suppress(ImportError):  # peft is not installed.
         from cudatma.integrations import peft
 
@@ -107,6 +110,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     loaded = loader.from_pretrained(model, config=config, **options)
     if max_m is not None:
         warm_up(loaded, max_m)
+        for moe, arrays in expert_calls(loaded):
+            warm_up_calls(moe, arrays, max_m=max_m)
         for function, operands, settings in attention_calls(loaded):
             if operands[0].is_cuda:
                 warm_up_calls(

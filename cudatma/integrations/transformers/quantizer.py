@@ -12,7 +12,8 @@ in the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,25 @@ from transformers.utils import logging
 
 from cudatma.backend import selected_backend
 from cudatma.errors import ArgumentError, WeightFileError
-from cudatma.integrations.torch import MarlinLinear
+from cudatma.integrations.torch import ExpertWeights, MarlinLinear
 from cudatma.integrations.torch.weights import weight_tensors
 from cudatma.integrations.transformers.config import CudatmaConfig
-from cudatma.quantization import PackedWeight, quantize_linear
+from cudatma.integrations.transformers.experts import replace_experts
+from cudatma.quantization import PackedWeight, pack_experts, quantize_experts, quantize_linear
 from cudatma.quantization.agreement import LayerFacts
 from cudatma.quantization.checkpoint import Checkpoint, files_by_tensor
+from cudatma.quantization.conversion.expert_groups import NAMINGS, is_expert_weight, misfit
 from cudatma.quantization.conversion.importers import check_scales, pack_layer
 from cudatma.quantization.conversion.inventory import take_inventory
-from cudatma.quantization.conversion.model_class import Sizes, is_linear, linear_sizes, match_layers, renaming
+from cudatma.quantization.conversion.model_class import (
+    Sizes,
+    expert_sizes,
+    is_linear,
+    linear_sizes,
+    match_layers,
+    renaming,
+    unsupported_experts,
+)
 from cudatma.quantization.conversion.source import tower_layers, unsuitable
 from cudatma.quantization.formats import Format
 from cudatma.quantization.safetensors_file import open_safetensors
@@ -60,8 +71,49 @@ class Pack(ConversionOps):  # type: ignore[misc]
         return _fill(module, layer, packed, next(iter(tensors.values())).device)
 
 
+class PackExperts(Pack):
+    """Operation that packs the experts of a layer from another tool.
+
+    ``facts`` maps the name of each weight of experts in the model to the facts of its matrices, expert by expert.
+    """
+
+    def __init__(self, kind: Format, facts: Mapping[str, Sequence[LayerFacts]]) -> None:
+        super().__init__(kind, {})
+        self.experts = facts
+
+    def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
+        """Pack one weight. ``input_dict`` maps the patterns to the matching tensors of all experts."""
+        name = full_layer_name.rpartition(".")[0]
+        weights = model.get_submodule(name)
+        dtype = str(weights.dtype).removeprefix("torch.")
+        matrices: dict[str, list[dict[str, Any]]] = {}
+        for pattern, matches in input_dict.items():
+            matrix, part = pattern[:-1].split(r"\.")[-2:]
+            for tensors, match in zip(matrices.setdefault(matrix, [{} for _ in matches]), matches, strict=True):
+                tensors[part] = match
+        facts = iter(self.experts[name])
+        experts = [
+            tuple([pack_layer(self.kind, tensors, next(facts), dtype=dtype) for tensors in parts])
+            for parts in zip(*(matrices[matrix] for matrix in sorted(matrices)), strict=True)  # Gate precedes up.
+        ]
+        packed = pack_experts(experts, gated=weights.gated).weight  # type: ignore[arg-type]
+        return _fill(weights, name, packed, next(iter(input_dict.values()))[0].device)
+
+
+class Keep(ConversionOps):  # type: ignore[misc]
+    """Operation that loads an array of packed experts unchanged.
+
+    It has precedence over transformers' conversions of float experts, whose patterns match the same names.
+    """
+
+    def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, **_: Any) -> dict[str, Any]:
+        """Return the tensor by its full name."""
+        ((tensor,),) = input_dict.values()
+        return {full_layer_name: tensor}
+
+
 class Quantize(ConversionOps):  # type: ignore[misc]
-    """Operation that quantizes a float weight."""
+    """Operation that quantizes a float weight, or the stacked float weights of experts."""
 
     def __init__(self, config: CudatmaConfig) -> None:
         self.config = config
@@ -69,23 +121,28 @@ class Quantize(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, missing_keys: Any = None, **_: Any
     ) -> dict[str, Any]:
-        """Quantize one weight (N, K)."""
+        """Quantize one weight (N, K), or one weight of experts."""
         (value,) = input_dict.values()
         weight = value[0] if isinstance(value, list) else value
-        layer = full_layer_name.rpartition(".")[0]
+        layer, name = full_layer_name.rpartition(".")[::2]
         module = model.get_submodule(layer)
-        packed = quantize_linear(
-            weight.to(_quantization_device(weight)),
-            group_size=self.config.group_size,
-            symmetric=self.config.symmetric,
-            clip_search=self.config.clip_search,
-            format=self.config.format,
-            dtype=str(module.dtype).removeprefix("torch."),
-        )
-        del module._parameters["weight"]
+        config = self.config
+        options: dict[str, Any] = {
+            "group_size": config.group_size, "symmetric": config.symmetric, "clip_search": config.clip_search,
+            "format": config.format,
+        }  # fmt: skip
+        moved = weight.to(_quantization_device(weight))
         if missing_keys is not None:
             missing_keys.discard(full_layer_name)
-        return _fill(module, layer, packed, weight.device)
+        if isinstance(module, MarlinLinear):
+            packed = quantize_linear(moved, **options, dtype=str(module.dtype).removeprefix("torch."))
+            del module._parameters["weight"]
+            return _fill(module, layer, packed, weight.device)
+        stacked = moved if module.is_transposed else moved.transpose(1, 2)
+        weights = replace_experts(module, name, config.facts(full_layer_name))
+        dtype = str(weights.dtype).removeprefix("torch.")
+        experts = quantize_experts(stacked, gated=weights.gated, dtype=dtype, **options)
+        return _fill(weights, full_layer_name, experts.weight, weight.device)
 
 
 def _quantization_device(weight: Any) -> Any:
@@ -111,23 +168,37 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         raise ArgumentError("tp_size", count, "1, because packed layers are not sharded across processes", remedy)
 
 
-def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
-    """Return the converter that transformers uses to collect and pack a layer's tensors."""
+def packing_conversions(
+    kind: Format, facts: Mapping[str, LayerFacts], expert_facts: Mapping[str, Sequence[LayerFacts]]
+) -> list[Any]:
+    """Return the converters that transformers uses to collect and pack the tensors of a layer, or of its experts."""
+    parts = (*kind.required, *kind.optional)
+    experts = [
+        WeightConverter(
+            source_patterns=[rf"^(.+\.experts)\.\d+\.{name}\.{part}$" for name in names for part in parts],
+            target_patterns=rf"\1.{target}.qweight",
+            operations=[PackExperts(kind, expert_facts)],
+        )
+        for gate, up, down in NAMINGS
+        for target, names in (("gate_up_proj", (gate, up)), ("down_proj", (down,)))
+    ]
     # Match whole names, because transformers replaces the first occurrence of a match, and ".self_attn" also begins
     # with ".s".
-    names = [rf"^(.+)\.{name}$" for name in (*kind.required, *kind.optional)]
-    return WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(kind, facts)])
+    names = [rf"^(.+)\.{name}$" for name in parts]
+    linear = WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(kind, facts)])
+    return [*experts, linear]
 
 
-def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
+def _fill(module: MarlinLinear | ExpertWeights, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
     """Set the layer's buffers and return them by their full names. transformers checks the shapes of the buffers."""
     buffers = {}
     module.group_size, module.format = weight.group_size, weight.format
     for name, tensor in weight_tensors(weight).items():
-        tensor = None if tensor is None else tensor.to(device)
-        setattr(module, name, tensor)
-        if tensor is not None:
-            buffers[f"{layer}.{name}"] = tensor
+        if name in module._buffers:
+            tensor = None if tensor is None else tensor.to(device)
+            setattr(module, name, tensor)
+            if tensor is not None:
+                buffers[f"{layer}.{name}"] = tensor
     return buffers
 
 
@@ -145,7 +216,13 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         source = quantization_config.source
         self.statement: Statement | None = None if source is None else read_statement(source, "quantization_config")
+        if self.statement is not None and self.statement.format.group_size:
+            got, where = self.statement.format.title, self.statement.where
+            allowed = "GPTQ, AWQ, AutoRound, Marlin or int4 of compressed-tensors"
+            raise WeightFileError(where, got, allowed, "convert the model with `cudatma convert`, and load the result")
         self.layer_facts: dict[str, LayerFacts] = {}
+        self.expert_facts: dict[str, list[LayerFacts]] = {}
+        self.float_experts: set[str] = set()
 
     def update_dtype(self, dtype: Any) -> Any:
         """Return the dtype for loading the model.
@@ -180,13 +257,16 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 and should_convert_module(name, skipped)
                 and not unsuitable(name, tuple(module.weight.shape))
             }
-            if not linears:
+            experts = self._float_experts(model, skipped)
+            if not linears and not experts:
                 got = f"no layer of {type(model).__name__} to quantize"
                 raise ArgumentError(
                     "quantization_config", got, "nn.Linear layers of at least 64 x 64 in numbered blocks"
                 )
-            for name in () if config.vision_tower else tower_layers(linears, model.config.model_type):
-                del linears[name]
+            for name in () if config.vision_tower else tower_layers((*linears, *experts), model.config.model_type):
+                linears.pop(name, None)
+                experts.pop(name, None)
+            self.float_experts = {f"{name}.{weight}" for name, sizes in experts.items() for weight in sizes}
             for name, linear in linears.items():
                 layer = _replace(model, name, linear, config.facts(name))
                 # transformers loads the float weight under this name.
@@ -199,33 +279,64 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             inventory = take_inventory(checkpoint, self.statement, "the checkpoint")
             for note in inventory.notes:
                 _log.warning_once(f"cudatma: {note}")
-            for name, fact in inventory.facts.items():
-                facts[name], sizes[name] = {}, (fact.extent.k, fact.extent.n)
+            for name in inventory.packed:
+                facts[name], sizes[name] = {}, inventory.sizes(name)
         match = match_layers(model, sizes, checkpoint)
         match.require()
         modules = {module: facts[layer] for layer, module in match.modules.items()}
         if self.statement is None:
             require_arrays(checkpoint, modules, renaming(model))
         else:
-            self.layer_facts |= {module: inventory.facts[layer] for layer, module in match.modules.items()}
+            packed = inventory.packed
             for name, module in match.modules.items():
-                scales = inventory.layers[name][self.statement.format.scales]
-                dtype = str(model.get_submodule(module).weight.dtype).removeprefix("torch.")
-                check_scales(scales, checkpoint.read(scales), dtype)
+                layer_facts = [inventory.facts[layer] for layer in packed[name]]
+                if is_expert_weight(module):
+                    self.expert_facts[module] = layer_facts
+                    dtype = model.get_parameter(module).dtype
+                else:
+                    self.layer_facts[module] = layer_facts[0]
+                    dtype = model.get_submodule(module).weight.dtype
+                for part in packed[name]:
+                    scales = inventory.layers[part][self.statement.format.scales]
+                    check_scales(scales, checkpoint.read(scales), str(dtype).removeprefix("torch."))
         for module, module_facts in modules.items():
-            _replace(model, module, model.get_submodule(module), module_facts)
+            if is_expert_weight(module):
+                experts_module, weight = module.rpartition(".")[::2]
+                replace_experts(model.get_submodule(experts_module), weight, module_facts)
+            else:
+                _replace(model, module, model.get_submodule(module), module_facts)
         _untie(model, modules)
 
+    def _float_experts(self, model: Any, skipped: list[str]) -> dict[str, dict[str, tuple[int, int, int]]]:
+        """Return the modules of experts to quantize, with the sizes of both weights."""
+        experts = {}
+        for name, module in model.named_modules():
+            sizes = expert_sizes(module)
+            if not sizes or not should_convert_module(name, skipped) or not re.search(r"\.\d+\.", name):
+                continue
+            if why := unsupported_experts(module) or misfit(sizes, "down_proj"):
+                _log.warning_once(f"cudatma leaves the experts of {type(module).__name__} float: {why}")
+            else:
+                experts[name] = sizes
+        return experts
+
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
-        """Return whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
+        """Return whether a tensor is the float weight of a layer that becomes a MarlinLinear, or of experts."""
+        if param_name in self.float_experts:
+            return True
         layer, tensor = param_name.rpartition(".")[::2]
         return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
 
     def param_element_size(self, model: Any, param_name: str, param: Any) -> float:
         """Return the element size in bytes of a loaded parameter, for device_map="auto".
 
-        The float weight of a quantized layer is not part of the loaded model.
+        The float weight of a quantized layer is not part of the loaded model. Its packed arrays are counted. For
+        experts, the size of the packed arrays is estimated.
         """
+        if param_name in self.float_experts:
+            config = self.quantization_config
+            rows = config.group_size if config.group_size > 0 else param.shape[-1]
+            return weight_format(config.format).bits / 8 + (2 if config.symmetric else 3) / rows
         if self.param_needs_quantization(model, param_name):
             return 0
         return float(super().param_element_size(model, param_name, param))
@@ -242,12 +353,25 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return None if _packs(converter) else super().get_new_dtype(converter, param, dtype)
 
     def get_weight_conversions(self) -> list[Any]:
-        """Return the converters that pack layers from another tool."""
-        return [] if self.statement is None else [packing_conversion(self.statement.format, self.layer_facts)]
+        """Return the converters that pack layers from another tool, or that load packed experts."""
+        if self.statement is not None:
+            return packing_conversions(self.statement.format, self.layer_facts, self.expert_facts)
+        pattern = r"^(.+\.experts\.(?:gate_up_proj|down_proj)\.(?:qweight|scales|zeros|tensor_scale))$"
+        return [WeightConverter(source_patterns=pattern, target_patterns=r"\1", operations=[Keep()])]
+
+    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+        """Return all converters. The first converter with a matching pattern applies.
+
+        transformers' patterns for float experts also match names that continue, such as weight_packed.
+        """
+        return [*self.get_weight_conversions(), *weight_conversions]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
-        if missing := [name for name, layer in layers.items() if "weight" in layer._parameters]:
+        layers = {
+            name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear | ExpertWeights)
+        }
+        missing = [name for name, layer in layers.items() if "weight" in layer._parameters]
+        if missing := [*missing, *(name for name in sorted(self.float_experts) if name not in layers)]:
             raise WeightFileError(
                 ", ".join(missing[:4]),
                 "no weights for these layers",
@@ -260,7 +384,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         )
         self.statement = None
         # The converters are not needed for saving, because packed layers are saved in their new form.
-        model._weight_conversions = [part for part in model._weight_conversions or () if not _packs(part)]
+        experts = {name for name, layer in layers.items() if isinstance(layer, ExpertWeights)}
+        model._weight_conversions = [
+            part for part in model._weight_conversions or () if not _packs(part) and not _stacks(part, experts)
+        ]
         return model
 
     def is_serializable(self) -> bool:
@@ -299,14 +426,20 @@ def _untie(model: Any, modules: Iterable[str]) -> None:
     model.all_tied_weights_keys = {name: other for name, other in tied if packed.isdisjoint((name, other))}
 
 
-def _facts(layer: MarlinLinear) -> dict[str, Any]:
-    order = layer.perm is not None
+def _facts(layer: MarlinLinear | ExpertWeights) -> dict[str, Any]:
+    order = isinstance(layer, MarlinLinear) and layer.perm is not None
     facts = {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
     return facts | {"format": layer.format}
 
 
 def _packs(conversion: Any) -> bool:
-    return any(isinstance(operation, Pack) for operation in getattr(conversion, "operations", ()))
+    return any(isinstance(operation, Pack | Keep) for operation in getattr(conversion, "operations", ()))
+
+
+def _stacks(conversion: Any, experts: Iterable[str]) -> bool:
+    """Return whether a converter of transformers combines the float weights of these packed experts."""
+    targets = conversion.target_patterns if isinstance(conversion, WeightConverter) else ()
+    return any(target.lstrip("^").rstrip("$") in name for target in targets for name in experts)
 
 
 _ARRAYS = ("qweight", "scales", "zeros", "perm", "tensor_scale")

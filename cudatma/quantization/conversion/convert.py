@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, counted
 from cudatma.quantization.conversion.folder import (
@@ -24,10 +26,13 @@ from cudatma.quantization.conversion.model_class import Match, match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
 from cudatma.quantization.conversion.source import Source, open_source
+from cudatma.quantization.experts import pack_experts
+from cudatma.quantization.float_formats import scale_values
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.packed import PackedWeight, check_group_size
 from cudatma.quantization.rounding import quantize_linear
 from cudatma.quantization.safetensors_file import as_path
+from cudatma.quantization.weight_format import weight_format
 
 SHARD_BYTES = 1_000_000_000
 
@@ -138,7 +143,7 @@ def convert_checkpoint(
     match = match_class(origin)
     left: dict[str, str] = {}
     if quantize:
-        unfit = [layer for layer in origin.layers if layer in match.refused]
+        unfit = [layer for layer in origin.inventory.packed if layer in match.refused]
         replace(match, refused={name: match.refused[name] for name in match.refused if name not in unfit}).require()
         left = dict.fromkeys(unfit, f"{match.class_name} cannot load the layer quantized")
         left |= dict.fromkeys(match.ignored, f"{match.class_name} does not load the layer")
@@ -187,7 +192,7 @@ def convert_checkpoint(
         not_compared=match.unknown,
         not_copied=not_copied,
         left_out=origin.inventory.left_out,
-        notes=(*origin.inventory.notes, *_unloaded(match)),
+        notes=(*origin.inventory.notes, *_unloaded(match, origin)),
         source_bytes=total,
         out_bytes=sum(sum(shard.tensors.values()) for shard in finished),
         shards=len(shards),
@@ -195,10 +200,12 @@ def convert_checkpoint(
     )
 
 
-def _unloaded(match: Match) -> Iterator[str]:
+def _unloaded(match: Match, source: Source) -> Iterator[str]:
     """Yield a note about copied tensors that the model class does not load."""
-    if match.unloaded:
-        first, others = ", ".join(match.unloaded[:3]), len(match.unloaded) - 3
+    left_out = source.inventory.left_out
+    copied = [name for name in match.unloaded if name.rpartition(".")[0] not in source.layers and name not in left_out]
+    if copied:
+        first, others = ", ".join(copied[:3]), len(copied) - 3
         more = f" and {counted(others, 'other')}" if others > 0 else ""
         yield f"copied, but not loaded by {match.class_name}: {first}{more}"
 
@@ -245,13 +252,12 @@ def _write_shard(
     with ShardWriter(out / shard.name, shard.room_bytes) as writer:
         for unit in shard.units:
             report(unit.name, done, total)
-            if unit.is_layer:
+            if unit.layers:
                 layer, weight = _pack(unit, source, options)
                 layers.append(layer)
-                for part in ARRAYS:
-                    if (array := getattr(weight, part)) is not None:
-                        writer.add(f"{unit.name}.{part}", array)
-                        tensors[f"{unit.name}.{part}"] = array.nbytes
+                for part, array in _arrays(weight).items():
+                    writer.add(f"{unit.name}.{part}", array)
+                    tensors[f"{unit.name}.{part}"] = array.nbytes
             else:
                 writer.copy(unit.name, source.checkpoint.files[unit.name])
                 tensors[unit.name] = unit.max_bytes
@@ -261,33 +267,69 @@ def _write_shard(
     return Shard(size, digest, tensors, tuple(layers))
 
 
+def _arrays(weight: PackedWeight) -> dict[str, Any]:
+    """Return the arrays of a weight by name. The tensor scale is an array because the state of a torch module is."""
+    arrays = {part: getattr(weight, part) for part in ARRAYS}
+    has_tensor_scale = weight_format(weight.format).has_tensor_scale
+    arrays["tensor_scale"] = np.array(weight.tensor_scale, np.float32) if has_tensor_scale else None
+    return {part: array for part, array in arrays.items() if array is not None}
+
+
 def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight]:
-    parts = {part: source.checkpoint.read(name) for part, name in source.layers[unit.name].items()}
-    try:
-        if source.statement is None:
-            weight = quantize_linear(
-                parts["weight"],
-                group_size=options.group_size,
-                symmetric=options.symmetric,
-                dtype=options.dtype,
-                clip_search=options.clip_search,
-            )
-            errors = weight_error(parts["weight"], weight)
-        else:
-            kind = source.statement.format
-            weight = pack_layer(kind, parts, source.inventory.facts[unit.name], dtype=options.dtype)
-            errors = scale_error(parts[kind.scales], ACTIVATION_TYPES[options.dtype].numpy)
-    except FieldError as error:
-        raise error.renamed({error.field: f"{unit.name}: {error.field}"}) from error
+    packed: list[PackedWeight] = []
+    pairs = _matrices(unit, source, options, packed)
+    if source.statement is None:
+        errors = weight_error(pairs)
+    else:
+        errors = scale_error((scales for scales, _ in pairs), ACTIVATION_TYPES[options.dtype].numpy)
+    weight = packed[0]
+    shape: tuple[int, ...] = weight.shape
+    if group := source.inventory.experts.get(unit.name):
+        pairs_of_gate = group.gated and not group.is_stacked
+        parts = list(zip(packed[::2], packed[1::2], strict=True)) if pairs_of_gate else packed
+        experts = pack_experts(parts, gated=group.gated)
+        weight, shape = experts.weight, experts.shape
     report = LayerReport(
         name=unit.name,
-        shape=weight.shape,
+        shape=shape,
         group_size=weight.group_size,
         symmetric=weight.symmetric,
         act_order=weight.perm is not None,
+        format=weight.format,
         source_bytes=source.tensor_bytes(unit.source),
         packed_bytes=weight.nbytes,
         max_error=errors[0],
         mean_error=errors[1],
     )
     return report, weight
+
+
+def _matrices(
+    unit: Unit, source: Source, options: _Options, packed: list[PackedWeight]
+) -> Iterator[tuple[Any, PackedWeight]]:
+    """Append the packed matrices of a unit to ``packed``, and yield each with its float weight, or with its scales."""
+    group = source.inventory.experts.get(unit.name)
+    for layer in unit.layers:
+        parts = {part: source.checkpoint.read(name) for part, name in source.layers[layer].items()}
+        try:
+            split = {part: group.split(array) if group else iter((array,)) for part, array in parts.items()}
+            if source.statement is not None:
+                kind = source.statement.format
+                for arrays in zip(*split.values(), strict=True):
+                    tensors = dict(zip(split, arrays, strict=True))
+                    packed.append(pack_layer(kind, tensors, source.inventory.facts[layer], dtype=options.dtype))
+                    yield scale_values(tensors[kind.scales], kind.scales), packed[-1]
+                continue
+            for weight in split["weight"]:
+                packed.append(
+                    quantize_linear(
+                        weight,
+                        group_size=options.group_size,
+                        symmetric=options.symmetric,
+                        dtype=options.dtype,
+                        clip_search=options.clip_search,
+                    )
+                )
+                yield weight, packed[-1]
+        except FieldError as error:
+            raise error.renamed({error.field: f"{layer}: {error.field}"}) from error

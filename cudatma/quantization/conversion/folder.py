@@ -21,6 +21,7 @@ from cudatma.quantization.checkpoint import read_json
 from cudatma.quantization.conversion.report import LayerReport
 from cudatma.quantization.conversion.shards import PARTIAL, file_digest, write_text
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
+from cudatma.quantization.statement import MODELOPT_FILE
 from cudatma.quantization.weight_format import weight_format
 
 FILE = "cudatma_conversion.json"
@@ -166,7 +167,7 @@ _SPARE_BYTES = 64_000_000
 _INDEX = "model.safetensors.index.json"
 #: Suffixes of other weight files, and files that describe the quantization that the conversion replaces.
 _WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-_STALE = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+_STALE = ("quantize_config.json", "quant_config.json", "quantization_config.json", MODELOPT_FILE)
 
 
 def check_folders(source: Path, out: Path) -> None:
@@ -258,7 +259,8 @@ def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[s
     """
     common = json.loads(Counter(json.dumps(facts) for facts in layers.values()).most_common(1)[0][0])
     different = {
-        name: {fact: value for fact, value in facts.items() if value != common[fact]} for name, facts in layers.items()
+        name: {fact: value for fact, value in facts.items() if value != common.get(fact)}
+        for name, facts in layers.items()
     }
     if common.get("format") == "int4":
         del common["format"]

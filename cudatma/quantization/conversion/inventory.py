@@ -5,13 +5,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from cudatma.errors import WeightFileError
 from cudatma.quantization.agreement import LayerFacts, layer_facts
 from cudatma.quantization.checkpoint import Checkpoint
-from cudatma.quantization.formats import FORMATS, FROM_FLOAT, MARLIN, recognized
+from cudatma.quantization.conversion.expert_groups import (
+    ExpertGroup,
+    check_alike,
+    group_experts,
+    interleaved_experts,
+    misfit,
+    stacked_sizes,
+)
+from cudatma.quantization.formats import FORMATS, FROM_FLOAT, MARLIN, MXFP4, recognized
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
 from cudatma.quantization.statement import Statement
 
@@ -23,8 +31,10 @@ class Inventory:
     Attributes
     ----------
     layers : dict of str to dict of str to str
-        Packed layers in the model's order. Each value maps the names of the layer's tensors, without the layer's
-        prefix, to their names in the checkpoint.
+        Linear layers, and matrices of experts, in the model's order. Each value maps the names of the layer's tensors,
+        without the layer's prefix, to their names in the checkpoint.
+    experts : dict of str to ExpertGroup
+        Matrices of experts that are packed as one weight, by the name of the weight.
     facts : dict of str to LayerFacts
         Facts that determine how each layer is decoded.
     left_out : dict of str to str
@@ -34,9 +44,23 @@ class Inventory:
     """
 
     layers: dict[str, dict[str, str]]
+    experts: dict[str, ExpertGroup] = field(default_factory=dict)
     facts: dict[str, LayerFacts] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def packed(self) -> dict[str, tuple[str, ...]]:
+        """The layers of each packed weight, by the weight's name. Only the weights of experts have several layers."""
+        members = {layer for group in self.experts.values() for layer in group.layers}
+        alone = {layer: (layer,) for layer in self.layers if layer not in members}
+        return alone | {name: group.layers for name, group in self.experts.items()}
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """Return (K, N) of a packed weight, or (experts, K, N) of the weights of experts, in a quantized checkpoint."""
+        group = self.experts.get(name)
+        extent = self.facts[group.layers[0] if group else name].extent
+        return stacked_sizes(group, extent.k, extent.n) if group else (extent.k, extent.n)
 
 
 def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> Inventory:
@@ -45,7 +69,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
     ``where`` names the checkpoint in error messages. Raises WeightFileError or QuantizationError if a check fails.
     """
     kind = statement.format
-    ending = f".{kind.required[0]}"
+    ending = f"{kind.separator}{kind.required[0]}"
     names = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
     if not names:
         ends = {name.rpartition(".")[2] for name in checkpoint.files}
@@ -56,35 +80,64 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
     layers: dict[str, dict[str, str]] = {}
     facts: dict[str, LayerFacts] = {}
     for layer in names:
-        if is_expert(layer):
-            remedy = "convert a dense model, because mixtures of experts are not supported"
-            raise WeightFileError(layer, "a quantized expert", "linear layers of dense models", remedy)
-        tensors = {part: f"{layer}.{part}" for part in (*kind.required, *kind.optional)}
+        tensors = {part: f"{layer}{kind.separator}{part}" for part in (*kind.required, *kind.optional)}
         layers[layer] = {part: name for part, name in tensors.items() if name in checkpoint.files}
         if missing := [part for part in kind.required if part not in layers[layer]]:
             allowed = f"{', '.join(kind.required)} of a {kind.title} layer"
             remedy = "copy or download the checkpoint again"
             raise WeightFileError(layer, f"no {' and no '.join(missing)}", allowed, remedy)
         facts[layer] = layer_facts(checkpoint, layer, layers[layer], statement)
-    left_out = {}
+    if kind is MXFP4:
+        experts = interleaved_experts({layer: checkpoint.shape(parts["blocks"]) for layer, parts in layers.items()})
+    else:
+        experts, errors = group_experts(names)
+        for error in errors.values():
+            raise error
+    unused = (f"{layer}.{part}" for layer in layers for part in kind.left_out)
+    left_out = {name: "scales of quantized activations" for name in unused if name in checkpoint.files}
+    if kind.group_size:
+        caches = (name for name in checkpoint.files if _CACHE_SCALE.fullmatch(name))
+        left_out |= dict.fromkeys(caches, "scales of a quantized KV cache")
     if kind is MARLIN:
         buffers = (f"{layer}.workspace" for layer in layers)
-        left_out = {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
+        left_out |= {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
+    inventory = Inventory(layers, experts, facts)
+    left_out |= _check_experts(checkpoint, inventory)
     check_others(checkpoint, layers, left_out)
     counts = Counter(fact.note for fact in facts.values() if fact.note)
     notes = [f"{note} ({count} of {len(layers)} layers)" for note, count in counts.items()]
-    return Inventory(layers, facts, left_out, (*statement.notes, *notes))
+    return replace(inventory, left_out=left_out, notes=(*statement.notes, *notes))
+
+
+def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, str]:
+    """Check quantized experts, and return their biases, which must be zeros, with the reason to leave them out.
+
+    Raises QuantizationError or WeightFileError.
+    """
+    left_out = {}
+    for name, group in inventory.experts.items():
+        check_alike(name, group, inventory.facts)
+        parts = inventory.layers[group.layers[0]].keys()
+        for layer in group.layers:
+            if inventory.layers[layer].keys() != parts:
+                got, allowed = (", ".join(names) for names in (inventory.layers[layer], parts))
+                raise WeightFileError(layer, got, f"{allowed}, as in {group.layers[0]}", FROM_FLOAT)
+        for bias in (f"{layer}.bias" for layer in group.layers):
+            if bias in checkpoint.files:
+                if checkpoint.read(bias).any():
+                    raise WeightFileError(bias, "a bias of an expert", "no bias, or zeros", FROM_FLOAT)
+                left_out[bias] = "zeros"
+    sizes = {name: inventory.sizes(name) for name in inventory.experts}
+    for name in sizes:
+        if why := misfit(sizes, name):
+            raise WeightFileError(name, why, "sizes that marlin_moe supports", FROM_FLOAT)
+    return left_out
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key that orders layer 2 before layer 10."""
     parts = name.split(".")
     return tuple((0, int(part), "") if part.isascii() and part.isdecimal() else (1, 0, part) for part in parts)
-
-
-def is_expert(layer: str) -> bool:
-    """Return whether a layer's name is that of an expert."""
-    return re.search(r"\.experts\.", layer) is not None
 
 
 #: Integer buffers that also occur in models without quantization.
@@ -102,6 +155,8 @@ _SCALE = re.compile(r"(.*\.)?([^.]*)_scales?")
 _SCALED = frozenset(
     ["weight", "input", "output", "act", "q", "k", "v", "kv", "kv_cache", "prob", "w1", "w2", "w3", "w13"]
 )
+#: Scales of a quantized KV cache.
+_CACHE_SCALE = re.compile(r".*\.(k_scale|v_scale|kv_scale|[kv]_proj\.output_scale)")
 #: Modules that may share another module's weight but have their own bias.
 _TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
 

@@ -16,10 +16,12 @@ from typing import Any
 
 from cudatma.errors import WeightFileError, counted
 from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.conversion.expert_groups import is_expert_weight, misfit
 from cudatma.quantization.conversion.source import Source
 
-#: Number of in and out features of a layer, or None if the checkpoint does not state them.
-Sizes = tuple[int, int] | None
+#: Number of in and out features of a layer, preceded by the number of experts for the weights of experts. None if the
+#: checkpoint does not state them.
+Sizes = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +68,24 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
     is_base = bool(model.base_model_prefix) and model.base_model is model
     for layer, sizes in layers.items():
         name = rename(layer)
-        module = known.get(name)
+        module = known.get(name.rpartition(".")[0] if is_expert_weight(layer) else name)
         is_other_head = is_base and "." not in name  # A base model can load the folder of a model with a head.
         if module is None and (is_other_head or any(pattern.search(f"{name}.weight") for pattern in ignored)):
             match.ignored.append(layer)
             continue
         match.modules[layer] = name
-        error = _misfit(layer, module, sizes, match.class_name)
-        error = error or _bias_misfit(module, match.class_name, checkpoint, loaded.get(f"{name}.bias"))
-        error = error or _tie_misfit(layer, name, model, loaded)
+        if is_expert_weight(layer):
+            error = _expert_misfit(layer, module, sizes, match.class_name)
+        else:
+            error = _misfit(layer, module, sizes, match.class_name)
+            error = error or _bias_misfit(module, match.class_name, checkpoint, loaded.get(f"{name}.bias"))
+            error = error or _tie_misfit(layer, name, model, loaded)
         if error:
             match.refused[layer] = error
     parameters = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    packed = {f"{module}.weight" for module in match.modules.values()}
     for name, shape in parameters.items():
-        if name in unchanged and checkpoint.shape(unchanged[name]) != shape:
+        if name in unchanged and name not in packed and checkpoint.shape(unchanged[name]) != shape:
             tensor, allowed = unchanged[name], f"{shape}, the shape in {match.class_name}"
             remedy = "correct config.json, or download the checkpoint again"
             match.refused[tensor] = WeightFileError(tensor, f"shape {checkpoint.shape(tensor)}", allowed, remedy)
@@ -101,7 +107,7 @@ def match_class(source: Source) -> Match:
     model, unknown = _empty_model(source)
     if model is None:
         return Match(unknown=unknown)
-    layers = {layer: _sizes(source, layer) for layer in source.layers}
+    layers = {name: source.sizes(name) for name in source.inventory.packed}
     match = match_layers(model, layers, source.checkpoint)
     if match.refused and "auto_map" in source.config:
         cause = (
@@ -127,6 +133,32 @@ def linear_sizes(module: Any) -> Sizes:
     return (module.nx, module.nf) if type(module) is Conv1D else None
 
 
+def expert_sizes(module: Any) -> dict[str, tuple[int, int, int]]:
+    """Return (experts, K, N) of both weights of a module of experts with gates, or {} for any other module.
+
+    transformers sets the attribute is_transposed of each class of experts that can use other implementations.
+    """
+    weights = {name: module._parameters.get(name) for name in ("gate_up_proj", "down_proj")}
+    if not hasattr(module, "is_transposed") or any(weight is None or weight.dim() != 3 for weight in weights.values()):
+        return {}
+    axes = (0, 1, 2) if module.is_transposed else (0, 2, 1)
+    return {name: tuple(weight.shape[axis] for axis in axes) for name, weight in weights.items()}
+
+
+def unsupported_experts(module: Any) -> str:
+    """Return the reason why marlin_moe cannot compute a module of experts, or "". The sizes are not checked."""
+    import torch
+    from transformers.activations import SiLUActivation
+    from transformers.integrations import moe
+
+    if module.has_bias:
+        return "experts with biases"
+    is_silu = isinstance(getattr(module, "act_fn", None), SiLUActivation | torch.nn.SiLU)
+    if not (is_silu and module.is_concatenated and type(module)._apply_gate is moe._default_apply_gate):
+        return "experts with another activation than silu(gate) * up"
+    return ""
+
+
 def renaming(model: Any) -> Callable[[str], str]:
     """Return a function that maps a layer's name in a checkpoint to its name in a model with float layers."""
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -136,20 +168,13 @@ def renaming(model: Any) -> Callable[[str], str]:
     rules = [rule for rule in deepcopy(get_model_conversion_mapping(model)) if isinstance(rule, WeightRenaming)]
 
     def rename(layer: str) -> str:
-        key, _ = rename_source_key(f"{layer}.weight", rules, [], model.base_model_prefix, known)
-        if key not in known and f"{layer}.weight" in known:  # The layer already has the model's name.
+        weight = layer if is_expert_weight(layer) else f"{layer}.weight"
+        key, _ = rename_source_key(weight, rules, [], model.base_model_prefix, known)
+        if key not in known and weight in known:  # The layer already has the model's name.
             return layer
         return str(key).removesuffix(".weight")
 
     return rename
-
-
-def _sizes(source: Source, layer: str) -> Sizes:
-    if source.statement is not None:
-        extent = source.inventory.facts[layer].extent
-        return extent.k, extent.n
-    n, k = source.shapes(layer)["weight"]
-    return k, n
 
 
 def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFileError | None:
@@ -166,6 +191,25 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
     if sizes is not None and any(not b <= a <= -(-b // 8) * 8 for a, b in zip(sizes, expected, strict=True)):
         got, allowed = (f"{k} x {n}" for k, n in (sizes, expected))
         return WeightFileError(f"{layer}: K x N", got, f"{allowed}, the size in {class_name}", "correct config.json")
+    return None
+
+
+def _expert_misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFileError | None:
+    """Return an error if the packed weights of experts do not match the module of experts, otherwise None."""
+    expected = expert_sizes(module) if module is not None else {}
+    if not expected:
+        got = f"no module of experts with gates in {class_name}"
+        remedy = "remove its tensors from the checkpoint, or correct `architectures` in config.json"
+        return WeightFileError(layer, got, "experts that transformers stores in stacked tensors", remedy)
+    if got := unsupported_experts(module):
+        allowed = "experts of silu(gate) * up without biases, as marlin_moe computes"
+        return WeightFileError(layer, f"{got}, in {class_name}", allowed, "keep the experts of this model float")
+    own = expected[layer.rpartition(".")[2]]
+    if sizes is not None and sizes != own:
+        allowed = f"{own}, the size in {class_name}"
+        return WeightFileError(f"{layer}: (experts, K, N)", str(sizes), allowed, "correct config.json")
+    if why := misfit(expected, layer.rpartition(".")[2]):
+        return WeightFileError(layer, f"{why}, in {class_name}", "multiples of 16", "keep the experts float")
     return None
 
 
@@ -216,7 +260,7 @@ def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]
     parameter that is not in a numbered block, for example a classification head, because transformers initializes such
     parameters for training.
     """
-    present = sources.keys() | {f"{module}.weight" for module in modules}
+    present = sources.keys() | {f"{module}.weight" for module in modules} | modules
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     is_own_class = type(model).__name__ in (model.config.architectures or ())
     tied = model.all_tied_weights_keys

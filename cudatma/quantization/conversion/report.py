@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -28,13 +28,15 @@ class LayerReport:
     name : str
         The layer's name.
     shape : tuple of int
-        The sizes (K, N).
+        The sizes (K, N), or (experts, K, N) for the weights of experts.
     group_size : int
         Number of rows per group, or -1 for one group.
     symmetric : bool
         Whether the layer has no zero points.
     act_order : bool
         Whether the layer's rows are permuted.
+    format : str
+        Format of the codes; see ``PackedWeight``.
     source_bytes : int
         Size of the source tensors in bytes, without the bias.
     packed_bytes : int
@@ -46,10 +48,11 @@ class LayerReport:
     """
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     group_size: int
     symmetric: bool
     act_order: bool
+    format: str
     source_bytes: int
     packed_bytes: int
     max_error: float
@@ -58,7 +61,7 @@ class LayerReport:
     @property
     def facts(self) -> dict[str, Any]:
         """Metadata needed to create the layer before its arrays are read."""
-        return {"group_size": self.group_size, "symmetric": self.symmetric, "act_order": self.act_order}
+        return {name: getattr(self, name) for name in ("group_size", "symmetric", "act_order", "format")}
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> LayerReport:
@@ -152,36 +155,39 @@ class Conversion:
 _ROWS = 256
 
 
-def weight_error(weight: NDArray[Any], packed: PackedWeight) -> tuple[float, float]:
-    """Return the maximum and mean relative error of a quantized weight (N, K), in torch's orientation.
+def weight_error(weights: Iterable[tuple[NDArray[Any], PackedWeight]]) -> tuple[float, float]:
+    """Return the maximum and mean relative error of quantized weights (N, K), in torch's orientation.
 
-    The maximum is the largest absolute error divided by the largest absolute weight. The mean is the sum of the
-    absolute errors divided by the sum of the absolute weights. The packed weight must not have an activation order.
+    ``weights`` yields each weight with its packed weight, which must not have an activation order. The maximum is the
+    largest absolute error divided by the largest absolute weight. The mean is the sum of the absolute errors divided by
+    the sum of the absolute weights.
     """
-    logical, k = unpack(packed), packed.shape[0]
-    size = k if packed.group_size == -1 else packed.group_size
     largest = worst = total = deviation = 0.0
-    for first in range(0, k, _ROWS):
-        group = np.arange(first, min(first + _ROWS, k)) // size
-        rows = slice(first, first + len(group))
-        zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(np.float32)
-        values = (logical.q[rows].astype(np.float32) - zero) * logical.scales[group].astype(np.float32)
-        expected = weight[:, rows].T.astype(np.float32)
-        largest = max(largest, float(np.abs(expected).max()))
-        total += float(np.abs(expected).sum(dtype=np.float64))
-        np.abs(np.subtract(values, expected, out=values), out=values)
-        worst = max(worst, float(values.max()))
-        deviation += float(values.sum(dtype=np.float64))
+    for weight, packed in weights:
+        logical, k = unpack(packed), packed.shape[0]
+        size = k if packed.group_size == -1 else packed.group_size
+        for first in range(0, k, _ROWS):
+            group = np.arange(first, min(first + _ROWS, k)) // size
+            rows = slice(first, first + len(group))
+            zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(np.float32)
+            values = (logical.q[rows].astype(np.float32) - zero) * logical.scales[group].astype(np.float32)
+            expected = weight[:, rows].T.astype(np.float32)
+            largest = max(largest, float(np.abs(expected).max()))
+            total += float(np.abs(expected).sum(dtype=np.float64))
+            np.abs(np.subtract(values, expected, out=values), out=values)
+            worst = max(worst, float(values.max()))
+            deviation += float(values.sum(dtype=np.float64))
     return (worst / largest, deviation / total) if largest else (0.0, 0.0)
 
 
-def scale_error(scales: NDArray[Any], dtype: np.dtype[Any]) -> tuple[float, float]:
+def scale_error(scales: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> tuple[float, float]:
     """Return the (largest, mean) relative error of the nonzero scales after rounding to ``dtype``."""
-    if scales.dtype == dtype:
-        return 0.0, 0.0
-    exact = scales.astype(np.float64)
-    exact = exact[exact != 0]
-    if not exact.size:
-        return 0.0, 0.0
-    relative = np.abs(exact.astype(dtype).astype(np.float64) - exact) / np.abs(exact)
-    return float(relative.max()), float(relative.mean())
+    worst, total, count = 0.0, 0.0, 0
+    for array in scales:
+        if array.dtype != dtype:
+            exact = array.astype(np.float64)
+            exact = exact[exact != 0]
+            relative = np.abs(exact.astype(dtype).astype(np.float64) - exact) / np.abs(exact)
+            worst = max(worst, float(relative.max(initial=0)))
+            total, count = total + float(relative.sum()), count + exact.size
+    return worst, total / max(count, 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,7 @@ from cudatma.errors import WeightFileError
 from cudatma.quantization.conversion.inventory import natural
 from cudatma.quantization.conversion.source import Source
 from cudatma.quantization.importing import file_group_size, packed_group_size
-from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
+from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count, row_blocks
 from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name
 
 #: Suffix of unfinished files.
@@ -165,15 +166,19 @@ def _joined(first: bytes, data: Any) -> str:
 
 
 #: Number of dimensions of each array of a packed layer. The names do not include the layer's prefix.
-ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1}
+ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1, "tensor_scale": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A layer to pack or a tensor to copy. ``source`` contains the names of its tensors in the checkpoint."""
+    """A weight to pack or a tensor to copy.
+
+    ``layers`` contains the names of the layers that are packed as this weight, and is empty for a tensor. ``source``
+    contains the names of the tensors in the checkpoint.
+    """
 
     name: str
-    is_layer: bool
+    layers: tuple[str, ...]
     source: tuple[str, ...]
     max_bytes: int
 
@@ -200,11 +205,16 @@ def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[Shard
     """
     packed = {name for parts in source.layers.values() for name in parts.values()} | source.inventory.left_out.keys()
     units = [
-        Unit(layer, True, tuple(parts.values()), _packed_bytes(source, layer, group_size))
-        for layer, parts in source.layers.items()
+        Unit(
+            name,
+            layers,
+            tuple(tensor for layer in layers for tensor in source.layers[layer].values()),
+            _packed_bytes(source, name, layers[0], group_size),
+        )
+        for name, layers in source.inventory.packed.items()
     ]
     others = [name for name in source.checkpoint.names if name not in packed]
-    units += [Unit(name, False, (name,), source.tensor_bytes([name])) for name in others]
+    units += [Unit(name, (), (name,), source.tensor_bytes([name])) for name in others]
     shards: list[list[Unit]] = []
     filled = shard_bytes
     for unit in sorted(units, key=lambda unit: natural(unit.name)):
@@ -219,23 +229,25 @@ def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[Shard
     ]
 
 
-def _packed_bytes(source: Source, layer: str, group_size: int) -> int:
-    if facts := source.inventory.facts.get(layer):
-        k, n = facts.extent.k, facts.extent.n
-        group_size = packed_group_size(file_group_size(k, facts.extent.groups, facts.group_size))
-    else:
-        n, k = source.shapes(layer)["weight"]
-    columns, groups = blocks(n) * BLOCK, group_count(k, group_size)
+def _packed_bytes(source: Source, name: str, layer: str, group_size: int) -> int:
+    """Return an upper bound of the size of a packed weight, whose first layer is ``layer``."""
+    *experts, k, n = source.sizes(name)
+    bits = 4
+    if source.statement is not None:
+        facts, kind = source.inventory.facts[layer], source.statement.format
+        size = kind.group_size or packed_group_size(file_group_size(k, facts.extent.groups, facts.group_size))
+        group_size, bits = size, kind.bits
+    columns, groups = math.prod(experts) * blocks(n) * BLOCK, group_count(k, group_size)
     return (
-        blocks(n) * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k
+        columns // BLOCK * row_blocks(k, bits) * BLOCK_BYTES + groups * columns * 3 + 4 * k
     )  # Two bytes per scale, one byte per zero point.
 
 
 def _tensors(source: Source, shard: list[Unit]) -> list[tuple[str, int]]:
     files: Mapping[str, object] = source.checkpoint.files
-    tensors = [(f"{unit.name}.{part}", size) for unit in shard if unit.is_layer for part, size in ARRAYS.items()]
+    tensors = [(f"{unit.name}.{part}", size) for unit in shard if unit.layers for part, size in ARRAYS.items()]
     for unit in shard:
-        if not unit.is_layer and unit.name in files:
+        if not unit.layers and unit.name in files:
             tensors.append((unit.name, len(source.checkpoint.files[unit.name].tensors[unit.name].shape)))
     return tensors
 

@@ -12,7 +12,16 @@ from typing import Any
 
 from cudatma.errors import ArgumentError, WeightFileError
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.conversion.inventory import Inventory, check_others, is_expert, natural, take_inventory
+from cudatma.quantization.conversion.expert_groups import (
+    ExpertGroup,
+    group_experts,
+    is_expert,
+    misfit,
+    sibling,
+    stacked_experts,
+    stacked_sizes,
+)
+from cudatma.quantization.conversion.inventory import Inventory, check_others, natural, take_inventory
 from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
 from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
@@ -53,7 +62,10 @@ class Source:
 
     @property
     def layers(self) -> dict[str, dict[str, str]]:
-        """Layers to pack, in the model's order, as maps from tensor names without the layer's prefix to full names."""
+        """Layers to pack, in the model's order, as maps from tensor names without the layer's prefix to full names.
+
+        Experts are listed one by one; see ``Inventory.packed``.
+        """
         return self.inventory.layers
 
     def tensor_bytes(self, names: Iterable[str]) -> int:
@@ -61,16 +73,21 @@ class Source:
         entries = (self.checkpoint.files[name].tensors[name] for name in names)
         return sum(entry.end - entry.begin for entry in entries)
 
-    def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a layer's tensors."""
-        files = self.checkpoint.files
-        return {part: files[name].tensors[name].shape for part, name in self.layers[layer].items()}
+    def sizes(self, packed: str) -> tuple[int, ...]:
+        """Return (K, N) of a packed weight, or (experts, K, N) of the weights of experts."""
+        if self.statement is not None:
+            return self.inventory.sizes(packed)
+        group = self.inventory.experts.get(packed)
+        shape = self.checkpoint.shape(self.layers[group.layers[0] if group else packed]["weight"])
+        return _expert_sizes(group, shape) if group else shape[::-1]
 
     def leave(self, reasons: Mapping[str, str]) -> Source:
         """Return a copy of the source in which some layers stay float. ``reasons`` maps each layer to the reason."""
-        layers = {name: parts for name, parts in self.layers.items() if name not in reasons}
+        experts = {name: group for name, group in self.inventory.experts.items() if name not in reasons}
+        packed = {layer for name, layers in self.inventory.packed.items() if name not in reasons for layer in layers}
+        layers = {name: parts for name, parts in self.layers.items() if name in packed}
         _require_layers(layers, str(self.folder))
-        return replace(self, inventory=Inventory(layers), skipped={**self.skipped, **reasons})
+        return replace(self, inventory=Inventory(layers, experts), skipped={**self.skipped, **reasons})
 
     def fingerprint(self) -> dict[str, str]:
         """Return a digest of each file's size, header and samples of its data.
@@ -136,8 +153,8 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
         remedy = "pass --quantize (quantize=True) to round the weights to nearest"
         raise ArgumentError(str(folder), "a float checkpoint", "a quantized checkpoint", remedy)
     if not section:
-        layers, skipped = _float_layers(checkpoint, config, tuple(exclude), vision_tower, str(folder))
-        return Source(folder, config, checkpoint, None, Inventory(layers), skipped)
+        inventory, skipped = _float_layers(checkpoint, config, tuple(exclude), vision_tower, str(folder))
+        return Source(folder, config, checkpoint, None, inventory, skipped)
     statement = read_statement(section, where)
     inventory = take_inventory(checkpoint, statement, str(folder))
     if statement.unused:
@@ -149,22 +166,29 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
 
 def _float_layers(
     checkpoint: Checkpoint, config: Mapping[str, Any], exclude: tuple[str, ...], vision_tower: bool, where: str
-) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+) -> tuple[Inventory, dict[str, str]]:
     if config.get("model_type") in _CONV1D_MODELS:
         remedy = "quantize the layers with cudatma.quantize, because the matrices are transposed"
         raise WeightFileError(f"{where}: model_type", config["model_type"], "a model of nn.Linear layers", remedy)
     matrices = _matrices(checkpoint)
+    experts = group_experts(matrices)[0] | stacked_experts({name: checkpoint.shape(name) for name in checkpoint.files})
+    members = {layer for group in experts.values() for layer in group.layers}
+    names = sorted({*experts, *(layer for layer in matrices if layer not in members)}, key=natural)
     for pattern in exclude:
-        if not any(fnmatchcase(layer, pattern) for layer in matrices):
-            remedy = f"pass a pattern for names such as {', '.join(matrices[:3])}"
+        if not any(fnmatchcase(layer, pattern) for layer in (*names, *members)):
+            remedy = f"pass a pattern for names such as {', '.join(names[:3])}"
             raise ArgumentError("exclude", pattern, "a pattern that a layer of the checkpoint matches", remedy)
-    reasons = {layer: _why_not(checkpoint, layer, exclude) for layer in matrices}
+    reasons = {layer: _why_not(checkpoint, layer, exclude) for layer in names if layer not in experts}
+    reasons |= _why_not_experts(checkpoint, experts, exclude)
     if not vision_tower:
         tower = tower_layers((layer for layer, why in reasons.items() if not why), config.get("model_type"))
         reasons |= dict.fromkeys(tower, "in an encoder of images, video or audio")
-    layers = {layer: {"weight": f"{layer}.weight"} for layer, why in reasons.items() if not why}
+    kept = {name: group for name, group in experts.items() if not reasons[name]}
+    layers = {layer: {"weight": f"{layer}.weight"} for layer in names if not reasons[layer] and layer not in experts}
+    for group in kept.values():
+        layers |= {layer: {"weight": layer if group.is_stacked else f"{layer}.weight"} for layer in group.layers}
     _require_layers(layers, where)
-    return layers, {layer: why for layer, why in reasons.items() if why}
+    return Inventory(layers, kept), {layer: why for layer, why in reasons.items() if why}
 
 
 def _require_layers(layers: Mapping[str, object], where: str) -> None:
@@ -189,6 +213,43 @@ def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> st
     if entry.dtype not in FLOAT_DTYPES:
         return f"unsupported type {entry.dtype}"
     return unsuitable(layer, entry.shape)
+
+
+def _why_not_experts(
+    checkpoint: Checkpoint, experts: Mapping[str, ExpertGroup], exclude: tuple[str, ...]
+) -> dict[str, str]:
+    """Return, for each group of experts, the reason why it is not quantized, or "".
+
+    Both weights of the same experts are quantized, or neither of them.
+    """
+    reasons, sizes = {}, {}
+    for name, group in experts.items():
+        tensors = [layer if group.is_stacked else f"{layer}.weight" for layer in group.layers]
+        entries = [checkpoint.files[tensor].tensors[tensor] for tensor in tensors]
+        patterns = (pattern for pattern in exclude for layer in (name, *group.layers) if fnmatchcase(layer, pattern))
+        sizes[name] = _expert_sizes(group, entries[0].shape)
+        if pattern := next(patterns, ""):
+            reasons[name] = f"excluded by {pattern}"
+        elif unsupported := {entry.dtype for entry in entries}.difference(FLOAT_DTYPES):
+            reasons[name] = f"unsupported type {unsupported.pop()}"
+        elif len({entry.shape for entry in entries}) > 1:
+            reasons[name] = "experts of different sizes"
+        elif biases := [bias for layer in tensors for bias in _biases(layer) if bias in checkpoint.files]:
+            reasons[name] = f"experts with biases, such as {biases[0]}"
+        elif min(sizes[name][1:]) < BLOCK:
+            reasons[name] = f"smaller than {BLOCK} x {BLOCK}"
+    return {name: reasons.get(name) or reasons.get(sibling(name)) or misfit(sizes, name) for name in experts}
+
+
+def _biases(tensor: str) -> tuple[str, str]:
+    """Return the possible names of the bias that belongs to a tensor of weights."""
+    return f"{tensor}_bias", f"{tensor.removesuffix('.weight')}.bias"
+
+
+def _expert_sizes(group: ExpertGroup, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return (experts, K, N) of a group whose first float tensor has this shape."""
+    k, n = shape[-2:] if group.is_transposed else shape[:-3:-1]
+    return stacked_sizes(group, k, n)
 
 
 def unsuitable(layer: str, shape: tuple[int, ...]) -> str:

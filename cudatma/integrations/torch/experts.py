@@ -1,0 +1,197 @@
+"""The class ExpertWeights, a torch module with the quantized weights of a layer's experts, and marlin_moe() for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.integrations.torch.operators import MOE
+from cudatma.integrations.torch.packed_module import PackedModule
+from cudatma.integrations.torch.weights import weight_tensors
+from cudatma.pipeline import align_up
+from cudatma.quantization import PackedExperts
+from cudatma.quantization.layout_v1 import BLOCK, part_shapes
+from cudatma.quantization.weight_format import weight_format
+
+
+class ExpertWeights(PackedModule):
+    """The quantized weights (K, N) of all experts of a layer, by default int4, for inference.
+
+    ``from_packed`` creates a module with weights. The constructor leaves the buffers uninitialized.
+
+    Parameters
+    ----------
+    experts : int
+        Number of experts.
+    in_features : int
+        Number of inputs of an expert, K.
+    out_features : int
+        Number of outputs of an expert, N.
+    gated : bool
+        Whether the outputs are those of gate, then of up; see ``PackedExperts``.
+    group_size : int, optional
+        Number of rows of K that share a scale; see ``cudatma.quantize``. Default: 128, or the only size of the format.
+    symmetric : bool, default True
+        Whether the weights have no zero points.
+    dtype : torch.dtype, default torch.float16
+        Type of activations and scales, float16 or bfloat16. The type cannot be changed later.
+    device : torch.device or str, optional
+        Device of the buffers. Default: torch's default device.
+    format : str, default "int4"
+        Format of the weights; see ``PackedWeight``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, QuantizationError
+        If an argument is invalid.
+
+    Notes
+    -----
+    The arrays are the buffers ``qweight`` (uint8), ``scales``, ``zeros`` (uint8, or None) and ``tensor_scale`` (float32
+    without dimensions for nvfp4, otherwise None).
+
+    Examples
+    --------
+    >>> from cudatma.integrations.torch import ExpertWeights
+    >>> ExpertWeights.from_packed(cudatma.quantize_experts(np.ones((4, 128, 256), np.float32), gated=True))
+    ExpertWeights(experts=4, in_features=128, out_features=256, gated=True, group_size=128, symmetric=True, \
+dtype=torch.float16)
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        in_features: int,
+        out_features: int,
+        *,
+        gated: bool,
+        group_size: int | None = None,
+        symmetric: bool = True,
+        dtype: Any = torch.float16,
+        device: Any = None,
+        format: str = "int4",
+    ) -> None:
+        super().__init__()
+        kind = weight_format(format)
+        group_size = kind.default_group_size if group_size is None else group_size
+        kind.check_group_size(group_size)
+        if not symmetric and not kind.has_zeros:
+            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
+        for field, size in (("experts", experts), ("in_features", in_features), ("out_features", out_features)):
+            if type(size) is not int or not 1 <= size < 2**31:
+                raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
+        if dtype not in (torch.float16, torch.bfloat16):
+            raise ArgumentTypeError("dtype", str(dtype), "torch.float16, torch.bfloat16")
+        self.experts, self.in_features, self.out_features = experts, in_features, out_features
+        self.gated, self.group_size, self.format = gated, group_size, format
+        shapes = part_shapes(in_features, experts * align_up(out_features, BLOCK), group_size, kind.bits)
+        shapes["tensor_scale"] = ()
+        dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "tensor_scale": torch.float32}
+        absent = {"zeros": symmetric, "tensor_scale": not kind.has_tensor_scale}
+        # torch.export miscounts buffers if a buffer that is None precedes another buffer.
+        for name in sorted(dtypes, key=lambda name: absent.get(name, False)):
+            buffer = None if absent.get(name) else torch.empty(shapes[name], dtype=dtypes[name], device=device)
+            self.register_buffer(name, buffer)
+
+    @classmethod
+    def from_packed(cls, weights: PackedExperts) -> ExpertWeights:
+        """Create a module from a copy of a PackedExperts, on the device of the weights.
+
+        Parameters
+        ----------
+        weights : PackedExperts
+            The weights, of shape (experts, K, N).
+
+        Returns
+        -------
+        ExpertWeights
+            The module.
+
+        Raises
+        ------
+        ArgumentTypeError
+            If ``weights`` is not a PackedExperts.
+        """
+        if not isinstance(weights, PackedExperts):
+            raise ArgumentTypeError("weights", type(weights).__name__, "PackedExperts", "call quantize_experts()")
+        parts = weight_tensors(weights.weight)
+        module = cls(
+            *weights.shape,
+            gated=weights.gated,
+            group_size=weights.group_size,
+            symmetric=weights.symmetric,
+            dtype=parts["scales"].dtype,
+            device="meta",
+            format=weights.format,
+        )
+        for name in ("qweight", "scales", "zeros", "tensor_scale"):
+            setattr(module, name, parts.get(name))
+        return module
+
+    def extra_repr(self) -> str:
+        parts = [f"experts={self.experts}, in_features={self.in_features}, out_features={self.out_features}"]
+        parts += [f"gated={self.gated}, group_size={self.group_size}, symmetric={self.zeros is None}"]
+        parts += [f"format={self.format!r}"] if self.format != "int4" else []
+        return ", ".join([*parts, f"dtype={self.dtype}"])
+
+
+def marlin_moe(
+    x: Any, w1: ExpertWeights, w2: ExpertWeights, topk_weights: Any, topk_ids: Any, *, expert_map: Any = None
+) -> Any:
+    """Compute a layer of experts; see ``cudatma.marlin_moe``.
+
+    torch.compile supports this function.
+
+    Parameters
+    ----------
+    x : torch.Tensor, shape (tokens, K)
+        Activations, with the dtype and device of the weights. On the CPU, $CUDATMA_BACKEND selects the backend.
+    w1 : ExpertWeights
+        First weights (experts, K, 2 I), with ``gated=True``.
+    w2 : ExpertWeights
+        Second weights (experts, I, K).
+    topk_weights : torch.Tensor, shape (tokens, top_k)
+        Weight of each choice of a token, float32.
+    topk_ids : torch.Tensor, shape (tokens, top_k)
+        Expert of each choice, int32 or int64.
+    expert_map : torch.Tensor, shape (global experts,), optional
+        Index of each expert, int32, or -1 for experts on other GPUs.
+
+    Returns
+    -------
+    torch.Tensor, shape (tokens, K)
+        The result.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If an argument is invalid; see ``cudatma.marlin_moe``.
+    """
+    for name, module in (("w1", w1), ("w2", w2)):
+        if not isinstance(module, ExpertWeights):
+            raise ArgumentTypeError(name, type(module).__name__, "ExpertWeights")
+    sizes = w1.experts, w1.in_features, w1.out_features // 2
+    is_pair = (w2.experts, w2.out_features, w2.in_features) == sizes and w1.format == w2.format
+    if not w1.gated or w2.gated or not is_pair:
+        raise ArgumentError("w2", repr(w2), f"the second weights for w1, {w1!r}")
+    return MOE(
+        x.contiguous(),
+        topk_weights.contiguous(),
+        topk_ids.contiguous(),
+        w1.qweight,
+        w1.scales,
+        w1.zeros,
+        w2.qweight,
+        w2.scales,
+        w2.zeros,
+        w1.experts,
+        w2.in_features,
+        w1.group_size,
+        w2.group_size,
+        expert_map=expert_map,
+        format=w1.format,
+        w1_tensor_scale=w1.tensor_scale,
+        w2_tensor_scale=w2.tensor_scale,
+    )
