@@ -22,17 +22,18 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     Parameters
     ----------
-    group_size, symmetric, clip_search, format : int, bool, bool, str
-        Options of ``cudatma.quantize``. The default format is "int4".
+    group_size, symmetric, clip_search : int, bool, bool
+        Options of ``cudatma.quantize``.
     modules_to_not_convert : sequence of str, optional
         Modules that stay float. An entry matches the whole name of a module, the end of the name or a prefix, as in
         transformers. The head and tied weights always stay float.
     vision_tower : bool, default False
         Whether to also quantize the encoders of images, video and audio.
-    dtype, act_order, tensor_scale, layers, source, bits, layout_version : optional
-        Fields that `cudatma convert` and save_pretrained() write. ``dtype`` is the type of the scales. ``layers`` maps
-        the name of each packed layer to the facts that differ from group_size, symmetric, act_order, format and
-        tensor_scale. ``source`` is the quantization_config of the model that load() packs.
+    dtype, act_order, format, tensor_scale, layers, source, bits, layout_version : optional
+        Fields that `cudatma convert` and save_pretrained() write. ``dtype`` is the type of the scales. ``format``, by
+        default "int4", is the format of the weights; see ``cudatma.quantize``. ``layers`` maps the name of each packed
+        layer to the facts that differ from group_size, symmetric, act_order, format and tensor_scale. ``source`` is the
+        quantization_config of the model that load() packs.
     quant_method : str
         Ignored. Accepted because config.json contains this key.
 
