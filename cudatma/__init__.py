@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         from_marlin,
         load_awq,
         load_compressed_tensors,
+        load_gguf,
         load_gptq,
         load_marlin,
         load_weights,
@@ -164,6 +165,7 @@ __all__ = [
     "inspect",
     "load_awq",
     "load_compressed_tensors",
+    "load_gguf",
     "load_gptq",
     "load_marlin",
     "load_weights",
@@ -231,7 +233,7 @@ _PUBLIC = {
     "programs": "emulate_launches read_recording record",
     "quantization": (
         "PackedExperts PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq "
-        "load_compressed_tensors load_gptq load_marlin load_weights pack_experts quantize quantize_experts "
+        "load_compressed_tensors load_gguf load_gptq load_marlin load_weights pack_experts quantize quantize_experts "
         "quantize_linear save_weights"
     ),
     "runtime.launch": "Kernel LaunchPlan",

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
     from cudatma.quantization.compressed_tensors import from_compressed_tensors, load_compressed_tensors
     from cudatma.quantization.experts import PackedExperts, pack_experts, quantize_experts
+    from cudatma.quantization.gguf_file import load_gguf
     from cudatma.quantization.gptq import from_gptq, load_gptq
     from cudatma.quantization.layout_v1 import LAYOUT_VERSION
     from cudatma.quantization.marlin_layout import from_marlin, load_marlin
@@ -29,6 +30,7 @@ __all__ = [
     "from_marlin",
     "load_awq",
     "load_compressed_tensors",
+    "load_gguf",
     "load_gptq",
     "load_marlin",
     "load_weights",
@@ -49,6 +51,7 @@ _PUBLIC = {
     "checkpoint": "Checkpoint open_checkpoint",
     "compressed_tensors": "from_compressed_tensors load_compressed_tensors",
     "experts": "PackedExperts pack_experts quantize_experts",
+    "gguf_file": "load_gguf",
     "gptq": "from_gptq load_gptq",
     "layout_v1": "LAYOUT_VERSION",
     "marlin_layout": "from_marlin load_marlin",

@@ -62,7 +62,8 @@ def nibbles_along_columns(value: Any, field: str) -> NDArray[np.uint8]:
 def bytes_along_rows(value: Any, field: str) -> NDArray[np.uint8]:
     """Unpack int32 (R, C) into uint8 (4 R, C), where byte i of word [r, c] is value [4 r + i, c]."""
     data = words(value, field)
-    return data.transpose(0, 2, 1).reshape(-1, data.shape[1])
+    out: NDArray[np.uint8] = data.transpose(0, 2, 1).reshape(-1, data.shape[1])
+    return out
 
 
 def codes_along_columns(value: Any, field: str, bits: int) -> NDArray[np.uint8]:

@@ -96,7 +96,8 @@ def moe(x: Any, factors: Any, choices: Any, *rest: Any, expert_map: Any = None) 
     values = []
     for parts, k, n in ((rest[:3], K, 2 * INTERMEDIATE), (rest[3:6], INTERMEDIATE, K)):
         columns = -(-n // 64) * 64
-        stored = packed_weight(*parts, None, k, EXPERTS * columns, 32)
+        qweight, scales, zeros = parts
+        stored = packed_weight(qweight, scales, zeros, None, k, EXPERTS * columns, 32)
         values.append(torch.from_numpy(cudatma.PackedExperts(stored, EXPERTS, n, n != K).dequantize()))
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token, choice in torch.cartesian_prod(torch.arange(len(x)), torch.arange(choices.shape[1])):
@@ -277,7 +278,7 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
         lengths, rows = torch.arange(2, dtype=torch.int32) * q.shape[1], q[0]
         ids = torch.arange(2 * len(x)).reshape(-1, 2) % EXPERTS
         return (
-            marlin_moe(x, *experts, torch.full(ids.shape, 0.5), ids),
+            marlin_moe(x, experts[0], experts[1], torch.full(ids.shape, 0.5), ids),
             torch.ops.cudatma.attention(q, q, q, causal=True),
             torch.ops.cudatma.attention_varlen(
                 rows, rows, rows, lengths, lengths, max_seqlen_q=q.shape[1], max_seqlen_k=q.shape[1]

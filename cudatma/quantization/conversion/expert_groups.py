@@ -66,12 +66,12 @@ class ExpertGroup:
 
 
 def is_expert(layer: str) -> bool:
-    """Return whether a layer's name is that of an expert, or of the weights of all experts."""
+    """Return whether a layer is an expert or the weights of all experts, judged by its name."""
     return re.search(r"\.experts\.", layer) is not None
 
 
 def is_expert_weight(layer: str) -> bool:
-    """Return whether a layer's name is that of the packed weights of all experts."""
+    """Return whether a layer is the packed weights of all experts, judged by its name."""
     return re.search(rf"\.experts\.({_GATE_UP}|{_DOWN})$", layer) is not None
 
 

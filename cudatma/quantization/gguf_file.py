@@ -1,0 +1,97 @@
+"""Import Q4_0 and Q8_0 tensors of GGUF files, which llama.cpp writes. The package gguf reads the files."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from cudatma.errors import ArgumentError, WeightFileError
+from cudatma.quantization.importing import assemble
+from cudatma.quantization.packed import PackedWeight
+from cudatma.quantization.safetensors_file import as_path, similar_names
+
+#: Number of values per block, and number of bytes of the block's fp16 scale, which precedes the codes.
+_VALUES, _SCALE_BYTES = 32, 2
+_TYPES = ("Q4_0", "Q8_0")
+
+
+def load_gguf(
+    path: str | os.PathLike[str], name: str, *, expert: int | None = None, dtype: Any | None = None
+) -> PackedWeight:
+    """Load a Q4_0 or Q8_0 tensor from a GGUF file.
+
+    Requires the package gguf (extra ``gguf``).
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        A ``.gguf`` file.
+    name : str
+        The tensor's name, such as ``blk.0.ffn_down.weight``.
+    expert : int, optional
+        Index of the expert in a tensor of all experts, such as ``blk.0.ffn_gate_exps.weight``.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: fp16, the type in the file.
+
+    Returns
+    -------
+    PackedWeight
+        The weight (K, N), on the host, with groups of 32 rows. The format is int4 for Q4_0 and int8 for Q8_0.
+
+    Raises
+    ------
+    WeightFileError
+        If the file cannot be read, lacks the tensor, or stores it in another type.
+    ArgumentError
+        If ``expert`` does not match the tensor.
+    QuantizationError
+        If a scale is not finite or not in the range of ``dtype``.
+
+    Examples
+    --------
+    >>> gate = cudatma.load_gguf("model.gguf", "blk.0.ffn_gate_exps.weight", expert=3)  # doctest: +SKIP
+    """
+    path = as_path(path)
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise WeightFileError(
+            str(path), "a GGUF file without the package gguf", "gguf installed", "run `pip install gguf`"
+        ) from error
+    try:
+        tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise WeightFileError(
+            str(path), f"{error}", "a readable GGUF file", "copy or download the file again"
+        ) from error
+    if name not in tensors:
+        raise WeightFileError(name, "no such tensor", f"a tensor in {path}", similar_names(name, tensors))
+    tensor = tensors[name]
+    kind = tensor.tensor_type.name
+    if kind not in _TYPES:
+        raise WeightFileError(
+            f"{path}: {name}", f"type {kind}", ", ".join(_TYPES), "quantize the model to one of these types"
+        )
+    data = np.asarray(tensor.data)
+    experts = data.shape[0] if data.ndim == 3 else None
+    if (experts is None) != (expert is None) or (expert is not None and not 0 <= expert < (experts or 0)):
+        allowed = "None, because the tensor is a matrix" if experts is None else f"0 to {experts - 1}"
+        raise ArgumentError("expert", expert, allowed)
+    rows = data if expert is None else data[expert]
+    is_int4 = kind == "Q4_0"
+    blocks = rows.reshape(len(rows), -1, _SCALE_BYTES + (_VALUES // 2 if is_int4 else _VALUES))
+    scales = np.ascontiguousarray(blocks[:, :, :_SCALE_BYTES]).view("<f2")[:, :, 0]
+    stored = blocks[:, :, _SCALE_BYTES:]
+    # The low nibbles of a block are its first 16 values. The offset of int8 codes is 128.
+    codes = np.concatenate([stored & 15, stored >> 4], axis=2) if is_int4 else stored ^ np.uint8(128)
+    q = np.ascontiguousarray(codes.reshape(len(rows), -1).T)
+    return assemble(
+        q,
+        np.ascontiguousarray(scales.T),
+        None,
+        group_size=_VALUES,
+        dtype=dtype,
+        format="int4" if is_int4 else "int8",
+    )

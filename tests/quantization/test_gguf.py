@@ -1,0 +1,70 @@
+"""load_gguf against the decoder of the package gguf."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma import load_gguf
+from cudatma.errors import ArgumentError, WeightFileError
+from cudatma.quantization import pack_experts
+
+gguf = pytest.importorskip("gguf")
+K, N, EXPERTS = 96, 80, 3
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with matrices and experts of several types."""
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    for kind in ("Q4_0", "Q8_0", "F16"):
+        number = gguf.GGMLQuantizationType[kind]
+        for name, shape in ((f"{kind}.weight", (N, K)), (f"{kind}_exps.weight", (EXPERTS, N, K))):
+            values = gguf.quants.quantize(rng.standard_normal(shape, np.float32), number)
+            writer.add_tensor(name, values, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tmp_path / "model.gguf"
+
+
+def decoded(path: Path, name: str) -> Any:
+    (tensor,) = [tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == name]
+    return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+
+
+@pytest.mark.parametrize(("kind", "form"), [("Q4_0", "int4"), ("Q8_0", "int8")])
+def test_values_are_those_of_the_package(path: Path, kind: str, form: str) -> None:
+    weight = load_gguf(path, f"{kind}.weight")
+    assert (weight.format, weight.group_size, weight.dtype) == (form, 32, "float16")
+    np.testing.assert_array_equal(weight.dequantize(dtype=np.float32), decoded(path, f"{kind}.weight").T)
+    experts = pack_experts([load_gguf(path, f"{kind}_exps.weight", expert=index) for index in range(EXPERTS)])
+    expected = decoded(path, f"{kind}_exps.weight").transpose(0, 2, 1)
+    np.testing.assert_array_equal(experts.dequantize(dtype=np.float32), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expert", "error", "says"),
+    [
+        ("Q4_0.wieght", None, WeightFileError, "no such tensor"),
+        ("F16.weight", None, WeightFileError, "type F16; allowed: Q4_0, Q8_0"),
+        ("Q4_0.weight", 0, ArgumentError, "expert: got 0; allowed: None, because the tensor is a matrix"),
+        ("Q4_0_exps.weight", None, ArgumentError, "expert: got None; allowed: 0 to 2"),
+        ("Q4_0_exps.weight", 3, ArgumentError, "expert: got 3; allowed: 0 to 2"),
+    ],
+)
+def test_wrong_arguments(path: Path, name: str, expert: int | None, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        load_gguf(path, name, expert=expert)
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    for name in ("x.gguf", "missing.gguf"):
+        with pytest.raises(WeightFileError, match=name):
+            load_gguf(tmp_path / name, "a")
