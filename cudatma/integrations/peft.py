@@ -22,9 +22,7 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
     def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
         if config.use_dora or getattr(config, "use_qalora", False):
             variant = "use_dora" if config.use_dora else "use_qalora"
-            raise ArgumentError(
-                f"LoraConfig.{variant}", True, "False because an adapter cannot rescale packed weights"
-            )
+            raise ArgumentError(f"LoraConfig.{variant}", True, "False because an adapter cannot rescale packed weights")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Unsupported layer type")
             super().__init__(base_layer, adapter_name, config=config, **options)
