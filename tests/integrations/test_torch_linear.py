@@ -20,6 +20,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch import MarlinLinear, warm_up
 
 K, N = 160, 136  # no multiples of a block
+FORMATS = ("mxfp4", "nvfp4", "fp8", "int8")
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,35 @@ def test_a_quantized_linear_multiplies_by_its_dequantized_weight(
     torch.testing.assert_close(layer.dequantize(dtype=torch.float64), weight, rtol=0, atol=0)
     for shape in ((), (3,), (2, 5), (0,)):
         check(layer, rows(*shape, dtype=dtype), weight)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_layer_in_another_format_is_restored_from_its_state(tmp_path: Path, format: str) -> None:
+    dense, x = linear(torch.bfloat16), rows(3, dtype=torch.bfloat16)
+    layer = MarlinLinear.from_linear(dense, format=format)
+    packed = cudatma.quantize_linear(dense.weight, format=format, dtype="bfloat16")
+    check(layer, x, torch.from_numpy(packed.dequantize().T))
+    torch.testing.assert_close(layer._dequantize_by_kernel(), layer.dequantize(), rtol=0, atol=0)
+    assert f"group_size={packed.group_size}, format={format!r}, dtype" in repr(layer)
+    state = layer.state_dict()
+    assert set(state) == {"qweight", "scales", "bias"} | ({"tensor_scale"} if format == "nvfp4" else set())
+    safetensors.torch.save_file(state, tmp_path / "layer.safetensors")
+    other = MarlinLinear(K, N, dtype=torch.bfloat16, format=format)
+    other.load_state_dict(safetensors.torch.load_file(tmp_path / "layer.safetensors"))
+    for same in (other, pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer).to("cpu", torch.bfloat16)):
+        assert (same.format, repr(same)) == (format, repr(layer))
+        torch.testing.assert_close(same(x), layer(x), rtol=0, atol=0)
+
+
+def test_the_tensor_scale_stays_fp32_and_its_changes_are_seen() -> None:
+    layer, x = layer_of(group_size=16, format="nvfp4"), rows(3)
+    layer.bias = None
+    before = layer(x)
+    assert torch.nn.Sequential(layer).half()[0].tensor_scale.dtype == torch.float32
+    layer.tensor_scale.mul_(2)
+    torch.testing.assert_close(layer(x), 2 * before, rtol=0, atol=0)
+    with pytest.raises(ArgumentTypeError, match=r"^tensor_scale\.dtype must be torch.float32.*got torch.float16"):
+        layer.load_state_dict(layer.state_dict() | {"tensor_scale": torch.ones((), dtype=torch.float16)})
 
 
 def test_a_layer_of_float32_becomes_fp16_and_its_bias_is_rounded() -> None:
@@ -169,6 +199,8 @@ def test_a_state_dict_of_another_kind_of_layer_is_refused() -> None:
         MarlinLinear(K, N, group_size=64).load_state_dict(state)
     with pytest.raises(RuntimeError, match="zeros"):
         MarlinLinear(K, N, group_size=32, symmetric=False).load_state_dict(state)
+    with pytest.raises(QuantizationError, match=r"^format must be 'mxfp4'.*got 'int4'; create the layer with"):
+        MarlinLinear(K, N, format="mxfp4").load_state_dict(state)
     model = torch.nn.ModuleDict({"proj": MarlinLinear(K, N, group_size=32, dtype=torch.bfloat16)})
     with pytest.raises(ArgumentTypeError, match=r"proj\.scales.dtype must be .*got torch.float16"):
         model.load_state_dict({f"proj.{name}": tensor for name, tensor in state.items()})
@@ -231,6 +263,9 @@ def test_gradients_are_refused_while_torch_records() -> None:
         ((0, 8), {}, ArgumentError, "in_features"),
         ((8, 2.0), {}, ArgumentError, "out_features"),
         ((8, 8), {"group_size": 48}, QuantizationError, "group_size"),
+        ((8, 8), {"group_size": 32, "format": "nvfp4"}, QuantizationError, "group_size"),
+        ((8, 8), {"symmetric": False, "format": "fp8"}, QuantizationError, "symmetric"),
+        ((8, 8), {"format": "fp4"}, ArgumentTypeError, "format"),
         ((8, 8), {"dtype": torch.float32}, ArgumentTypeError, "dtype"),
         ((8, 8), {"batch_invariant": 1}, ArgumentTypeError, "batch_invariant"),
     ],
@@ -265,6 +300,7 @@ def test_values_that_no_weight_has_are_found_by_warm_up() -> None:
 
 def test_a_model_compiles_into_one_graph_for_any_batch() -> None:
     layers = [layer_of(), layer_of(symmetric=False), MarlinLinear.from_packed(act_order())]
+    layers += [layer_of(group_size=None, format=format) for format in FORMATS]
 
     def model(x: Any) -> Any:
         return torch.cat([torch.nn.functional.silu(layer(x)) * 2 for layer in layers], -1)

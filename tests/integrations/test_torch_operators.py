@@ -54,18 +54,19 @@ class Call:
         return self.wanted(*self.arguments, **self.options)
 
 
-def weight(dtype: Any, *, perm: bool = False) -> list[Any]:
-    packed = cudatma.quantize(draw(K, N, dtype=torch.float32), group_size=32, symmetric=False, dtype=str(dtype)[6:])
+def weight(dtype: Any, *, perm: bool = False, **options: Any) -> list[Any]:
+    options = {"group_size": 32, "symmetric": False} | options
+    packed = cudatma.quantize(draw(K, N, dtype=torch.float32), dtype=str(dtype)[6:], **options)
     parts = list(weight_tensors(packed).values())
     if perm:
         parts[3] = torch.randperm(K, generator=torch.Generator().manual_seed(5)).int()
     return parts
 
 
-def marlin(x: Any, *rest: Any, **_: Any) -> Any:
+def marlin(x: Any, *rest: Any, **options: Any) -> Any:
     *parts, bias, k, n, group_size = rest[:8]
     weight: Any = [*parts, k, n, group_size]
-    y = x.double() @ torch.from_numpy(packed_weight(*weight).dequantize())
+    y = x.double() @ torch.from_numpy(packed_weight(*weight, **options).dequantize())
     return y if bias is None else y + bias.double()
 
 
@@ -95,7 +96,8 @@ def moe(x: Any, factors: Any, choices: Any, *rest: Any, expert_map: Any = None) 
     values = []
     for parts, k, n in ((rest[:3], K, 2 * INTERMEDIATE), (rest[3:6], INTERMEDIATE, K)):
         columns = -(-n // 64) * 64
-        stored = packed_weight(*parts, None, k, EXPERTS * columns, 32)
+        qweight, scales, zeros = parts
+        stored = packed_weight(qweight, scales, zeros, None, k, EXPERTS * columns, 32)
         values.append(torch.from_numpy(cudatma.PackedExperts(stored, EXPERTS, n, n != K).dequantize()))
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token, choice in torch.cartesian_prod(torch.arange(len(x)), torch.arange(choices.shape[1])):
@@ -172,9 +174,18 @@ def calls(dtype: Any) -> dict[str, Call]:
     cache = heads(2, 16, 2, 32, seed=1), heads(2, 16, 2, 32, seed=2)
     pages = heads(3, 8, 2, 32, seed=1), heads(3, 8, 2, 32, seed=2)
     bias = heads(N)
+    *nvfp4, tensor_scale = weight(dtype, group_size=16, symmetric=True, format="nvfp4")
+    fp8 = weight(dtype, group_size=-1, symmetric=True, format="fp8")
     return {
         "marlin_gemm": Call("marlin_gemm", (heads(2, 3, K), *weight(dtype), bias, *sizes), marlin),
         "marlin_gemm, act-order": Call("marlin_gemm", (heads(3, K), *weight(dtype, perm=True), None, *sizes), marlin),
+        "marlin_gemm, nvfp4": Call(
+            "marlin_gemm",
+            (heads(3, K), *nvfp4, bias, K, N, 16),
+            marlin,
+            {"format": "nvfp4", "tensor_scale": tensor_scale},
+        ),
+        "marlin_gemm, fp8": Call("marlin_gemm", (heads(3, K), *fp8, None, K, N, -1), marlin, {"format": "fp8"}),
         "marlin_moe": Call("marlin_moe", moe_operands(dtype, heads(3, K), ints([0, 2], [1, 0], [2, 1])), moe),
         "marlin_moe, map": Call(
             "marlin_moe",
@@ -267,7 +278,7 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
         lengths, rows = torch.arange(2, dtype=torch.int32) * q.shape[1], q[0]
         ids = torch.arange(2 * len(x)).reshape(-1, 2) % EXPERTS
         return (
-            marlin_moe(x, *experts, torch.full(ids.shape, 0.5), ids),
+            marlin_moe(x, experts[0], experts[1], torch.full(ids.shape, 0.5), ids),
             torch.ops.cudatma.attention(q, q, q, causal=True),
             torch.ops.cudatma.attention_varlen(
                 rows, rows, rows, lengths, lengths, max_seqlen_q=q.shape[1], max_seqlen_k=q.shape[1]
@@ -283,16 +294,20 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_inductor_generates_direct_calls(has_bias: bool) -> None:
-    """The calls have a view with a pitch, dynamic lengths, and optional tensors or none."""
+@pytest.mark.parametrize("optional", ["bias", "perm", "tensor_scale"])
+def test_inductor_generates_direct_calls(optional: str) -> None:
+    """The calls have a view with a pitch, dynamic lengths, and one optional tensor."""
     importlib.import_module("cudatma.integrations.torch.inductor")
     from torch._inductor.utils import run_and_get_code
 
-    parts, bias = weight(torch.float16, perm=not has_bias), draw(N) if has_bias else None
+    parts, bias = weight(torch.float16, perm=optional == "perm"), draw(N) if optional == "bias" else None
+    group_size, options = 32, {}
+    if optional == "tensor_scale":
+        _, *parts, _, _, _, group_size = calls(torch.float16)["marlin_gemm, nvfp4"].arguments
+        options = calls(torch.float16)["marlin_gemm, nvfp4"].options
 
     def model(x: Any) -> Any:
-        return torch.ops.cudatma.marlin_gemm(x[..., :K], *parts, bias, K, N, 32)
+        return torch.ops.cudatma.marlin_gemm(x[..., :K], *parts, bias, K, N, group_size, **options)
 
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     x = draw(2, 5, K + 8)
@@ -302,7 +317,7 @@ def test_inductor_generates_direct_calls(has_bias: bool) -> None:
         assert "cudatma_marlin_gemm(" in code
         assert "torch.ops.cudatma" not in code
         torch.testing.assert_close(compiled(x[:1, :3]), model(x[:1, :3]), rtol=0, atol=0)
-        if not has_bias:  # once: it runs a C++ compiler
+        if optional == "perm":  # once: it runs a C++ compiler
             torch._dynamo.reset()
             fast = {"cpp_cache_precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
             with torch._inductor.config.patch({"cpp_wrapper": True} | fast):  # C++ calls the operator
@@ -337,6 +352,13 @@ def wrong_calls() -> dict[str, tuple[Call, str]]:
     wrong("marlin_gemm", "gradient", "x", 0, draw(2, K).requires_grad_())
     wrong("marlin_gemm", "gradient of scales", "scales", 2, weight(torch.float16)[1].requires_grad_())
     wrong("marlin_gemm", "gradient of bias", "bias", 5, draw(N).requires_grad_())
+    wrong("marlin_gemm", "format", "format", "format", "fp4")
+    wrong("marlin_gemm", "tensor scale of int4", "tensor_scale", "tensor_scale", ONE)
+    wrong("marlin_gemm, fp8", "group size of fp8", "group_size", 8, 32)
+    wrong("marlin_gemm, fp8", "codes of another size", "qweight", "format", "int4")
+    wrong("marlin_gemm, fp8", "zeros", "zeros", 3, torch.zeros(1, 128, dtype=torch.uint8))
+    wrong("marlin_gemm, nvfp4", "tensor scale", "tensor_scale.shape", "tensor_scale", torch.ones(1))
+    wrong("marlin_gemm, nvfp4", "type of tensor scale", "tensor_scale.dtype", "tensor_scale", ONE.half())
     wrong("gemm", "K", "b.shape", 1, draw(41, 16))
     wrong("gemm", "dimensions", "a.shape", 0, draw(40))
     wrong("gemm", "type of a", "a.dtype", 0, draw(24, 40, dtype=torch.float32))

@@ -166,7 +166,7 @@ def test_wrong_tensors_are_named() -> None:
         packed_weight(qweight[:1], scales, *rest, *SIZES)
     with pytest.raises(ArgumentTypeError, match=r"^scales.dtype must be .*got float32"):
         packed_weight(qweight, scales.float(), *rest, *SIZES)
-    with pytest.raises(QuantizationError, match=r"^scales must be .*got strides|^scales: got float16"):
+    with pytest.raises(QuantizationError, match=r"^scales must be .*got (strides|float16)"):
         packed_weight(qweight, scales.T, *rest, *SIZES)
     with pytest.raises(QuantizationError, match=r"^perm"):
         packed_weight(qweight, scales, None, torch.zeros(K, dtype=torch.int32), *SIZES)

@@ -102,9 +102,12 @@ def test_a_quantized_model_computes_what_its_integers_stand_for(tmp_path: Path, 
     assert {**facts[0], "clip_search": False} == facts[1]
 
 
-def test_a_float_model_is_quantized_while_it_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{"group_size": 32, "symmetric": False}, {"format": "nvfp4"}, {"format": "fp8", "group_size": -1}]
+)
+def test_a_float_model_is_quantized_while_it_is_loaded(tmp_path: Path, options: dict[str, Any]) -> None:
     weights = write_float(tmp_path / "in", "bfloat16", shards=2)
-    config = CudatmaConfig(group_size=32, symmetric=False, modules_to_not_convert=["v_proj", "model.layers.1.mlp"])
+    config = CudatmaConfig(**options, modules_to_not_convert=["v_proj", "model.layers.1.mlp"])
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "in", quantization_config=config, dtype=torch.float16
     )
@@ -116,8 +119,11 @@ def test_a_float_model_is_quantized_while_it_is_loaded(tmp_path: Path) -> None:
     } | {name for name, _ in model.named_parameters() if "layernorm" in name}
     for name, layer in packed.items():
         weights[f"{name}.weight"] = layer.dequantize(dtype=torch.float32).numpy().copy()
+        assert layer.format == options.get("format", "int4")
     assert (logits(model) - logits(dense(tmp_path / "in", weights))).abs().max() < 1e-2
     model.save_pretrained(tmp_path / "saved")
+    section = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]
+    assert section["bits"] == (8 if options.get("format") == "fp8" else 4)
     assert torch.equal(logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")), logits(model))
 
 
@@ -448,6 +454,7 @@ def test_other_methods_and_wrong_configurations_are_refused(tmp_path: Path) -> N
         load(tmp_path / "in")
     for arguments in (
         {"group_size": 48},
+        {"format": "fp4"},
         {"symmetric": 1},
         {"bits": 8},
         {"layout_version": 99},

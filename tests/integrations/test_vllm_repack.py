@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch")
 
 from cudatma.errors import QuantizationError
-from cudatma.integrations.vllm.layer import PackedLayer, repack
+from cudatma.integrations.vllm.fp4 import PackedFp4Layer, repack_fp4
+from cudatma.integrations.vllm.layer import PackedLayer, repack, repack_int8
 from cudatma.quantization.packed import pack
 
 
@@ -57,6 +58,71 @@ def test_repacked_weights_equal_packed_ones(
         np.testing.assert_array_equal(stored_zeros.numpy(), expected.zeros)
 
 
+@pytest.mark.parametrize(("k", "n", "group_size"), [(256, 192, 128), (36, 20, -1)])
+def test_repacked_int8_weights_equal_packed_ones(k: int, n: int, group_size: int) -> None:
+    rng = np.random.default_rng(k + n)
+    q = rng.integers(0, 256, (k, n), dtype=np.uint8)
+    scales = rng.standard_normal((1 if group_size == -1 else k // group_size, n)).astype(np.float16)
+    words = torch.from_numpy(np.ascontiguousarray(q.T).view(np.int32)).t()
+    expected = pack(q, scales, group_size=group_size, format="int8")
+    qweight, stored_scales, _ = repack_int8(words, torch.from_numpy(scales), n=n, group_size=group_size)
+    np.testing.assert_array_equal(qweight.numpy(), expected.qweight)
+    np.testing.assert_array_equal(stored_scales.numpy(), expected.scales)
+
+
+def fp4_bytes(q: NDArray[np.uint8]) -> Any:
+    """Pack codes (K, N) into uint8 (N, K / 2), lowest nibble first."""
+    return torch.from_numpy(q[::2].T | q[1::2].T << 4)
+
+
+def test_repacked_fp4_weights_equal_packed_ones() -> None:
+    rng = np.random.default_rng(0)
+    q = rng.integers(0, 16, (192, 128), dtype=np.uint8)
+    scales = rng.standard_normal((6, 128)).astype(np.float16)
+    expected = pack(q, scales, group_size=32, format="mxfp4")
+    qweight, stored_scales = repack_fp4(fp4_bytes(q), torch.from_numpy(scales))
+    np.testing.assert_array_equal(qweight.numpy(), expected.qweight)
+    np.testing.assert_array_equal(stored_scales.numpy(), expected.scales)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_an_fp4_layer_packs_its_weight(monkeypatch: pytest.MonkeyPatch, format: str, dtype: Any) -> None:
+    """K and N are no multiples of 64, and the reload has another tensor scale or range."""
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    rng = np.random.default_rng(2)
+    k, n, size = 96, 40, 32 if format == "mxfp4" else 16
+    q = rng.integers(0, 16, (k, n), dtype=np.uint8)
+    exponents = torch.from_numpy(rng.integers(120, 126, (n, k // size), dtype=np.uint8))
+    scales = exponents.view(torch.float8_e8m0fnu).float()
+    kernel = PackedFp4Layer()
+    monkeypatch.setattr(PackedFp4Layer, "format", format, raising=False)
+
+    def loaded(factor: float) -> Any:
+        stored = {"weight": fp4_bytes(q), "weight_scale": exponents if format == "mxfp4" else scales.to(
+            torch.float8_e4m3fn)}  # fmt: skip
+        if format == "nvfp4":
+            stored["weight_global_scale"] = torch.tensor(factor)
+        elif factor != 0.25:
+            stored["weight_scale"] = exponents + 8
+        layer = torch.nn.Module()
+        layer.params_dtype = dtype
+        for name, tensor in stored.items():
+            layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+        return layer
+
+    layer = loaded(0.25)
+    kernel.process_weights_after_loading(layer)
+    codes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(8)
+    dense = codes[torch.from_numpy(q).int()] * scales.T.repeat_interleave(size, 0)
+    dense *= 0.25 if format == "nvfp4" else 1
+    x, bias = torch.randn(3, k, generator=torch.Generator().manual_seed(0)).to(dtype), torch.ones(n, dtype=dtype)
+    expected = x.double() @ dense.double() + 1
+    torch.testing.assert_close(kernel.apply_weights(layer, x, bias).double(), expected, rtol=1e-2, atol=1e-2)
+    with pytest.raises(QuantizationError, match=r"^weight_scale must be .*got scales with exponent"):
+        kernel.process_weights_after_loading(loaded(0.5))
+
+
 def test_tensors_that_contradict_each_other_are_refused() -> None:
     weight, scales = torch.zeros((16, 64), dtype=torch.int32), torch.ones((1, 64), dtype=torch.float16)
     for loaded, n, field in (
@@ -84,7 +150,8 @@ def test_a_layer_packs_its_weight_and_refuses_scales_of_another_range(monkeypatc
     q, zeros = (rng.integers(0, 16, shape, dtype=np.uint8) for shape in ((128, 64), (1, 64)))
     scales = rng.uniform(0.01, 0.02, (1, 64)).astype(np.float16)
     kernel = PackedLayer()
-    kernel.config = SimpleNamespace(partition_weight_shape=(128, 64), group_size=128, zero_points=True)
+    sizes = {"partition_weight_shape": (128, 64), "group_size": 128}
+    kernel.config = SimpleNamespace(**sizes, zero_points=True, weight_type="uint4")
     kernel.w_q_name, kernel.w_s_name, kernel.w_zp_name = "q", "s", "z"
     layer = parameters(q, scales, zeros)
     kernel.process_weights_after_loading(layer)

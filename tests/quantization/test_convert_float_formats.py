@@ -29,9 +29,10 @@ from cudatma.quantization.conversion import convert_checkpoint
 def packed(out: Path, layer: str, shape: tuple[int, int]) -> PackedWeight:
     section = json.loads((out / "config.json").read_text())["quantization_config"]
     facts, checkpoint = {**section, **section["layers"][layer]}, open_checkpoint(out)
-    names = ("dtype", "group_size", "format", "tensor_scale")
+    scale = checkpoint.read_if_present(f"{layer}.tensor_scale")
     arrays = {part: checkpoint.read_if_present(f"{layer}.{part}") for part in ("qweight", "scales", "zeros", "perm")}
-    return PackedWeight(**arrays, shape=shape, **{name: facts[name] for name in names})
+    named = {name: facts[name] for name in ("dtype", "group_size", "format")}
+    return PackedWeight(**arrays, shape=shape, **named, tensor_scale=1.0 if scale is None else float(scale))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -496,7 +496,7 @@ def test_corrupt_headers(tmp_path: Path, content: bytes) -> None:
         {"dtype": "F16", "shape": [2], "data_offsets": [-4, 0]},
         {"dtype": "F16", "shape": [2], "data_offsets": [0]},
         {"dtype": "F16", "shape": [2]},
-        {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]},
+        {"dtype": "F8_E5M2", "shape": [4], "data_offsets": [0, 4]},
         {"dtype": 16, "shape": [2], "data_offsets": [0, 4]},
     ],
 )

@@ -1,4 +1,4 @@
-"""Int4 modules for PyTorch. Importing this package also registers the operators ``torch.ops.cudatma.*``."""
+"""Quantized modules for PyTorch. Importing this package also registers the operators ``torch.ops.cudatma.*``."""
 
 from cudatma.integrations.torch.all_reduce import AllReduce
 from cudatma.integrations.torch.experts import ExpertWeights, marlin_moe

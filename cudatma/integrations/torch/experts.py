@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch.operators import MOE
 from cudatma.integrations.torch.packed_module import PackedModule
 from cudatma.integrations.torch.weights import weight_tensors
 from cudatma.pipeline import align_up
 from cudatma.quantization import PackedExperts
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
-from cudatma.quantization.packed import check_group_size
 from cudatma.quantization.weight_format import weight_format
 
 
@@ -32,8 +31,8 @@ class ExpertWeights(PackedModule):
         Number of outputs of an expert, N.
     gated : bool
         Whether the outputs are gate, then up; see ``PackedExperts``.
-    group_size : int, default 128
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
+    group_size : int, optional
+        Number of rows of K that share a scale; see ``cudatma.quantize``. Default: 128, or the only size of the format.
     symmetric : bool, default True
         Whether the weights have no zero points.
     dtype : torch.dtype, default torch.float16
@@ -42,8 +41,6 @@ class ExpertWeights(PackedModule):
         Device of the buffers. Default: torch's default device.
     format : str, default "int4"
         Format of the weights; see ``PackedWeight``.
-    tensor_scale : float, default 1.0
-        Factor of all weights; see ``PackedWeight``.
 
     Raises
     ------
@@ -52,7 +49,8 @@ class ExpertWeights(PackedModule):
 
     Notes
     -----
-    The arrays are the buffers ``qweight`` (uint8), ``scales`` and ``zeros`` (uint8, or None).
+    The arrays are the buffers ``qweight`` (uint8), ``scales``, ``zeros`` (uint8, or None) and ``tensor_scale`` (float32
+    without dimensions for nvfp4, otherwise None).
 
     Examples
     --------
@@ -69,27 +67,33 @@ dtype=torch.float16)
         out_features: int,
         *,
         gated: bool,
-        group_size: int = 128,
+        group_size: int | None = None,
         symmetric: bool = True,
         dtype: Any = torch.float16,
         device: Any = None,
         format: str = "int4",
-        tensor_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        check_group_size(group_size, format)
+        kind = weight_format(format)
+        group_size = kind.default_group_size if group_size is None else group_size
+        kind.check_group_size(group_size)
+        if not symmetric and not kind.has_zeros:
+            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
         for field, size in (("experts", experts), ("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
         if dtype not in (torch.float16, torch.bfloat16):
             raise ArgumentTypeError("dtype", str(dtype), "torch.float16, torch.bfloat16")
         self.experts, self.in_features, self.out_features = experts, in_features, out_features
-        self.gated, self.group_size, self.format, self.tensor_scale = gated, group_size, format, tensor_scale
-        bits = weight_format(format).bits
-        shapes = part_shapes(in_features, experts * align_up(out_features, BLOCK), group_size, bits)
-        for name, kind in (("qweight", torch.uint8), ("scales", dtype), ("zeros", torch.uint8)):
-            is_absent = name == "zeros" and symmetric
-            self.register_buffer(name, None if is_absent else torch.empty(shapes[name], dtype=kind, device=device))
+        self.gated, self.group_size, self.format = gated, group_size, format
+        shapes = part_shapes(in_features, experts * align_up(out_features, BLOCK), group_size, kind.bits)
+        shapes["tensor_scale"] = ()
+        dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "tensor_scale": torch.float32}
+        absent = {"zeros": symmetric, "tensor_scale": not kind.has_tensor_scale}
+        # torch.export miscounts buffers if a buffer that is None precedes another buffer.
+        for name in sorted(dtypes, key=lambda name: absent.get(name, False)):
+            buffer = None if absent.get(name) else torch.empty(shapes[name], dtype=dtypes[name], device=device)
+            self.register_buffer(name, buffer)
 
     @classmethod
     def from_packed(cls, weights: PackedExperts) -> ExpertWeights:
@@ -121,10 +125,9 @@ dtype=torch.float16)
             dtype=parts["scales"].dtype,
             device="meta",
             format=weights.format,
-            tensor_scale=weights.weight.tensor_scale,
         )
-        for name in ("qweight", "scales", "zeros"):
-            setattr(module, name, parts[name])
+        for name in ("qweight", "scales", "zeros", "tensor_scale"):
+            setattr(module, name, parts.get(name))
         return module
 
     def extra_repr(self) -> str:

@@ -18,7 +18,6 @@ from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result, product_batch
 from cudatma.pipeline import align_up
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
-from cudatma.quantization.packed import check_group_size
 from cudatma.quantization.weight_format import weight_format
 
 
@@ -34,18 +33,23 @@ def marlin_gemm(
     group_size: int,
     batch_invariant: bool = False,
     format: str = "int4",
-    tensor_scale: float = 1.0,
+    tensor_scale: Any = None,
 ) -> Any:
-    check_group_size(group_size, format)
+    kind = weight_format(format)
+    kind.check_group_size(group_size)
     if _name(scales.dtype) not in ACTIVATION_TYPES:
         raise ArgumentTypeError("scales.dtype", _name(scales.dtype), ", ".join(ACTIVATION_TYPES))
-    shapes = part_shapes(k, n, group_size, weight_format(format).bits)
+    shapes = part_shapes(k, n, group_size, kind.bits)
     _check_part("qweight", qweight, torch.uint8, shapes)
     _check_part("scales", scales, scales.dtype, shapes)
     if zeros is not None:
+        if not kind.has_zeros:
+            raise QuantizationError("zeros", "zero points", f"None for format {format!r}")
         _check_part("zeros", zeros, torch.uint8, shapes)
     if perm is not None:
         _check_part("perm", perm, torch.int32, shapes)
+    if tensor_scale is not None:
+        check_tensor_scale(tensor_scale, scales, format)
     _check_like("x", x, scales, "the weight")
     if not x.dim() or x.shape[-1] != k:
         raise ArgumentError(
@@ -56,6 +60,18 @@ def marlin_gemm(
         _check_shape("bias", bias, (n,))
     _check_gradients(x=x, scales=scales, bias=bias)
     return x.new_empty((*x.shape[:-1], n))
+
+
+def check_tensor_scale(tensor_scale: Any, scales: Any, format: str) -> None:
+    """Raise an error unless the tensor may be the scale of a whole weight of this format."""
+    if not weight_format(format).has_tensor_scale:
+        remedy = "multiply the scales by it"
+        raise QuantizationError("tensor_scale", "a tensor", f"None for format {format!r}", remedy)
+    if tensor_scale.dtype != torch.float32:
+        raise ArgumentTypeError("tensor_scale.dtype", _name(tensor_scale.dtype), "float32", "convert the tensor")
+    _check_shape("tensor_scale", tensor_scale, ())
+    _check_device("tensor_scale", tensor_scale, scales, "the weight")
+    _check_gradients(tensor_scale=tensor_scale)
 
 
 def marlin_moe(
@@ -75,18 +91,21 @@ def marlin_moe(
     *,
     expert_map: Any = None,
     format: str = "int4",
-    w1_tensor_scale: float = 1.0,
-    w2_tensor_scale: float = 1.0,
+    w1_tensor_scale: Any = None,
+    w2_tensor_scale: Any = None,
 ) -> Any:
     if x.dim() != 2:
         raise ArgumentError("x.shape", tuple(x.shape), "two dimensions (tokens, K)")
     k = x.shape[1]
-    for name, parts, rows, columns, size in (
-        ("w1", (w1, w1_scales, w1_zeros), k, 2 * intermediate, w1_group_size),
-        ("w2", (w2, w2_scales, w2_zeros), intermediate, k, w2_group_size),
+    kind = weight_format(format)
+    for name, parts, rows, columns, size, tensor_scale in (
+        ("w1", (w1, w1_scales, w1_zeros), k, 2 * intermediate, w1_group_size, w1_tensor_scale),
+        ("w2", (w2, w2_scales, w2_zeros), intermediate, k, w2_group_size, w2_tensor_scale),
     ):
-        check_group_size(size, format)
-        shapes = part_shapes(rows, experts * align_up(columns, BLOCK), size, weight_format(format).bits)
+        kind.check_group_size(size)
+        if tensor_scale is not None:
+            check_tensor_scale(tensor_scale, parts[1], format)
+        shapes = part_shapes(rows, experts * align_up(columns, BLOCK), size, kind.bits)
         dtypes = {"qweight": torch.uint8, "scales": x.dtype, "zeros": torch.uint8}
         for (part, dtype), tensor in zip(dtypes.items(), parts, strict=True):
             if tensor is not None:

@@ -27,10 +27,10 @@ class _Call(ir.ExternKernelOut):  # type: ignore[misc]  # torch's class is not t
 
     def codegen_args(self) -> list[str]:
         tensors = iter(self.inputs)
-        arguments = [
+        *arguments, tensor_scale = [
             V.graph.wrapper_code.val_to_arg_str(next(tensors) if present else None) for present in self.is_given
         ]
-        return [*arguments, *self.codegen_const_args()]
+        return [*arguments, *self.codegen_const_args(), tensor_scale]
 
     def codegen(self, wrapper: Any) -> None:
         wrapper.add_import_once(_IMPORT)
@@ -49,20 +49,20 @@ def _lowered(
     group_size: int,
     batch_invariant: bool = False,
     format: str = "int4",
-    tensor_scale: float = 1.0,
+    tensor_scale: Any = None,
 ) -> Any:
     """Return the graph node for a call.
 
     C++ and FX wrappers call the operator instead, because they cannot call Python functions.
     """
-    tensors = x, qweight, scales, zeros, perm, bias
-    numbers = k, n, group_size, batch_invariant, format, tensor_scale
+    operands, constants = (x, qweight, scales, zeros, perm, bias), (k, n, group_size, batch_invariant, format)
     if V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False):
-        return _operator(*tensors, *numbers)
+        return _operator(*operands, *constants, tensor_scale)
+    tensors = *operands, tensor_scale
     node = _Call(
         ir.FixedLayout(x.get_device(), x.get_dtype(), [*x.get_size()[:-1], n]),
         [ir.ExternKernel.realize_input(tensor) for tensor in tensors if tensor is not None],
-        numbers,
+        constants,
         python_kernel_name=_NAME,
         op_overload=MARLIN_GEMM,
     )

@@ -9,7 +9,7 @@ import torch
 
 from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.packed_module import PackedModule
 from cudatma.integrations.torch.weights import packed_weight, weight_tensors
@@ -29,12 +29,11 @@ from cudatma.quantization import (
     quantize_linear,
 )
 from cudatma.quantization.layout_v1 import part_shapes
-from cudatma.quantization.packed import check_group_size
 from cudatma.quantization.weight_format import weight_format
 
 
 class MarlinLinear(PackedModule):
-    """A linear layer y = x W + b with a quantized weight, by default int4, for inference.
+    """A linear layer y = x W + b with a quantized weight, for inference.
 
     MarlinLinear replaces torch.nn.Linear and has no backward pass. The constructor leaves the buffers uninitialized.
     Use ``from_linear``, ``from_packed`` or an importer to create a layer with a weight.
@@ -47,10 +46,10 @@ class MarlinLinear(PackedModule):
         Number of outputs, N.
     bias : bool, default True
         Whether the layer has a bias.
-    group_size : int, default 128
-        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows in int4.
+    group_size : int, optional
+        Number of rows of K that share a scale; see ``cudatma.quantize``. Default: 128, or the only size of the format.
     symmetric : bool, default True
-        Whether the weight has no zero points.
+        Whether the weight has no zero points. Only int4 weights may have zero points.
     act_order : bool, default False
         Whether the weight is in activation order, so that the columns of the activations are permuted.
     dtype : torch.dtype, default torch.float16
@@ -61,9 +60,7 @@ class MarlinLinear(PackedModule):
     batch_invariant : bool, default False
         Whether each row is bitwise identical at every M; see ``marlin_gemm``.
     format : str, default "int4"
-        Format of the weight; see ``PackedWeight``.
-    tensor_scale : float, default 1.0
-        Factor of the whole weight; see ``PackedWeight``.
+        Format of the weight: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` or ``"int8"``.
 
     Raises
     ------
@@ -74,8 +71,9 @@ class MarlinLinear(PackedModule):
     -----
     The weight's arrays are the buffers ``qweight`` (uint8), ``scales`` (the layer's dtype), ``zeros`` (uint8) and
     ``perm`` (int32). ``zeros`` is None if the weight is symmetric. ``perm`` is None if the weight has no activation
-    order. ``bias`` is a buffer or None. ``state_dict()`` contains only these tensors. ``load_state_dict()`` fills a
-    module that was created with the same arguments. If the module is on the meta device, pass ``assign=True``.
+    order. ``bias`` is a buffer or None. Only nvfp4 layers have the buffer ``tensor_scale`` (float32, without
+    dimensions). ``state_dict()`` contains only these tensors. ``load_state_dict()`` fills a module that was created
+    with the same arguments. If the module is on the meta device, pass ``assign=True``.
 
     ``.half()``, ``.float()`` and ``.to(dtype)`` raise ArgumentTypeError if the dtype differs from that of the layer.
     ``.to(device)`` and ``.cuda()`` move the module.
@@ -97,17 +95,20 @@ class MarlinLinear(PackedModule):
         out_features: int,
         bias: bool = True,
         *,
-        group_size: int = 128,
+        group_size: int | None = None,
         symmetric: bool = True,
         act_order: bool = False,
         dtype: Any = torch.float16,
         device: Any = None,
         batch_invariant: bool = False,
         format: str = "int4",
-        tensor_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        check_group_size(group_size, format)
+        kind = weight_format(format)
+        group_size = kind.default_group_size if group_size is None else group_size
+        kind.check_group_size(group_size)
+        if not symmetric and not kind.has_zeros:
+            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
         for field, size in (("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
@@ -116,11 +117,13 @@ class MarlinLinear(PackedModule):
         if dtype not in (torch.float16, torch.bfloat16):
             raise ArgumentTypeError("dtype", str(dtype), "torch.float16, torch.bfloat16")
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
-        self.batch_invariant, self.format, self.tensor_scale = batch_invariant, format, tensor_scale
-        bits = weight_format(format).bits
-        shapes = part_shapes(in_features, out_features, group_size, bits) | {"bias": (out_features,)}
+        self.batch_invariant, self.format = batch_invariant, format
+        shapes = part_shapes(in_features, out_features, group_size, kind.bits)
+        shapes |= {"bias": (out_features,), "tensor_scale": ()}
         dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "perm": torch.int32, "bias": dtype}
+        dtypes["tensor_scale"] = torch.float32
         absent = {"zeros": symmetric, "perm": not act_order, "bias": not bias}
+        absent["tensor_scale"] = not kind.has_tensor_scale
         # torch.export miscounts buffers if a buffer that is None precedes another buffer.
         for name in sorted(shapes, key=lambda name: absent.get(name, False)):
             buffer = None if absent.get(name) else torch.empty(shapes[name], dtype=dtypes[name], device=device)
@@ -162,7 +165,6 @@ class MarlinLinear(PackedModule):
             device="meta",
             batch_invariant=batch_invariant,
             format=weight.format,
-            tensor_scale=weight.tensor_scale,
         )
         if bias is not None:
             parts["bias"] = _bias(bias, n, weight.dtype).to(parts["scales"].device)
@@ -175,11 +177,12 @@ class MarlinLinear(PackedModule):
         cls,
         linear: Any,
         *,
-        group_size: int = 128,
+        group_size: int | None = None,
         symmetric: bool = True,
         dtype: Any = None,
         clip_search: bool = False,
         batch_invariant: bool = False,
+        format: str = "int4",
     ) -> MarlinLinear:
         """Create a layer by quantizing a torch.nn.Linear, on the device of its weight.
 
@@ -187,7 +190,7 @@ class MarlinLinear(PackedModule):
         ----------
         linear : torch.nn.Linear
             The float layer.
-        group_size : int, default 128
+        group_size : int, optional
             Number of rows of K that share a scale; see ``cudatma.quantize``.
         symmetric : bool, default True
             Whether to quantize without zero points; see ``cudatma.quantize``.
@@ -197,6 +200,8 @@ class MarlinLinear(PackedModule):
             Whether to search for clipped ranges; see ``cudatma.quantize``.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
+        format : str, default "int4"
+            Format of the weight; see ``cudatma.quantize``.
 
         Returns
         -------
@@ -206,7 +211,7 @@ class MarlinLinear(PackedModule):
         Raises
         ------
         ArgumentTypeError
-            If ``linear`` is not a torch.nn.Linear.
+            If ``linear`` is not a torch.nn.Linear, or if the format is unknown.
         QuantizationError
             If the weight cannot be quantized.
         """
@@ -215,9 +220,8 @@ class MarlinLinear(PackedModule):
         name = str(linear.weight.dtype if dtype is None else dtype).removeprefix("torch.")
         if dtype is None and name not in ACTIVATION_TYPES:
             name = "float16"
-        weight = quantize_linear(
-            linear.weight, group_size=group_size, symmetric=symmetric, dtype=name, clip_search=clip_search
-        )
+        options: dict[str, Any] = {"group_size": group_size, "symmetric": symmetric, "clip_search": clip_search}
+        weight = quantize_linear(linear.weight, dtype=name, format=format, **options)
         return cls.from_packed(weight, linear.bias, batch_invariant=batch_invariant)
 
     @classmethod
@@ -394,7 +398,7 @@ class MarlinLinear(PackedModule):
             self.group_size,
             self.batch_invariant,
             self.format,
-            self.tensor_scale,
+            tensors["tensor_scale"],
         )
 
     def warm_up(self, m_values: int | Iterable[int]) -> None:
@@ -423,15 +427,14 @@ class MarlinLinear(PackedModule):
 
     def _packed_weight(self) -> PackedWeight:
         """Return a PackedWeight that uses the buffers' memory but does not keep the buffers alive."""
-        parts = (self.qweight, self.scales, self.zeros, self.perm)
-        sizes = self.in_features, self.out_features, self.group_size
-        return packed_weight(*parts, *sizes, self.format, self.tensor_scale)
+        parts, sizes = (self.qweight, self.scales, self.zeros, self.perm), (self.in_features, self.out_features)
+        return packed_weight(*parts, *sizes, self.group_size, self.format, self.tensor_scale)
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]
-        parts += [f"group_size={self.group_size}, symmetric={self.zeros is None}, dtype={self.dtype}"]
+        form = f"symmetric={self.zeros is None}" if self.format == "int4" else f"format={self.format!r}"
+        parts += [f"group_size={self.group_size}, {form}, dtype={self.dtype}"]
         parts += ["act_order=True"] if self.perm is not None else []
-        parts += [f"format={self.format!r}"] if self.format != "int4" else []
         parts += ["batch_invariant=True"] if self.batch_invariant else []
         return ", ".join(parts)
 

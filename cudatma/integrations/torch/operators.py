@@ -24,12 +24,12 @@ from cudatma.kernels.marlin.gemm import MarlinOptions
 _WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, Tensor? perm"
 _MARLIN = (
     f"Tensor x, {_WEIGHT}, Tensor? bias, SymInt k, SymInt n, int group_size, bool batch_invariant=False, "
-    "str format='int4', float tensor_scale=1.0"
+    "str format='int4', Tensor? tensor_scale=None"
 )
 _MOE = (
     "Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor w1, Tensor w1_scales, Tensor? w1_zeros, Tensor w2, "
     "Tensor w2_scales, Tensor? w2_zeros, int experts, SymInt intermediate, int w1_group_size, int w2_group_size, *, "
-    "Tensor? expert_map=None, str format='int4', float w1_tensor_scale=1.0, float w2_tensor_scale=1.0"
+    "Tensor? expert_map=None, str format='int4', Tensor? w1_tensor_scale=None, Tensor? w2_tensor_scale=None"
 )
 _GEMM = (
     "Tensor a, Tensor b, *, Tensor? bias=None, float alpha=1.0, {beta}str? activation=None, {out_dtype}"
@@ -123,7 +123,7 @@ def marlin_gemm(
     group_size: int,
     batch_invariant: bool = False,
     format: str = "int4",
-    tensor_scale: float = 1.0,
+    tensor_scale: Any = None,
     out: Any = None,
 ) -> Any:
     weight, launched = known_weight(qweight, scales, zeros, perm, k, n, group_size, format, tensor_scale)
@@ -147,8 +147,8 @@ def marlin_moe(
     *,
     expert_map: Any = None,
     format: str = "int4",
-    w1_tensor_scale: float = 1.0,
-    w2_tensor_scale: float = 1.0,
+    w1_tensor_scale: Any = None,
+    w2_tensor_scale: Any = None,
     out: Any = None,
 ) -> Any:
     first, second = (w1, w1_scales, w1_zeros), (w2, w2_scales, w2_zeros)

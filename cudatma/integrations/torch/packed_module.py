@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from cudatma.errors import ArgumentTypeError
+from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch.weights import forget
 
 
 class PackedModule(torch.nn.Module):  # type: ignore[misc]
     """A module whose buffers are the arrays of a packed weight. Its dtype cannot be changed."""
+
+    format: str
 
     @property
     def dtype(self) -> Any:
@@ -25,16 +27,32 @@ class PackedModule(torch.nn.Module):  # type: ignore[misc]
         if converted != self.dtype:
             remedy = "quantize the weight again for this dtype, or call .to(device) without a dtype"
             raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the dtype of the layer", remedy)
-        return super()._apply(fn, recurse)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Raise ArgumentTypeError if a tensor has a different dtype, because load_state_dict() would round it."""
-        for name in ("qweight", "scales", "zeros", "perm", "bias"):
+        def keep_tensor_scale(tensor: Any) -> Any:
+            """Apply fn without changing the type of the tensor scale."""
+            return fn(tensor) if tensor is not self.tensor_scale else fn(tensor.view(torch.int32)).view(tensor.dtype)
+
+        return super()._apply(keep_tensor_scale, recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Record the format in the metadata of a state dict, which torch.save() stores."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["format"] = self.format
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """Raise an error if the format or the dtype of a tensor differs, because load_state_dict() would round it."""
+        if (stored := metadata.get("format", self.format)) != self.format:
+            remedy = f"create the layer with format={stored!r}"
+            raise QuantizationError(f"{prefix}format", repr(stored), f"{self.format!r}, the layer's format", remedy)
+        for name in ("qweight", "scales", "zeros", "perm", "bias", "tensor_scale"):
             loaded, own = state_dict.get(prefix + name), getattr(self, name, None)
             if isinstance(loaded, torch.Tensor) and own is not None and loaded.dtype != own.dtype:
                 raise ArgumentTypeError(
                     f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype}, the dtype of the layer"
                 )
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
         if not self.qweight.is_meta:
             forget(self.qweight)

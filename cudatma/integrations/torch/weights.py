@@ -22,6 +22,7 @@ from cudatma.arrays import ArrayInfo, describe, with_cupy
 from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError
+from cudatma.integrations.torch.fakes import check_tensor_scale
 from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.gemm import weight_of
@@ -32,6 +33,7 @@ from cudatma.pipeline import align_up
 from cudatma.quantization import PackedExperts, PackedWeight
 from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.namespaces import bfloat16_view
+from cudatma.quantization.weight_format import weight_format
 
 #: Key of the PackedExperts among the attachments of its weight.
 _EXPERTS = "experts"
@@ -60,11 +62,12 @@ def packed_weight(
     n: int,
     group_size: int,
     format: str = "int4",
-    tensor_scale: float = 1.0,
+    tensor_scale: Any = None,
 ) -> PackedWeight:
     """Return a PackedWeight that uses the memory of a weight's tensors.
 
-    The tensors must have the layout and dtypes of PackedWeight.
+    The tensors must have the layout and dtypes of PackedWeight. ``tensor_scale`` is an fp32 tensor without dimensions,
+    or None for 1.
 
     Call forget() after changing inference tensors in place, because they have no version counters. Raises the errors of
     PackedWeight for invalid shapes and values. Raises ArgumentError if autograd records a gradient of the scales or if
@@ -83,7 +86,7 @@ def known_weight(
     n: int,
     group_size: int,
     format: str = "int4",
-    tensor_scale: float = 1.0,
+    tensor_scale: Any = None,
 ) -> tuple[PackedWeight, Weight]:
     """Return the result of packed_weight() and its launch arrays. Raises the errors of packed_weight()."""
     if scales.requires_grad:
@@ -106,13 +109,15 @@ def known_weight(
         scales.dtype,
         None if zeros is None else _facts(zeros),
         None if perm is None else _facts(perm),
+        format,
+        None if tensor_scale is None else _facts(tensor_scale),
     )
     entry = _known.get(address)
     if entry is not None and entry.facts == facts:
         return entry.weight, entry.launched
-    weight = _create((qweight, scales, zeros, perm), k, n, group_size, format, tensor_scale)
+    weight = _create(qweight, scales, zeros, perm, k, n, group_size, format, tensor_scale)
     launched = weight_of(weight)
-    tensors = [tensor for tensor in (qweight, scales, zeros, perm) if tensor is not None]
+    tensors = [tensor for tensor in (qweight, scales, zeros, perm, tensor_scale) if tensor is not None]
     storages = tuple([StorageWeakRef(tensor.untyped_storage()) for tensor in tensors])
     for other, old in list(_known.items()):
         if any(storage.expired() for storage in old.storages):
@@ -132,7 +137,7 @@ def known_experts(
     intermediate: int,
     group_sizes: tuple[int, int],
     format: str = "int4",
-    tensor_scales: tuple[float, float] = (1.0, 1.0),
+    tensor_scales: tuple[Any, Any] = (None, None),
 ) -> tuple[PackedExperts, PackedExperts]:
     """Return the weights of a layer of experts, which use the memory of their tensors.
 
@@ -163,8 +168,13 @@ def forget(qweight: Any) -> None:
 
 
 def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
-    """Return copies of qweight, scales, zeros and perm, by name, as tensors on the weight's device, or None."""
+    """Return copies of qweight, scales, zeros and perm, by name, as tensors on the weight's device, or None.
+
+    A weight in a format with a tensor scale also has the entry tensor_scale.
+    """
     tensors = {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
+    if weight_format(weight.format).has_tensor_scale:
+        tensors["tensor_scale"] = torch.tensor(weight.tensor_scale, device=tensors["scales"].device)
     if weight.device is not None:  # CuPy may reuse the memory as soon as the weight is deleted.
         torch.cuda.current_stream(weight.device).synchronize()
     return tensors
@@ -177,13 +187,23 @@ def _facts(tensor: Any) -> tuple[Any, ...]:
 
 
 def _create(
-    parts: tuple[Any, Any, Any, Any], k: int, n: int, group_size: int, format: str, tensor_scale: float
+    qweight: Any,
+    scales: Any,
+    zeros: Any,
+    perm: Any,
+    k: int,
+    n: int,
+    group_size: int,
+    format: str,
+    tensor_scale: Any,
 ) -> PackedWeight:
-    tensors = dict(zip(("qweight", "scales", "zeros", "perm"), parts, strict=True))
+    tensors = {"qweight": qweight, "scales": scales, "zeros": zeros, "perm": perm}
     infos = {name: describe(tensor, name) for name, tensor in tensors.items() if tensor is not None}
     dtype, device = infos["scales"].dtype.name, infos["qweight"].device
     if dtype not in ACTIVATION_TYPES:
         raise ArgumentTypeError("scales.dtype", dtype, ", ".join(ACTIVATION_TYPES))
+    if tensor_scale is not None:
+        check_tensor_scale(tensor_scale, scales, format)
     with contextlib.nullcontext() if device is None else _reading(device):
         arrays = {name: _view(info) for name, info in infos.items()}
         return PackedWeight(
@@ -195,7 +215,7 @@ def _create(
             group_size=int(group_size),
             dtype=dtype,
             format=format,
-            tensor_scale=float(tensor_scale),
+            tensor_scale=1.0 if tensor_scale is None else tensor_scale.item(),
         )
 
 

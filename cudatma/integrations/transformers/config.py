@@ -10,11 +10,10 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.quantization.conversion.folder import METHOD, quantization_config
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
-from cudatma.quantization.packed import check_group_size
 from cudatma.quantization.storage import supported_versions
 from cudatma.quantization.weight_format import weight_format
 
-_FACTS = ("group_size", "symmetric", "act_order", "format", "tensor_scale")
+_FACTS = ("group_size", "symmetric", "act_order", "format")
 
 
 class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -23,16 +22,16 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
     Parameters
     ----------
     group_size, symmetric, clip_search, format : int, bool, bool, str
-        Options of ``cudatma.quantize``. The default format is "int4".
+        Options of ``cudatma.quantize``.
     modules_to_not_convert : sequence of str, optional
         Modules that stay float. An entry matches the whole name of a module, the end of the name or a prefix, as in
         transformers. The head and tied weights always stay float.
     vision_tower : bool, default False
         Whether to also quantize the encoders of images, video and audio.
-    dtype, act_order, tensor_scale, layers, source, bits, layout_version : optional
+    dtype, act_order, layers, source, bits, layout_version : optional
         Fields that `cudatma convert` and save_pretrained() write. ``dtype`` is the type of the scales. ``layers`` maps
-        the name of each packed layer to the facts that differ from group_size, symmetric, act_order, format and
-        tensor_scale. ``source`` is the quantization_config of the model that load() packs.
+        the name of each packed layer to the facts that differ from group_size, symmetric, act_order and format.
+        ``source`` is the quantization_config of the model that load() packs.
     quant_method : str
         Ignored. Accepted because config.json contains this key.
 
@@ -44,30 +43,32 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def __init__(
         self,
-        group_size: int = 128,
+        group_size: int | None = None,
         symmetric: bool = True,
         clip_search: bool = False,
         modules_to_not_convert: Sequence[str] | None = None,
         vision_tower: bool = False,
         *,
+        format: str = "int4",
         dtype: str | None = None,
         act_order: bool = False,
-        format: str = "int4",
-        tensor_scale: float = 1.0,
         layers: Mapping[str, Mapping[str, Any]] | None = None,
         source: Mapping[str, Any] | None = None,
         bits: int | None = None,
         layout_version: int = LAYOUT_VERSION,
         quant_method: str = METHOD,
     ) -> None:
-        check_group_size(group_size, format)
+        kind = weight_format(format)
+        group_size = kind.default_group_size if group_size is None else group_size
+        kind.check_group_size(group_size)
         flags = {"symmetric": symmetric, "clip_search": clip_search, "act_order": act_order}
         for name, flag in (flags | {"vision_tower": vision_tower}).items():
             if type(flag) is not bool:
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
-        expected = weight_format(format).bits
-        if bits not in (None, expected):
-            raise QuantizationError("bits", repr(bits), f"{expected} for format {format!r}")
+        if not symmetric and not kind.has_zeros:
+            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
+        if bits not in (None, kind.bits):
+            raise QuantizationError("bits", repr(bits), f"{kind.bits} for format {format!r}")
         if layout_version not in supported_versions():
             supported = ", ".join(map(str, supported_versions()))
             raise QuantizationError("layout_version", layout_version, supported, "convert the checkpoint again")
@@ -82,8 +83,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
                     f"layers[{name!r}]", repr(facts)[:80], f"a mapping with keys from {', '.join(_FACTS)}"
                 )
         self.quant_method = METHOD
-        self.bits, self.layout_version, self.dtype = expected, layout_version, dtype
-        self.format, self.tensor_scale = format, tensor_scale
+        self.format, self.bits, self.layout_version, self.dtype = format, kind.bits, layout_version, dtype
         self.group_size, self.symmetric, self.act_order = group_size, symmetric, act_order
         self.clip_search, self.vision_tower = clip_search, vision_tower
         self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
@@ -91,7 +91,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.source = None if source is None else dict(source)
 
     def facts(self, layer: str) -> dict[str, Any]:
-        """Return group_size, symmetric, act_order, format and tensor_scale of a packed layer.
+        """Return group_size, symmetric, act_order and format of a packed layer.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Returns
         -------
         dict
-            The values by name.
+            The four values by name.
         """
         own = (self.layers or {}).get(layer, {})
         return {name: own.get(name, getattr(self, name)) for name in _FACTS}
@@ -118,8 +118,9 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """
         if layers:
             section = quantization_config({name: dict(facts) for name, facts in layers.items()}, dtype)
+            section = {"format": "int4", **section}
             for name in ("dtype", "layers", "bits", *_FACTS):
-                setattr(self, name, section.get(name, getattr(self, name)))
+                setattr(self, name, section[name])
         self.source = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,11 +129,8 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Returns
         -------
         dict
-            The options, without values that are None and without the defaults of ``vision_tower`` and ``format``.
+            The options, without values that are None, ``vision_tower=False`` and ``format="int4"``.
         """
         content: dict[str, Any] = super().to_dict()
-        if not self.vision_tower:
-            del content["vision_tower"]
-        if self.format == "int4":
-            del content["format"], content["tensor_scale"]
-        return {name: value for name, value in content.items() if value is not None}
+        omitted = {"vision_tower": False, "format": "int4"}
+        return {name: value for name, value in content.items() if value != omitted.get(name)}

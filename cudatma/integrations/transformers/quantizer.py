@@ -45,7 +45,6 @@ from cudatma.quantization.conversion.model_class import (
     renaming,
     unsupported_experts,
 )
-from cudatma.quantization.conversion.report import packed_facts
 from cudatma.quantization.conversion.source import tower_layers, unsuitable
 from cudatma.quantization.formats import Format
 from cudatma.quantization.safetensors_file import open_safetensors
@@ -166,7 +165,7 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         distributed = DistributedConfig.from_dict(settings)
     if (count := distributed.tp_size or 1) > 1:
         remedy = "load the model on one GPU, serve it with vLLM, or shard layers with ColumnParallel and RowParallel"
-        raise ArgumentError("tp_size", count, "1 because int4 layers are not sharded across processes", remedy)
+        raise ArgumentError("tp_size", count, "1 because packed layers are not sharded across processes", remedy)
 
 
 def packing_conversions(
@@ -193,7 +192,7 @@ def packing_conversions(
 def _fill(module: MarlinLinear | ExpertWeights, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
     """Set the layer's buffers and return them by their full names. transformers checks the shapes of the buffers."""
     buffers = {}
-    module.group_size, module.format, module.tensor_scale = weight.group_size, weight.format, weight.tensor_scale
+    module.group_size, module.format = weight.group_size, weight.format
     for name, tensor in weight_tensors(weight).items():
         if name in module._buffers:
             tensor = None if tensor is None else tensor.to(device)
@@ -234,7 +233,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         stated = self.quantization_config.dtype
         chosen = getattr(torch, stated) if stated else dtype if dtype in _DTYPES else torch.float16
         if chosen != dtype:
-            _log.warning_once(f"cudatma loads the model in {chosen}, the type of its int4 layers, instead of {dtype}.")
+            _log.warning_once(
+                f"cudatma loads the model in {chosen}, the type of its packed layers, instead of {dtype}."
+            )
         return chosen
 
     def _process_model_before_weight_loading(
@@ -357,7 +358,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         """Return the converters that pack layers from another tool, or that load packed experts."""
         if self.statement is not None:
             return packing_conversions(self.statement.format, self.layer_facts, self.expert_facts)
-        pattern = r"^(.+\.experts\.(?:gate_up_proj|down_proj)\.(?:qweight|scales|zeros))$"
+        pattern = r"^(.+\.experts\.(?:gate_up_proj|down_proj)\.(?:qweight|scales|zeros|tensor_scale))$"
         return [WeightConverter(source_patterns=pattern, target_patterns=r"\1", operations=[Keep()])]
 
     def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
@@ -430,7 +431,7 @@ def _untie(model: Any, modules: Iterable[str]) -> None:
 def _facts(layer: MarlinLinear | ExpertWeights) -> dict[str, Any]:
     order = isinstance(layer, MarlinLinear) and layer.perm is not None
     facts = {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
-    return packed_facts(facts, layer.format, layer.tensor_scale)
+    return facts | {"format": layer.format}
 
 
 def _packs(conversion: Any) -> bool:
@@ -443,7 +444,7 @@ def _stacks(conversion: Any, experts: Iterable[str]) -> bool:
     return any(target.lstrip("^").rstrip("$") in name for target in targets for name in experts)
 
 
-_ARRAYS = ("qweight", "scales", "zeros", "perm")
+_ARRAYS = ("qweight", "scales", "zeros", "perm", "tensor_scale")
 
 
 def open_files(files: Iterable[str]) -> Checkpoint:
@@ -463,6 +464,7 @@ def require_arrays(
             if part in _ARRAYS}  # fmt: skip
     for layer, facts in layers.items():
         absent = {"zeros": facts["symmetric"], "perm": not facts["act_order"]}
+        absent["tensor_scale"] = not weight_format(facts["format"]).has_tensor_scale
         required = [part for part in _ARRAYS if not absent.get(part)]
         missing = [part for part in required if f"{layer}.{part}" not in stored]
         if missing:

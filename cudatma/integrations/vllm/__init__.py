@@ -37,7 +37,7 @@ def register() -> None:
     if importlib.util.find_spec("cupy") is None:
         log.warning("cudatma does not register a kernel with vLLM because CuPy is not installed; run %s", INSTALL_CUDA)
         return
-    for name, add in (("linear layers", _add_linear), ("experts", _add_experts)):
+    for name, add in (("linear layers", _add_linear), ("experts", _add_experts), ("fp4 layers", _add_fp4)):
         try:
             add()
         except (ImportError, AttributeError, KeyError) as error:
@@ -69,3 +69,15 @@ def _add_experts() -> None:
     from cudatma.integrations.vllm.moe import install
 
     install()
+
+
+def _add_fp4() -> None:
+    from vllm.model_executor.kernels import linear
+    from vllm.platforms import PlatformEnum
+
+    from cudatma.integrations.vllm.fp4_kernels import CudatmaMxFp4LinearKernel, CudatmaNvFp4LinearKernel
+
+    lists = linear._POSSIBLE_MXFP4_KERNELS[PlatformEnum.CUDA], linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
+    for kernels, kernel in zip(lists, (CudatmaMxFp4LinearKernel, CudatmaNvFp4LinearKernel), strict=True):
+        if kernel not in kernels:
+            kernels.insert(0, kernel)

@@ -1,9 +1,9 @@
 """A linear kernel with vLLM's interface. This module does not import vLLM. kernel.py adds vLLM's base class.
 
-vLLM's q is int32 (K / 8, N), where a word holds eight consecutive rows, lowest nibble first. The zero points are int32
-(G, N / 8), where a word holds eight consecutive columns. torch repacks q and the zero points on their device. The
-result equals that of ``quantization.pack``, which takes one byte per value. quantization/layout_v1.py defines the
-layout.
+vLLM's q is int32 (K / 8, N) for 4-bit weights, where a word holds eight consecutive rows, lowest nibble first, and
+int32 (K / 4, N) for 8-bit weights. The zero points are int32 (G, N / 8), where a word holds eight consecutive columns.
+torch repacks q and the zero points on their device. The result equals that of ``quantization.pack``, which takes one
+byte per value. quantization/layout_v1.py defines the layout.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cudatma.quantization import GROUP_SIZES
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, SYMMETRIC_ZERO, blocks, group_count
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.scale_range import ScaleFit, fit_scales
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
 
 
 class LayerConfig(Protocol):
@@ -41,22 +42,36 @@ class LayerConfig(Protocol):
 def refusal(config: LayerConfig) -> str | None:
     """Return the reason why marlin_gemm does not support a layer, or None if it does."""
     (k, n), size = config.partition_weight_shape, config.group_size
-    expected = "uint4" if config.zero_points else "uint4b8"
-    if str(config.weight_type) != expected:
+    expected = ("uint4",) if config.zero_points else ("uint4b8", _INT8)
+    if str(config.weight_type) not in expected:
         points = "with" if config.zero_points else "without"
-        return f"the weight type must be {expected} {points} zero points, got {config.weight_type}"
+        return f"the weight type must be {' or '.join(expected)} {points} zero points, got {config.weight_type}"
     if config.act_type not in (torch.float16, torch.bfloat16):
         return f"activations must be torch.float16 or torch.bfloat16, got {config.act_type}"
     if config.out_type not in (None, config.act_type):
         return f"results must be {config.act_type}, the type of the activations, got {config.out_type}"
     if size not in GROUP_SIZES:
         return f"the group size must be one of {', '.join(map(str, GROUP_SIZES))}, got {size}"
-    multiple = WORD_VALUES if size == -1 else size
+    values = BYTES_PER_WORD if str(config.weight_type) == _INT8 else WORD_VALUES
+    multiple = values if size == -1 else size
     if k % multiple:
         return f"K must be a multiple of {multiple} on each rank, got K = {k} (N = {n})"
     if getattr(config, "has_g_idx", False):  # vLLM before 0.33.
         return "the weight is in activation order"
     return None
+
+
+def prepare_layer(*weight: Any, max_m: int | None, batch_invariant: bool) -> None:
+    """Compile and load the kernels that a layer will need for batches of up to ``max_m`` tokens.
+
+    ``weight`` are the arguments of packed_weight(). The first call also prepares the process.
+    """
+    _enable_direct_calls()
+    if not weight[0].is_cuda:
+        return
+    share_captured_workspaces()  # vLLM runs its graphs one after another.
+    if max_m is not None:
+        warm_up([packed_weight(*weight)], min(max_m, LARGEST_M), batch_invariant=batch_invariant)
 
 
 class PackedLayer:
@@ -75,6 +90,7 @@ class PackedLayer:
     w_q_name: str
     w_s_name: str
     w_zp_name: str | None
+    _format = "int4"
     _fit: ScaleFit | None = None
 
     @property
@@ -98,7 +114,10 @@ class PackedLayer:
         """
         config, names = self.config, (self.w_q_name, self.w_s_name, self.w_zp_name)
         loaded = [_input_major(layer, name) for name in names[: 2 + config.zero_points]]
-        packed = repack(*loaded, n=config.partition_weight_shape[1], group_size=config.group_size)
+        k, n = config.partition_weight_shape
+        self._format = "int8" if str(config.weight_type) == _INT8 else "int4"
+        function = repack if self._format == "int4" else repack_int8
+        packed = function(*loaded, n=n, group_size=config.group_size)
         self._keep_fit(packed[1])
         for name, tensor in zip(names, packed, strict=True):
             if name is None or not hasattr(layer, name):
@@ -106,24 +125,19 @@ class PackedLayer:
             # vLLM's parameter classes run Python code at each access, so plain parameters are used. None means that all
             # zero points are 8.
             setattr(layer, name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
-        _enable_direct_calls()
-        if not packed[0].is_cuda:
-            return
-        share_captured_workspaces()  # vLLM runs its graphs one after another.
-        if self.max_m is not None:
-            k, n = config.partition_weight_shape
-            weight = packed_weight(*packed, None, k, n, config.group_size)
-            warm_up([weight], min(self.max_m, LARGEST_M), batch_invariant=self.batch_invariant)
+        weight = *packed, None, k, n, config.group_size, self._format
+        prepare_layer(*weight, max_m=self.max_m, batch_invariant=self.batch_invariant)
 
     def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
         """Return x W + bias (..., N) for x (..., K), with torch.ops.cudatma.marlin_gemm."""
         config, (k, n) = self.config, self.config.partition_weight_shape
         qweight, scales = getattr(layer, self.w_q_name), getattr(layer, self.w_s_name)
         zeros = getattr(layer, self.w_zp_name) if config.zero_points and self.w_zp_name else None
-        return MARLIN_GEMM(x, qweight, scales, zeros, None, bias, k, n, config.group_size, self.batch_invariant)
+        facts = config.group_size, self.batch_invariant, self._format
+        return MARLIN_GEMM(x, qweight, scales, zeros, None, bias, k, n, *facts)
 
     def _keep_fit(self, scales: Any) -> None:
-        fit = fit_scales(host_array(scales, self.w_s_name))
+        fit = ScaleFit() if self._format == "int8" else fit_scales(host_array(scales, self.w_s_name))
         if self._fit not in (None, fit):
             remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
             raise QuantizationError(
@@ -151,10 +165,13 @@ def _input_major(layer: Any, name: Any) -> Any:
     return parameter.data.t() if parameter.output_dim == 0 else parameter.data
 
 
-#: Number of four-bit values per 32-bit word.
-WORD_VALUES = 8
+#: Number of four-bit and of eight-bit values per 32-bit word.
+WORD_VALUES, BYTES_PER_WORD = 8, 4
+#: vLLM's name of 8-bit weights whose codes are the values plus 128.
+_INT8 = "uint8b128"
 #: Factor that copies a nibble to both halves of a byte.
 _TWICE = 0x11
+_INT8_ZERO = WEIGHT_FORMATS["int8"].zero_code
 
 
 def repack(
@@ -201,6 +218,23 @@ def pack_columns(words: Any, scales: Any, zeros: Any | None, group_size: int) ->
     padding = zeros[0] if zeros is not None and group_size == -1 else None
     packed_zeros = None if zeros is None else _ordered(zeros, SYMMETRIC_ZERO)
     return _packed(words, padding), _ordered(scales, 0), packed_zeros
+
+
+def pack_words(words: Any, scales: Any) -> tuple[Any, Any]:
+    """Pack words int32 (K / 8, N) of 4-bit codes, and scales (G, N). Rows beyond K hold the code 8."""
+    return _packed(words, None), _ordered(scales, 0)
+
+
+def repack_int8(words: Any, scales: Any, *, n: int, group_size: int) -> tuple[Any, Any, None]:
+    """Return the result of repack() for words int32 (K / 4, N) of 8-bit codes, lowest byte first."""
+    k = words.shape[0] * BYTES_PER_WORD
+    _require("words", words, (k // BYTES_PER_WORD, n))
+    _require("scales", scales, (group_count(k, group_size), n))
+    q = words.new_full((blocks(k) * BLOCK, blocks(n) * BLOCK), _INT8_ZERO, dtype=torch.uint8)
+    q[:k, :n] = _bytes(words).permute(0, 2, 1).reshape(k, n)
+    split = q.view(-1, 2, 2, 4, 2, blocks(n), 4, 2, 8)  # k32 j r1 t h n64 c r0 g
+    qweight = split.permute(5, 0, 6, 8, 3, 1, 2, 4, 7).reshape(-1, BLOCK_BYTES)  # n64 k32 c g t j r1 h r0
+    return qweight, _ordered(scales, 0), None
 
 
 def _require(field: str, tensor: Any, shape: tuple[int, int]) -> None:

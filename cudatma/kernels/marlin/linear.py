@@ -1,4 +1,4 @@
-"""The class MarlinLinear, a linear layer with an int4 weight."""
+"""The class MarlinLinear, a linear layer with a packed weight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cudatma.target import detect
 
 
 class MarlinLinear:
-    """A callable linear layer y = x W + b with an int4 weight.
+    """A callable linear layer y = x W + b with a packed weight.
 
     Parameters
     ----------
@@ -69,10 +69,11 @@ class MarlinLinear:
         weight: Any,
         bias: Any = None,
         *,
-        group_size: int = 128,
+        group_size: int | None = None,
         symmetric: bool = True,
         dtype: str = "float16",
         clip_search: bool = False,
+        format: str = "int4",
     ) -> MarlinLinear:
         """Quantize the weight (N, K) of a dense layer, as in torch and Hugging Face.
 
@@ -82,7 +83,7 @@ class MarlinLinear:
             The dense weight. The new layer is on the same device.
         bias : array (N,), optional
             The bias. Default: no bias.
-        group_size, symmetric, dtype, clip_search : int, bool, str, bool
+        group_size, symmetric, dtype, clip_search, format : int, bool, str, bool, str
             Options of ``quantize``.
 
         Returns
@@ -90,9 +91,8 @@ class MarlinLinear:
         MarlinLinear
             The quantized layer.
         """
-        packed = quantize_linear(
-            weight, group_size=group_size, symmetric=symmetric, dtype=dtype, clip_search=clip_search
-        )
+        options: dict[str, Any] = {"group_size": group_size, "symmetric": symmetric, "clip_search": clip_search}
+        packed = quantize_linear(weight, dtype=dtype, format=format, **options)
         if bias is None:
             return cls(packed)
         values = converted_bias(bias, dtype)

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, counted
 from cudatma.quantization.conversion.folder import (
@@ -30,6 +32,7 @@ from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.packed import PackedWeight, check_group_size
 from cudatma.quantization.rounding import quantize_linear
 from cudatma.quantization.safetensors_file import as_path
+from cudatma.quantization.weight_format import weight_format
 
 SHARD_BYTES = 1_000_000_000
 
@@ -252,10 +255,9 @@ def _write_shard(
             if unit.layers:
                 layer, weight = _pack(unit, source, options)
                 layers.append(layer)
-                for part in ARRAYS:
-                    if (array := getattr(weight, part)) is not None:
-                        writer.add(f"{unit.name}.{part}", array)
-                        tensors[f"{unit.name}.{part}"] = array.nbytes
+                for part, array in _arrays(weight).items():
+                    writer.add(f"{unit.name}.{part}", array)
+                    tensors[f"{unit.name}.{part}"] = array.nbytes
             else:
                 writer.copy(unit.name, source.checkpoint.files[unit.name])
                 tensors[unit.name] = unit.max_bytes
@@ -263,6 +265,14 @@ def _write_shard(
             report(unit.name, done, total)
         size, digest = writer.finish()
     return Shard(size, digest, tensors, tuple(layers))
+
+
+def _arrays(weight: PackedWeight) -> dict[str, Any]:
+    """Return the arrays of a weight by name. The tensor scale is an array because the state of a torch module is."""
+    arrays = {part: getattr(weight, part) for part in ARRAYS}
+    has_tensor_scale = weight_format(weight.format).has_tensor_scale
+    arrays["tensor_scale"] = np.array(weight.tensor_scale, np.float32) if has_tensor_scale else None
+    return {part: array for part, array in arrays.items() if array is not None}
 
 
 def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight]:
@@ -286,7 +296,6 @@ def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, P
         symmetric=weight.symmetric,
         act_order=weight.perm is not None,
         format=weight.format,
-        tensor_scale=weight.tensor_scale,
         source_bytes=source.tensor_bytes(unit.source),
         packed_bytes=weight.nbytes,
         max_error=errors[0],

@@ -254,13 +254,16 @@ def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
     """Return the quantization_config for these packed layers and their facts (LayerReport.facts).
 
-    The result contains the most common facts once. Its ``layers`` entry maps a layer's name to the facts that differ.
+    The result contains the most common facts once, except for the format int4. Its ``layers`` entry maps a layer's name
+    to the facts that differ.
     """
     common = json.loads(Counter(json.dumps(facts) for facts in layers.values()).most_common(1)[0][0])
     different = {
         name: {fact: value for fact, value in facts.items() if value != common.get(fact)}
         for name, facts in layers.items()
     }
+    if common.get("format") == "int4":
+        del common["format"]
     bits = weight_format(common.get("format", "int4")).bits
     base = {"quant_method": METHOD, "layout_version": LAYOUT_VERSION, "bits": bits, "dtype": dtype}
     return {**base, **common, "layers": different}

@@ -83,10 +83,12 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         if error:
             match.refused[layer] = error
     parameters = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    packed = {f"{module}.weight" for module in match.modules.values()}
     for name, shape in parameters.items():
-        if name in unchanged and name not in packed and checkpoint.shape(unchanged[name]) != shape:
-            tensor, allowed = unchanged[name], f"{shape}, the shape in {match.class_name}"
+        tensor = unchanged.get(name)
+        if tensor is None or checkpoint.files[tensor].tensors[tensor].dtype == "U8":  # Two codes per element.
+            continue
+        if checkpoint.shape(tensor) != shape:
+            allowed = f"{shape}, the shape in {match.class_name}"
             remedy = "correct config.json, or download the checkpoint again"
             match.refused[tensor] = WeightFileError(tensor, f"shape {checkpoint.shape(tensor)}", allowed, remedy)
     for name in _absent_parameters(model, set(match.modules.values()), loaded):

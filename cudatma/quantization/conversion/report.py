@@ -37,8 +37,6 @@ class LayerReport:
         Whether the layer's rows are permuted.
     format : str
         Format of the codes; see ``PackedWeight``.
-    tensor_scale : float
-        Factor of the whole weight.
     source_bytes : int
         Size of the source tensors in bytes, without the bias.
     packed_bytes : int
@@ -55,7 +53,6 @@ class LayerReport:
     symmetric: bool
     act_order: bool
     format: str
-    tensor_scale: float
     source_bytes: int
     packed_bytes: int
     max_error: float
@@ -64,8 +61,7 @@ class LayerReport:
     @property
     def facts(self) -> dict[str, Any]:
         """Metadata needed to create the layer before its arrays are read."""
-        facts = {"group_size": self.group_size, "symmetric": self.symmetric, "act_order": self.act_order}
-        return packed_facts(facts, self.format, self.tensor_scale)
+        return {name: getattr(self, name) for name in ("group_size", "symmetric", "act_order", "format")}
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> LayerReport:
@@ -92,11 +88,6 @@ class LayerReport:
         if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["name"], str):
             raise WeightFileError(where, repr(value)[:80], ", ".join(sorted(names)), "convert to another folder")
         return cls(**{**value, "shape": tuple(value["shape"])})
-
-
-def packed_facts(facts: dict[str, Any], format: str, tensor_scale: float) -> dict[str, Any]:
-    """Return facts with the format and the tensor scale, which are omitted for int4."""
-    return facts if format == "int4" else {**facts, "format": format, "tensor_scale": tensor_scale}
 
 
 @dataclass(frozen=True, slots=True)

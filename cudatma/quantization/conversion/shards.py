@@ -166,7 +166,7 @@ def _joined(first: bytes, data: Any) -> str:
 
 
 #: Number of dimensions of each array of a packed layer. The names do not include the layer's prefix.
-ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1}
+ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1, "tensor_scale": 0}
 
 
 @dataclass(frozen=True, slots=True)
