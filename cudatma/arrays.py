@@ -140,8 +140,8 @@ def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]
 def describe(array: object, field: str = "array") -> ArrayInfo:
     """Return the ArrayInfo of an array from any library. An ArrayInfo is returned unchanged.
 
-    ``field`` is the argument's name in error messages. The function does not wait for the producer of the array. Raises
-    ArgumentTypeError if the object is not a dense array, and DriverError if the device of a
+    ``field`` is the argument's name in error messages. This function does not wait for the producer of the array.
+    Raises ArgumentTypeError if the object is not a dense array, and DriverError if the device of a
     ``__cuda_array_interface__`` pointer must be determined and there is no driver.
     """
     if isinstance(array, ArrayInfo):
@@ -174,7 +174,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     is_nested = getattr(tensor, "is_nested", False)
     if tensor.layout is not torch.strided or is_nested or place not in ("cuda", "cpu"):
         kind = "nested" if is_nested else str(tensor.layout)
-        raise ArgumentTypeError(field, f"a {kind} tensor on {place}", "a strided tensor on cuda or cpu")
+        raise ArgumentTypeError(field, f"a {kind} tensor on {place}", "a strided tensor on a CUDA device or the CPU")
     dtype = _TORCH_DTYPES.get(str(tensor.dtype)[len("torch.") :])
     if dtype is None:
         raise ArgumentTypeError(field, str(tensor.dtype), ", ".join(_TORCH_DTYPES), "view it as uint8")
@@ -183,7 +183,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
         raise ArgumentTypeError(
             field,
             "a lazily negated or conjugated tensor",
-            "a tensor whose memory contains its values",
+            "a tensor whose memory holds its actual values",
             "pass tensor.clone()",
         )
     strides = tuple([s * dtype.itemsize for s in tensor.stride()])
@@ -195,7 +195,10 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
         raise ArgumentTypeError(field, got, "an ordinary tensor", str(error)) from error
     if not pointer and tensor.numel():
         raise ArgumentError(
-            f"{field}.pointer", "0x0", "the address of the tensor's memory", "check whether its storage was freed"
+            f"{field}.pointer",
+            "0x0",
+            "the address of the tensor's memory",
+            "check whether the storage of the tensor was freed",
         )
     return ArrayInfo(pointer, tuple(tensor.shape), strides, dtype, device, tensor, "torch")
 
@@ -212,14 +215,14 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
         strides = dense_strides(shape, dtype) if strides is None else tuple(operator.index(s) for s in strides)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArgumentTypeError(
-            field, f"an invalid __cuda_array_interface__ ({error})", "typestr, shape and data as in version 3"
+            field, f"an invalid one ({error})", "an array with a __cuda_array_interface__ of version 3"
         ) from error
     if len(strides) != len(shape):
         raise ArgumentTypeError(
-            field, f"{len(strides)} strides for {len(shape)} dimensions", "one stride per dimension"
+            field, f"{len(strides)} strides for {len(shape)} dimensions", "an array with one stride per dimension"
         )
     if any(n < 0 for n in shape):
-        raise ArgumentError(f"{field}.shape", shape, "extents of at least 0")
+        raise ArgumentError(f"{field}.shape", shape, "a tuple of nonnegative integers")
     # Arrays without elements have address 0 in this interface.
     if not 0 <= pointer < _ADDRESSES or (pointer == 0 and 0 not in shape):
         raise ArgumentError(f"{field}.pointer", hex(pointer), "the address of the array's memory on a device")
@@ -260,7 +263,7 @@ def pointer_device(pointer: int, field: str = "pointer") -> int:
     ordinal = ctypes.c_int(-1)
     code = _pointer_attribute()(ctypes.byref(ordinal), ctypes.c_int(_POINTER_DEVICE_ORDINAL), ctypes.c_uint64(pointer))
     if code != 0 or ordinal.value < 0:
-        raise ArgumentError(field, hex(pointer), "an address that CUDA allocated or registered")
+        raise ArgumentError(field, hex(pointer), "an address that was allocated by or registered with CUDA")
     return ordinal.value
 
 
@@ -277,10 +280,16 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
         place, _ = (int(part) for part in array.__dlpack_device__())
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            field, f"an invalid __dlpack_device__ ({error})", "(device type, device number)"
+            field,
+            f"an invalid one ({error})",
+            "an array whose __dlpack_device__() returns (device type, device number)",
         ) from error
     if place not in (_DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED):
-        raise ArgumentTypeError(field, f"DLPack device type {place}", "CPU (1), CUDA (2) or CUDA managed memory (13)")
+        raise ArgumentTypeError(
+            field,
+            f"DLPack device type {place}",
+            "an array on DLPack device type 1 (CPU), 2 (CUDA) or 13 (CUDA managed memory)",
+        )
     try:
         if place == _DLPACK_HOST:
             return _from_numpy(np.from_dlpack(array), array, "dlpack")
@@ -290,17 +299,16 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
         # reader on another stream must therefore wait for CuPy's stream.
         view = cupy.from_dlpack(array)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentTypeError(field, f"a DLPack producer that cannot be read ({error})", _ACCEPTED) from error
+        raise ArgumentTypeError(field, f"a DLPack producer that raises {error!r}", _ACCEPTED) from error
     device = view.data.device_id
     producer = current_stream("cupy", device)
     return ArrayInfo(view.data.ptr, view.shape, view.strides, view.dtype, device, view, "dlpack", producer=producer)
 
 
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
-    """Return whether two arrays may share a byte. The result is False only if they certainly do not.
+    """Return whether two arrays may share a byte. False means that they certainly do not.
 
-    The function compares byte extents. It also recognizes that windows of one buffer with the same row pitch are
-    disjoint if their columns are.
+    Byte extents are compared. Windows of one buffer with the same row pitch are also disjoint if their columns are.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False
@@ -326,13 +334,12 @@ def _rows(array: ArrayInfo) -> tuple[int, int]:
 
 
 def empty_like_library(reference: object, shape: Sequence[int], dtype: object, stream: int | None = None) -> Any:
-    """Return an uninitialized C-ordered array of the reference's library and device.
+    """Return an uninitialized C-ordered array with the library and device of the reference.
 
     CuPy, torch and NumPy allocate their own arrays. For ``__cuda_array_interface__`` and DLPack producers, the result
-    is a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the stream that writes the
-    array first, by default the library's current stream. A library reuses memory in the order of the stream on which
-    the memory was allocated. On any other stream, a previous array may therefore still use the memory. Raises
-    ArgumentTypeError if torch has no corresponding dtype.
+    is a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the first stream that writes
+    to the array, by default the library's current stream. On any other stream, a previous array may still use the
+    memory. Raises ArgumentTypeError if torch has no corresponding dtype.
     """
     info, element = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
     if info.kind == "torch":

@@ -47,9 +47,9 @@ def selected_backend(backend: str | None = None) -> str:
 
 
 def backend_for(function: str, explicit: str | None, *, has_reference: bool = True) -> str:
-    """Return selected_backend(), and warn if it uses the CPU although neither the call nor the user chose the CPU.
+    """Return selected_backend(), and warn if it falls back to the CPU.
 
-    The user chooses a backend with $CUDATMA_BACKEND.
+    There is no warning if the call or $CUDATMA_BACKEND selects the CPU.
     """
     chosen = selected_backend(explicit)
     if chosen != "cuda" and _requested(explicit) == "auto":
@@ -74,10 +74,10 @@ def _user_stacklevel() -> int:
 
 
 def device_remedy(remedy: str, device: int | None = None) -> str:
-    """Return the remedy of an error that reports a host array where a device array is needed.
+    """Return the remedy for an error about a host array where a device array is required.
 
-    The result is ``remedy`` if the machine has a usable GPU. Otherwise the result suggests the emulator. If ``device``
-    is not None, the array is on that device and the result is "", because only the backend is wrong.
+    Return ``remedy`` if the machine has a usable GPU, otherwise a suggestion to use the emulator. Return "" if
+    ``device`` is not None, because the array is then on a device and only the backend is wrong.
     """
     if device is not None:
         return ""

@@ -22,22 +22,22 @@ _formatwarning = warnings.formatwarning
 
 #: Subcommand -> (module of tools/, description). A subcommand exists if its module does.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "doctor": ("doctor", "check the driver, the GPU, NVRTC, the cache and tools, and explain problems"),
-    "demo": ("demo", "quantize a layer and run its GEMM on the GPU or on the CPU"),
-    "dump": ("dump_kernels", "write PTX, cubin, SASS and a report of kernels or compiled files, without a GPU"),
+    "doctor": ("doctor", "check the driver, GPU, NVRTC, cache and tools, and explain problems"),
+    "demo": ("demo", "quantize a layer and run its GEMM on the GPU or the CPU"),
+    "dump": ("dump_kernels", "compile or disassemble kernels into PTX, cubin, SASS and a report, without a GPU"),
     "diff": ("diff_builds", "compare two builds of kernels"),
-    "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map, its accesses and its risks"),
-    "emulate": ("emulate", "run a kernel on the CPU under many schedules, and list its hazards"),
-    "record": ("record", "record the kernel launches of a program on a GPU, for cudatma emulate"),
-    "mutants": ("mutants", "remove one synchronization of a kernel at a time, and check that the emulator reports it"),
-    "explain": ("explain", "explain a kind of hazard, or the choice of a kernel for a problem"),
-    "header": ("export_header", "export the primitives as one self-contained .cuh"),
-    "bench": ("bench", "run the benchmarks of a checkout"),
-    "tune": ("tune", "measure configurations of a GEMM or of attention on this GPU, and store the fastest"),
-    "targets": ("targets", "list the architectures and their features"),
+    "inspect": ("inspect_descriptor", "explain a tensor map: fields, layout, accesses and risks"),
+    "emulate": ("emulate", "run a kernel on the CPU under many schedules and report its hazards"),
+    "record": ("record", "record the kernel launches of a program for cudatma emulate"),
+    "mutants": ("mutants", "remove each synchronization of a kernel in turn and check that the emulator notices"),
+    "explain": ("explain", "explain a kind of hazard or the choice of a kernel for a problem"),
+    "header": ("export_header", "export the primitives as a self-contained .cuh file"),
+    "bench": ("bench", "run a benchmark from a checkout"),
+    "tune": ("tune", "measure GEMM or attention configurations on this GPU and store the fastest"),
+    "targets": ("targets", "list architectures and their features"),
     "convert": ("convert", "convert a Hugging Face model to packed int4 layers"),
-    "cache": ("artifacts", "show the folder and size of the cache of compiled kernels, or clear it"),
-    "completion": ("completion", "print a script that completes this command in bash or zsh"),
+    "cache": ("artifacts", "show the location and size of the kernel cache, or clear it"),
+    "completion": ("completion", "print a completion script for bash or zsh"),
     "version": ("version", "show the versions of cudatma and its dependencies"),
 }
 
@@ -54,7 +54,7 @@ EXAMPLES = """examples:
 def tools_package() -> ModuleType:
     """Return the package ``cudatma.tools``.
 
-    An installed cudatma contains it. In a checkout, the function imports the folder tools/ under this name.
+    In a checkout, this is the folder tools/.
     """
     try:
         return importlib.import_module("cudatma.tools")
@@ -83,7 +83,7 @@ def available() -> dict[str, str]:
 
 
 def one_line(error: CudaTmaError) -> str:
-    """Return an error as one line: its first line and, for a CompileError, NVRTC's first error."""
+    """Return the first line of an error and, for a CompileError, NVRTC's first error, as one line."""
     lines = str(error).strip().splitlines() or [""]
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):

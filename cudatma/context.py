@@ -30,7 +30,7 @@ class Device:
 
 
 class Cache(dict[Any, _Part]):
-    """Cache of the newest ``limit`` values by key. The cache is thread-safe, and readers need no lock."""
+    """Thread-safe cache of the newest ``limit`` values by key."""
 
     __slots__ = ("limit",)
 
@@ -39,7 +39,7 @@ class Cache(dict[Any, _Part]):
         self.limit = limit
 
     def put(self, key: Any, value: _Part) -> None:
-        """Store a value, and first discard the older half of the values if the cache is full."""
+        """Store a value. If the cache is full, discard the older half of the values first."""
         if len(self) >= self.limit:
             for old in list(self)[: max(1, self.limit // 2)]:
                 self.pop(old, None)
@@ -49,8 +49,8 @@ class Cache(dict[Any, _Part]):
 class Runtime:
     """State of the process: kernels, calls, plans, workspaces and tuning tables.
 
-    Each module stores its part under its own key on first use. A forked child starts with a new Runtime. A test can use
-    a separate Runtime: ``with using_runtime(Runtime()): ...``. All methods are thread-safe.
+    Each module stores its part under a key on first use. A forked child starts with a new Runtime. Tests can use a
+    separate Runtime: ``with using_runtime(Runtime()): ...``. All methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,9 @@ class Runtime:
         self._lock = threading.RLock()
 
     def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
-        """Return the part with this key.
+        """Return the part with this key, and create it with ``make`` if it is missing.
 
-        If the part is missing, ``make`` creates it. By default, the key is a class, and its constructor creates the
-        part.
+        By default, the key is a class, whose constructor creates the part.
         """
         part: _Part | None = self.parts.get(key)
         if part is None:
@@ -90,7 +89,7 @@ def using_runtime(other: Runtime) -> Iterator[Runtime]:
 
 @contextlib.contextmanager
 def using_other_devices() -> Iterator[None]:
-    """Use separate tables of devices and contexts until the block ends, and then restore those of the process."""
+    """Use separate tables of devices and contexts in a block."""
     global _initialized
     initialized, devices, contexts = _initialized, dict(_devices), dict(_contexts)
     _initialized = False
@@ -138,7 +137,7 @@ os.register_at_fork(after_in_child=_note_fork)
 def after_fork(renewed: _Renewed, renew: Callable[[_Renewed], None]) -> None:
     """Register ``renew``, which replaces the locks and handles of an object in each forked child.
 
-    Each child calls ``renew(renewed)`` as long as the object is alive.
+    ``renew`` is called only while the object is alive.
     """
     _renewals[renewed] = renew
 
@@ -148,8 +147,8 @@ def require_no_fork() -> None:
     if forked:
         raise LaunchError(
             "process",
-            f"{os.getpid()}, forked after CUDA was initialized",
-            "a process that was not forked after CUDA was initialized",
+            f"process {os.getpid()}, which was forked later",
+            "forked before CUDA was initialized",
             "start workers with multiprocessing.get_context('spawn'), or fork before the first launch",
         )
 
@@ -190,7 +189,11 @@ def device(ordinal: int) -> Device:
     driver = initialize()
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= ordinal < count:
-        raise LaunchError("device", ordinal, f"0 to {count - 1}" if count else "none: there is no CUDA device")
+        raise LaunchError(
+            "device",
+            ordinal,
+            f"0 to {count - 1}" if count else "the ordinal of a CUDA device (there is no CUDA device)",
+        )
     handle = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
     names = driver.CUdevice_attribute
     major, minor, smem, processors = (
@@ -206,7 +209,7 @@ def device(ordinal: int) -> Device:
 
 
 def primary_context(ordinal: int) -> Any:
-    """Return the primary context (CUcontext) of a device. The process retains it once."""
+    """Return the primary context (CUcontext) of a device, which the process retains once."""
     context = _contexts.get(ordinal)
     if context is None:
         device(ordinal)
@@ -232,7 +235,7 @@ def current_device() -> int:
 def using(ordinal: int) -> Iterator[Any]:
     """Make a device's primary context current inside a ``with`` block, and yield the driver of cuda.bindings.
 
-    At the end of the block, the previous context is current again. A thread that had no context keeps the primary
+    The previous context becomes current again at the end of the block. A thread without a context keeps the primary
     context, as with the CUDA runtime.
     """
     driver, primary = initialize(), primary_context(ordinal)
@@ -252,7 +255,7 @@ def using(ordinal: int) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def outside_captures(driver: Any) -> Iterator[None]:
-    """Run driver calls that allocate, free or load while this or another thread may be capturing a graph.
+    """Allow driver calls that allocate, free or load during a graph capture by this or another thread.
 
     In the default capture mode, these calls would invalidate every capture in progress. [CUDA driver API,
     cuThreadExchangeStreamCaptureMode]
@@ -267,14 +270,13 @@ def outside_captures(driver: Any) -> Iterator[None]:
 
 
 def is_capturing(driver: Any, stream: int) -> bool:
-    """Return whether a graph capture is in progress on a stream of the current context.
+    """Return whether a stream of the current context is being captured into a graph.
 
-    Raises LaunchError for the legacy default stream while another stream is capturing, because the driver cannot answer
-    in this case and a launch would invalidate the capture. Raises DriverError for any other failure. [CUDA driver API,
-    cuStreamIsCapturing]
+    Raises LaunchError for the legacy default stream while another stream is capturing, because a launch on it would
+    invalidate the capture. Raises DriverError for any other failure. [CUDA driver API, cuStreamIsCapturing]
     """
     result = driver.cuStreamIsCapturing(stream)
     if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:
-        got, allowed = "the legacy default stream while another stream captures a graph", "the stream that captures"
-        raise LaunchError("stream", got, allowed, "make the call before the capture begins")
+        got, allowed = "the legacy default stream while another stream captures a graph", "the capturing stream"
+        raise LaunchError("stream", got, allowed, "call the function before the capture begins")
     return int(check(result, "cuStreamIsCapturing")) != 0

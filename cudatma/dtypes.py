@@ -105,9 +105,9 @@ def tma_type(dtype: object) -> TmaType:
             return _BY_NUMPY[array_dtype]
         if array_dtype.name in _CARRIED:
             return TMA_TYPES[_CARRIED[array_dtype.name]]
-    remedy = "convert the array, or describe it as uint8"
+    remedy = "convert the array or describe it as uint8"
     if array_dtype == np.complex64:
-        remedy = 'pass dtype="uint64" to copy the bits, because TMA has no complex type'
+        remedy = 'TMA has no complex type, so pass dtype="uint64" to copy the bits'
     raise DescriptorError("dtype", dtype, ", ".join(TMA_TYPES), remedy)
 
 
@@ -140,4 +140,4 @@ def activation_type(dtype: object) -> ActivationType:
         name = str(dtype)
     if name in ACTIVATION_TYPES:
         return ACTIVATION_TYPES[name]
-    raise ArgumentTypeError("dtype", name, ", ".join(ACTIVATION_TYPES), 'pass dtype="float16" or dtype="bfloat16"')
+    raise ArgumentTypeError("dtype", name, ", ".join(ACTIVATION_TYPES), 'pass dtype="float16" or "bfloat16"')

@@ -69,6 +69,14 @@ def _given(got: object) -> str:
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
 
+def _complement(allowed: str) -> str:
+    """Return the allowed values as the end of a sentence that begins with "must be"."""
+    names = allowed.split(", ")
+    if len(names) > 1 and all(re.fullmatch(r"[^\s()]+", name) for name in names):
+        return " or ".join(names) if len(names) == 2 else f"one of {allowed}"
+    return f"from {allowed}" if re.match(r"-?\d\S* to ", allowed) else allowed
+
+
 #: Maps each CUDA release to the packages with the driver bindings, NVRTC and CuPy, which equal the extras in
 #: pyproject.toml.
 CUDA_PACKAGES = {
@@ -87,7 +95,7 @@ class BackendWarning(RuntimeWarning):
 
 
 class TuneFileWarning(RuntimeWarning):
-    """A file of tuned configurations is ignored, entirely or in part. The message gives the reason."""
+    """A file of tuned configurations is ignored, entirely or in part, for the stated reason."""
 
 
 class FieldError(CudaTmaError):
@@ -100,14 +108,14 @@ class FieldError(CudaTmaError):
     got : object
         Value received.
     allowed : str
-        Allowed values, or the condition that a value must meet.
+        Allowed values, as the end of a sentence that begins with "must be": ``"a multiple of 16 bytes"``.
+        A list of names, such as ``"float16, bfloat16"``, is also accepted.
     remedy : str, default: ""
         Imperative clause that states what the caller can do.
 
     Notes
     -----
-    The parameters are also attributes. The first line of the message states the field, the value received and the
-    allowed values.
+    The parameters are also attributes. The message is ``"{field} must be {allowed}, got {got}; {remedy}"``.
     """
 
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
@@ -115,7 +123,8 @@ class FieldError(CudaTmaError):
         is_typed = isinstance(got, str) and not field.endswith(".dtype") and not got.startswith(("torch.", "no "))
         # Suggest a correction only for a name that the user has typed.
         meant = similar(str(got), allowed.split(", ")) if is_typed else ""
-        text = f"{field}: got {_given(got)}{f' (did you mean {meant}?)' if meant else ''}; allowed: {allowed}"
+        hint = f" (did you mean {meant}?)" if meant else ""
+        text = f"{field} must be {_complement(allowed)}, got {_given(got)}{hint}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -280,7 +289,7 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
-    """A rank of a process group did not send its shard of an all-reduce in time.
+    """A rank of a process group did not send its part of an all-reduce in time.
 
     The rank has exited, or it is still busy. All later results are NaN, and the group needs a new AllReduce. A rank
     that gives up stops sending, so ``rank`` may itself have waited for another rank.
@@ -307,13 +316,13 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 def no_driver(call: str, error: Exception) -> NoReturn:
-    """Raise a DriverError that replaces the exception with which cuda.bindings reports a missing library."""
+    """Raise a DriverError in place of the exception that cuda.bindings raises for a missing library."""
     remedy = "install NVIDIA's driver, or compute on the CPU by passing NumPy arrays and backend='emulator'"
     raise DriverError(call, None, f"no CUDA driver on this machine ({error})", remedy) from error
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
-    """Return the values of a cuda.bindings result ``(code, value...)`` as None, one value or a tuple.
+    """Unpack a cuda.bindings result ``(code, value...)`` into None, one value or a tuple.
 
     Raises a DriverError with the name ``call`` if the code is not 0.
     """

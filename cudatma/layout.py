@@ -122,10 +122,9 @@ def swizzle(address: NDArray[np.int64], mode: Swizzle) -> NDArray[np.int64]: ...
 def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np.int64]:
     """Return the address at which a swizzle stores the byte that the plain layout stores at ``address``.
 
-    ``address`` must be an absolute byte address in shared memory (an int or an int64 array) and not an offset into a
-    buffer, because the hardware XORs address bits. The function is its own inverse. The flip mode also swaps the halves
-    of the 16-byte chunks in every odd 128-byte line. Source: PTX ISA 5.5.7. The 32B, 64B and 128B modes were also
-    measured.
+    ``address`` is an absolute byte address in shared memory (an int or an int64 array), not an offset into a buffer.
+    The function is its own inverse. The flip mode also swaps the halves of the 16-byte chunks in every odd 128-byte
+    line. Source: PTX ISA 5.5.7. The 32B, 64B and 128B modes were also measured.
     """
     result = address
     for mask, shift in _XOR[mode]:
@@ -134,7 +133,7 @@ def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np
 
 
 def required_alignment(mode: Swizzle) -> int:
-    """Return the alignment of the shared-memory destination in bytes: 128, 256, 512 or 1024.
+    """Return the alignment in bytes of the shared-memory destination: 128, 256, 512 or 1024.
 
     cp.async.bulk.tensor requires 128. The swizzle pattern repeats after 256 (32B), 512 (64B) or 1024 bytes (128B). With
     this alignment, a box starts at the first line of the pattern, as wgmma descriptors expect. The patterns of the ATOM
@@ -208,10 +207,10 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
     if access_bytes not in (1, 2, 4, 8, 16):
         raise ArgumentError("access_bytes", access_bytes, "1, 2, 4, 8 or 16")
     if len(lanes) > WARP_LANES:
-        raise ArgumentError("addresses", f"{len(lanes)} lanes", f"at most {WARP_LANES}")
+        raise ArgumentError("addresses", f"{len(lanes)} addresses", f"a sequence of at most {WARP_LANES}")
     for lane, address in enumerate(lanes):
         if address is not None and (address < 0 or address % access_bytes):
-            raise ArgumentError(f"addresses[{lane}]", address, f"nonnegative multiples of {access_bytes}")
+            raise ArgumentError(f"addresses[{lane}]", address, f"a nonnegative multiple of {access_bytes}")
     group = min(WARP_LANES, BANKS * BANK_BYTES // access_bytes)
     total = minimum = 0
     for start in range(0, len(lanes), group):

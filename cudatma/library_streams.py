@@ -51,7 +51,7 @@ def _cupy_stream(library: Any, stream: int, device: int) -> Any:
 
 
 def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which torch (kind "torch") or CuPy works on the stream with this handle.
+    """Return a context that makes the stream with this handle current in torch (kind "torch") or CuPy.
 
     The context does nothing if the stream is None or already current.
     """
@@ -96,7 +96,7 @@ def _handle_of(stream: object) -> int:
             if type(stream).__module__.split(".")[0] in ("cupy", "torch"):
                 _handle_names[type(stream)] = name
             return handle
-    allowed = "None, an int handle, a CuPy, torch or cuda.core stream"
+    allowed = "None, an int handle, or a CuPy, torch or cuda.core stream"
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # The protocol specifies a method, but early producers have an attribute.

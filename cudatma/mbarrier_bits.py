@@ -45,10 +45,9 @@ class BarrierBits:
     arrivals : int
         Arrival count of the next phase, as passed to mbarrier.init.
     pending_arrivals : int
-        Number of arrivals for which the current phase still waits.
+        Number of pending arrivals of the current phase.
     tx_bytes : int
-        Number of bytes for which the current phase still waits. It is negative if more bytes arrived than were
-        announced.
+        Number of pending bytes of the current phase, negative if more bytes arrived than were announced.
     parity : int
         Parity of the current phase. A wait for this phase passes this parity.
     unknown : int, default: 0

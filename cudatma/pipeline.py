@@ -41,7 +41,7 @@ def _whole(field: str, value: object, minimum: int, maximum: int | None = None, 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An array of which every stage of a ring contains a part.
+    """An array with one part in each stage of a ring.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Operand:
                 f"{field}.footprint_bytes",
                 self.footprint_bytes,
                 f"at least expected_bytes = {self.expected_bytes}",
-                "increase it, because the load would otherwise overwrite the next operand",
+                "increase it because the load would overwrite the next operand",
             )
 
 
@@ -109,14 +109,14 @@ class PipelineSpec:
         that arrives without bytes (cp.async, ordinary stores).
     consumer_arrivals : int, default: 1
         Number of calls to release() per slot and phase by the consumers of one CTA. 0 describes a ring without `empty`
-        barriers, in which one thread loads, stores and waits for its own bulk groups (``parts/copy_ring.cuh.j2``).
+        barriers (``parts/copy_ring.cuh.j2``).
     expect_tx_bytes : int, optional
-        Number of bytes that the kernel passes to expect_tx, if it counts them itself. It must match the operands.
+        Number of bytes that the kernel passes to expect_tx. It must match the operands.
     cluster : int, default: 1
         Number of CTAs that fill each other's slots by multicast. Each consumer then releases a slot in every CTA. The
         ``expected_bytes`` of an operand must include the bytes that other CTAs send.
     by_operand : bool, default: False
-        Whether all slots of the first operand come first, then all slots of the next.
+        Whether memory is ordered by operand and then by slot, instead of by slot and then by operand.
 
     Raises
     ------
@@ -147,22 +147,27 @@ class PipelineSpec:
         if not isinstance(self.operands, tuple) or not all(isinstance(o, Operand) for o in self.operands):
             raise ArgumentTypeError("operands", type(self.operands).__name__, "a tuple of Operand")
         if not self.operands:
-            raise ArgumentError("operands", (), "at least one Operand", "add the operands of a stage")
+            raise ArgumentError("operands", (), "a tuple of at least one Operand", "add the operands of a stage")
         names = [o.name for o in self.operands]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ArgumentError("operands", ", ".join(repeated), "different names", "rename an operand")
+            raise ArgumentError(
+                "operands",
+                f"several operands named {', '.join(repeated)}",
+                "operands with different names",
+                "rename an operand",
+            )
         waiter = "count the thread that calls expect_tx, because consumers would otherwise wait forever"
         _whole("producer_arrivals", self.producer_arrivals, 1, MBARRIER_MAX_COUNT, waiter)
         _whole("consumer_arrivals", self.consumer_arrivals, 0, MBARRIER_MAX_COUNT, "pass 0 for a ring without `empty`")
         _whole("cluster", self.cluster, 1, MAX_CLUSTER)
         if self.empty_arrivals > MBARRIER_MAX_COUNT:
-            allowed = f"at most {MBARRIER_MAX_COUNT} arrivals of all CTAs"
+            allowed = f"at most {MBARRIER_MAX_COUNT}"
             raise ArgumentError(
-                "consumer_arrivals * cluster", self.empty_arrivals, allowed, "let one thread per warp release the slot"
+                "consumer_arrivals * cluster", self.empty_arrivals, allowed, "release the slot with one thread per warp"
             )
         if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
-            allowed = f"at most {MBARRIER_MAX_TX_BYTES} bytes per stage"
+            allowed = f"small enough for {MBARRIER_MAX_TX_BYTES} bytes per stage"
             raise ArgumentError("operands", self.stage_tx_bytes, allowed, "use smaller boxes")
         if self.consumer_arrivals == 0 and self.cluster > 1:
             raise ArgumentError(
@@ -181,16 +186,16 @@ class PipelineSpec:
 
     @property
     def stage_tx_bytes(self) -> int:
-        """Number of bytes that the loads of one stage report to `full`, which is the argument of expect_tx."""
+        """Number of bytes that the loads of one stage report to `full`, the argument of expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
 
     @property
     def empty_arrivals(self) -> int:
-        """Number of consumer arrivals, from all CTAs, that free a slot, which is the arrival count of `empty`."""
+        """Number of consumer arrivals from all CTAs that free a slot, the arrival count of `empty`."""
         return self.cluster * self.consumer_arrivals
 
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
-        """Raise ArgumentError unless expect_tx announces exactly the number of bytes that a stage's loads deliver.
+        """Raise ArgumentError unless expect_tx announces exactly the bytes that a stage's loads deliver.
 
         Parameters
         ----------
@@ -402,9 +407,9 @@ class PipelineSpec:
             remedy = f"use at most {max_stages} stages"
             if max_stages < min_stages:
                 fewest = "one stage fits" if min_stages == 1 else f"{min_stages} stages fit"
-                remedy = f"choose smaller boxes, because not even {fewest}"
+                remedy = f"choose smaller boxes because not even {fewest}"
             raise ArgumentError(
-                "stages", f"{self.stages} ({total} bytes)", f"at most {limit} bytes on {target.name}", remedy
+                "stages", f"{self.stages} ({total} bytes)", f"small enough for {limit} bytes on {target.name}", remedy
             )
 
     # ---- Slots and parities of the waits in a producer's or consumer's loop

@@ -59,7 +59,7 @@ class Target:
     features : frozenset of str
         Names from ``FEATURES``.
     runs_here : bool, default: True
-        Whether cudatma launches kernels on this architecture. For sm_100, cudatma only compiles and describes kernels.
+        Whether cudatma launches kernels on this architecture. For sm_100, it only compiles and describes kernels.
     tensormap_knows_allocation : bool, default: False
         Whether a tensor map has bits that depend on the allocation at its address. If so, only the driver can change
         the address (cuTensorMapReplaceAddress). Otherwise the address is the first eight bytes.
@@ -118,7 +118,7 @@ class Target:
         feature : str
             A name from ``FEATURES``.
         purpose : str
-            Name of the operation that needs the feature. The error message contains this text.
+            Name of the operation that needs the feature, for the error message.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class Target:
         """
         if not self.has(feature):
             able = [t.name for t in TARGETS.values() if feature in t.features]
-            allowed = f"a target with {feature} ({', '.join(able)})"
+            allowed = f"one with {feature} ({', '.join(able)})"
             choice = next((name for name in able if TARGETS[name].runs_here), able[0])
             remedy = f"choose another target for {purpose}; set CUDATMA_TARGET={choice} for the emulator"
             raise TargetError("target", self.name, allowed, remedy)
@@ -247,9 +247,9 @@ def get_target(target: str | Target) -> Target:
         name = name if name.startswith("sm_") else f"sm_{name}"
         if name in TARGETS:
             return TARGETS[name]
-    remedy = "omit the target to use that of the GPU, or sm_90a if there is no GPU"
+    remedy = "omit the target to use that of the GPU, or sm_90a without a GPU"
     if isinstance(target, str) and re.fullmatch(r"(sm_)?[5-8]\d[af]?", target.strip().lower()):
-        remedy = "choose sm_90 (Hopper) or later, because TMA needs it"
+        remedy = "TMA needs sm_90 (Hopper) or later"
     raise TargetError("target", target, ", ".join(TARGETS), remedy)
 
 
@@ -263,12 +263,15 @@ def target_for(compute_capability: tuple[int, int]) -> Target:
     shown = f"compute capability {compute_capability[0]}.{compute_capability[1]}"
     if compute_capability < (9, 0):
         raise TargetError(
-            "device", shown, "at least 9.0, because TMA needs Hopper", "pass backend='emulator' to compute on the CPU"
+            "device",
+            shown,
+            "of compute capability 9.0 or later because TMA needs Hopper",
+            "pass backend='emulator' to compute on the CPU",
         )
     fitting = [t for t in TARGETS.values() if t.loads_on(compute_capability)]
     if not fitting:
         gpus = sorted({t.compute_capability for t in TARGETS.values()})
-        allowed = ", ".join(f"{major}.{minor}" for major, minor in gpus)
+        allowed = "of compute capability " + " or ".join(f"{major}.{minor}" for major, minor in gpus)
         raise TargetError("device", shown, allowed, "add a row to cudatma/target.py for this architecture")
     return max(fitting, key=lambda t: (t.name.endswith("a"), t.name.endswith("f")))
 
@@ -299,7 +302,7 @@ def detect(device: int = 0) -> Target:
 
 
 def forget_detected() -> None:
-    """Clear the cache of detect(), because the driver has been replaced."""
+    """Clear the cache of detect() after a change of driver."""
     _detect.cache_clear()
 
 
@@ -315,7 +318,9 @@ def _detect(device: int) -> Target:
         no_driver("cuInit", error)
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= device < count:
-        raise TargetError("device", device, f"0 to {count - 1}" if count else "none: this machine has no CUDA device")
+        raise TargetError(
+            "device", device, f"0 to {count - 1}" if count else "the ordinal of a CUDA device (there is no CUDA device)"
+        )
     handle = check(driver.cuDeviceGet(device), "cuDeviceGet")
     attribute = driver.CUdevice_attribute
     major, minor = (

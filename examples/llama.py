@@ -321,7 +321,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _numbers(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) > 0 for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: integers above 0, separated by commas")
+        raise argparse.ArgumentTypeError(f"must be a list of integers above 0, separated by commas, got {text}")
     return [int(part) for part in text.split(",")]
 
 

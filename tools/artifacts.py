@@ -1,4 +1,4 @@
-"""Show the folder and size of the cache of compiled kernels, or remove its content with --clear."""
+"""Show the location and size of the cache of compiled kernels, or clear it with --clear."""
 
 from __future__ import annotations
 

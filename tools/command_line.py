@@ -19,6 +19,8 @@ _OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
 _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
 _KINDS = {"int": "an integer", "float": "a number"}
 _EXCLUDED = "not allowed with argument "
+#: The message of an ArgumentTypeError that a type of this module raises.
+_REFUSED = re.compile(r"must be (?P<allowed>.+), got (?P<got>.*?)(?:; (?P<remedy>.+))?", re.DOTALL)
 _MISSING = "the following arguments are required: "
 
 
@@ -68,7 +70,9 @@ class Parser(argparse.ArgumentParser):
         for action in self.options:
             if action.dest not in ("help", *allowed) and getattr(options, action.dest) != action.default:
                 known = ", ".join(each.option_strings[0] for each in self.options if each.dest in allowed)
-                raise ArgumentError(action.option_strings[0], f"together with {purpose}", known)
+                raise ArgumentError(
+                    action.option_strings[0], "a value", f"omitted with {purpose}", f"the options are {known}"
+                )
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
         """Raise ArgumentError for the first of these arguments, which no parser accepts."""
@@ -77,7 +81,9 @@ class Parser(argparse.ArgumentParser):
         words = [name.lstrip("-") for name in known]
         meant = similar(rest[0].partition("=")[0].lstrip("-"), words)
         raise ArgumentError(
-            rest[0], f"{got} (did you mean --{meant}?)" if meant else got, f"an argument that {self.prog} --help lists"
+            rest[0],
+            f"{got} (did you mean --{meant}?)" if meant else got,
+            f"an argument that `{self.prog} --help` lists",
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -89,20 +95,21 @@ class Parser(argparse.ArgumentParser):
         """Raise ArgumentError for any other error from argparse."""
         match = _OF_ARGUMENT.fullmatch(message)
         field, got = (match["field"], match["got"]) if match else (self.prog, message)
-        got, _, allowed = got.partition("; allowed: ")
+        refused = _REFUSED.fullmatch(got)
+        allowed, got, remedy = refused.group("allowed", "got", "remedy") if refused else ("", got, None)
         action = next((action for action in self._actions if field in action.option_strings), None)
         if action is not None and not allowed:
             allowed = _KINDS.get(getattr(action.type, "__name__", ""), str(action.metavar or ""))
-        allowed = allowed or f"an argument that {self.prog} --help lists"
+        allowed = allowed or f"called as `{self.prog} --help` shows"
         if value := _WRONG_VALUE.fullmatch(got):
             got, allowed = value["got"], _KINDS.get(value["kind"], value["kind"])
         elif got.startswith(_EXCLUDED):
-            got = f"together with {got[len(_EXCLUDED) :]}"
+            got, allowed = "both", f"omitted if {got[len(_EXCLUDED) :]} is passed"
         elif got == "expected one argument":
             got = "no value"
         elif got.startswith(_MISSING):
             got = f"no {got[len(_MISSING) :]}"
-        raise ArgumentError(field, got, allowed)
+        raise ArgumentError(field, got, allowed, remedy or "")
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +120,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     add("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro; repeatable")
     add("--std", metavar="STD", help="language standard, such as c++20 (default: c++17)")
     add("--include", action="append", default=[], metavar="FILE", help="include a file before the source; repeatable")
-    add("--template", action="store_true", help="render the .cu file as a template, like a .j2 file")
+    add("--template", action="store_true", help="treat the .cu file as a template, like a .j2 file")
 
 
 def source_arguments(options: argparse.Namespace) -> dict[str, Any]:
@@ -140,7 +147,7 @@ def parser_of(module: str) -> Parser:
 
 def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     """Return a parser of integers in a range."""
-    allowed = f"an integer, at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+    allowed = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
 
     def parse(text: str) -> int:
         try:
@@ -148,7 +155,7 @@ def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
         except ValueError:
             value = minimum - 1
         if value < minimum or (maximum is not None and value > maximum):
-            raise argparse.ArgumentTypeError(f"{text}; allowed: {allowed}")
+            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
         return value
 
     parse.__name__ = "int"  # for Parser.error()
@@ -159,7 +166,7 @@ def seconds(text: str) -> float:
     """Parse a number of seconds."""
     value = _number(text)
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0 and less than 1000000")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0 and below 1000000, got {text}")
     return value
 
 
@@ -167,7 +174,7 @@ def tolerance(text: str) -> float:
     """Parse a relative error."""
     value = _number(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a finite number, at least 0")
+        raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
     return value
 
 
@@ -192,7 +199,7 @@ def _output(text: str, is_folder: bool) -> Path:
     path = Path(text)
     if problem := output_problem(path, is_folder):
         kind = "folder" if is_folder else "file"
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a writable {kind}; {problem}")
+        raise argparse.ArgumentTypeError(f"must be a writable {kind}, got {text}; {problem}")
     return path
 
 

@@ -52,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         float_options = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
         if float_options:
             raise ArgumentError(
-                float_options[0], "without --quantize", "with --quantize", "a quantized model keeps its layers"
+                float_options[0],
+                "a command without --quantize",
+                "combined with it",
+                "a quantized model keeps its layers",
             )
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -177,5 +180,5 @@ def parser() -> Parser:
 
 def _group_size(text: str) -> int:
     if text not in map(str, GROUP_SIZES):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: {', '.join(map(str, GROUP_SIZES))}")
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(map(str, GROUP_SIZES))}, got {text}")
     return int(text)

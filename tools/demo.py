@@ -1,4 +1,4 @@
-"""Quantize a layer to int4, run its GEMM with a Marlin kernel, check it for hazards and draw its pipeline.
+"""Quantize a layer to int4, run its GEMM with a Marlin kernel, check the kernel for hazards and draw its pipeline.
 
 The GEMM runs on a GPU, or on the emulator, which takes about 40 s. The pictures in out/ show how the pipeline fills and
 empties its stages. The layer is MiniLM's second feed-forward projection (1536 -> 384), from the PyPI package
@@ -269,9 +269,9 @@ def parser() -> Parser:
     """Return the parser of ``cudatma demo``."""
     result = Parser("cudatma demo", __doc__, EXAMPLES)
     choices = ("auto", "cuda", "emulator", "reference")
-    help_backend = "where the GEMM runs (default: the GPU, otherwise the emulator)"
+    help_backend = "where to run the GEMM (default: the GPU, or the emulator if there is no GPU)"
     result.add_argument("--backend", choices=choices, default="auto", help=help_backend)
-    help_group = "number of rows that share a scale; -1: all (default: 128)"
+    help_group = "number of rows that share a scale; -1: all rows (default: 128)"
     result.add_argument("--group-size", type=int, default=128, metavar="G", help=help_group)
     help_out = "output folder (default: out)"
     result.add_argument("--out", type=output_folder, default=Path("out"), metavar="DIR", help=help_out)

@@ -1,9 +1,9 @@
-"""Compare the registers, spills, shared memory, instructions, loops and code of two builds of kernels.
+"""Compare two builds of kernels: registers, spills, shared memory, instructions, loops and code.
 
-A and B are files or folders as for `cudatma dump`, or kernels that `cudatma dump --list --json` lists. If A and B
-contain one kernel each, the names of the kernels may differ. Otherwise, kernels are matched by name and target.
+A and B are files or folders, as for `cudatma dump`, or kernels listed by `cudatma dump --list --json`. If A and B each
+contain one kernel, these are compared. Otherwise, kernels are matched by name and target.
 
-The exit status is 0 if the builds are equal, 1 if they differ, and 2 if the command line is wrong.
+The exit status is 0 if the builds are equal, 1 if they differ, and 2 if the command line is invalid.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .review_files import images_of, is_file
 
 EXAMPLES = """examples:
   cudatma diff before.cubin after.cubin
-  cudatma diff out_before out_after                         folders that cudatma dump has written
-  cudatma diff kernel_v1.cu kernel_v2.cu --target sm_120a   both are compiled
-  cudatma diff ~/.triton/cache/A... ~/.triton/cache/B...    two versions of a Triton kernel
+  cudatma diff out_before out_after                         compare folders written by cudatma dump
+  cudatma diff kernel_v1.cu kernel_v2.cu --target sm_120a   compile and compare two files
+  cudatma diff ~/.triton/cache/A... ~/.triton/cache/B...    compare two versions of a Triton kernel
   cudatma diff marlin_skinny_f16_g128_1x32x1024_k8_s3_d_sm_90a marlin_skinny_f16_g128_1x64x512_k4_s4_d_sm_90a
 """
 

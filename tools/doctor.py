@@ -1,6 +1,6 @@
 """Check driver, GPUs, NVRTC, CuPy, emulator, templates, cache and disassemblers.
 
-Each line shows the result of a check. For a problem, the line also shows the effect and the remedy.
+Each line shows the result of one check. If a check fails, the line also shows the effect and the remedy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .checks import Check, Machine, examine
 from .command_line import Parser
 
 EXAMPLES = """examples:
-  cudatma doctor            on a machine without a GPU, only warnings
-  cudatma doctor --gpu      fail unless kernels can be launched here
+  cudatma doctor            report a missing GPU only as a warning
+  cudatma doctor --gpu      fail unless kernels can be launched on this machine
   cudatma doctor --json
 """
 

@@ -1,4 +1,4 @@
-"""Write PTX, cubin, SASS and a report of kernels, without a GPU.
+"""Write the PTX, cubin and SASS of kernels and a report. No GPU is needed.
 
 KERNEL is one of cudatma's kernels or families. FILE is one of the following:
 
@@ -6,7 +6,7 @@ KERNEL is one of cudatma's kernels or families. FILE is one of the following:
 - a .ptx, .cubin or .fatbin file, or an ELF file (.o, .so) with kernels;
 - a folder of .ptx and .cubin files, such as Triton's cache or one of its entries.
 
-If there is only one kernel, the command also prints its report.
+For a single kernel, the command also prints the report.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ _OPTIONS_OF_LIST = ("list", "target", "json")
 _FOR_FILES = ("block", "shared_bytes", "include_dir", "define", "std", "include", "template")
 _OPTIONS_OF_FILES = (*_OPTIONS_OF_LIST, "out", "no_sass", *_FOR_FILES)
 EXAMPLES = """examples:
-  cudatma dump --list                                       every kernel, and its configs for each target
-  cudatma dump marlin --target sm_120a --out out            all representative configs of the Marlin kernels
-  cudatma dump all --target sm_90a --target sm_120a         every kernel for two architectures
-  cudatma dump tile_copy --target sm_90a --config stages=3  the same configs with a field changed
-  cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
-  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the kernel that gemm (or one of its versions) runs
+  cudatma dump --list                                       list every kernel with its configs for each target
+  cudatma dump marlin --target sm_120a --out out            dump representative configs of the Marlin kernels
+  cudatma dump all --target sm_90a --target sm_120a         dump every kernel for two architectures
+  cudatma dump tile_copy --target sm_90a --config stages=3  change a field of each config
+  cudatma dump marlin --m 16 --n 28672 --k 8192             dump the kernel that marlin_gemm selects on an H200
+  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  dump the kernel that gemm selects
   cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
-                                                            the kernel that attention runs for these sizes
-  cudatma dump kernel.cu --target sm_90a --block 256        a file; the occupancy is for CTAs of 256 threads
-  cudatma dump ~/.triton/cache --out out                    every kernel that Triton has compiled
+                                                            dump the kernel that attention selects
+  cudatma dump kernel.cu --target sm_90a --block 256        compile a file; report the occupancy for 256 threads
+  cudatma dump ~/.triton/cache --out out                    disassemble every kernel in Triton's cache
 """
 
 
@@ -94,7 +94,7 @@ def parse_config(pairs: Sequence[str]) -> dict[str, object]:
     for pair in pairs:
         field, equals, text = pair.partition("=")
         if not equals or not field:
-            raise ArgumentError("--config", pair, "FIELD=VALUE", "for example --config stages=3")
+            raise ArgumentError("--config", pair, "in the form FIELD=VALUE", "for example, --config stages=3")
         try:
             config[field] = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
         except (ValueError, SyntaxError):
@@ -244,7 +244,7 @@ def entries_of(name: str) -> list[KernelEntry]:
     if name in FAMILIES:
         return [kernel(f"{name}_{version}") for version in family(name).kernels]
     if name not in REGISTRY:
-        raise ArgumentError("kernel", name, _KERNELS, "`cudatma dump --list` shows them with their configs")
+        raise ArgumentError("kernel", name, _KERNELS, "run `cudatma dump --list` for a list of kernels and configs")
     return [kernel(name)]
 
 
@@ -294,7 +294,7 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
         allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
         raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k describe a problem of a family")
     if options.config:
-        raise ArgumentError("--config", options.config[0], "no field with --m, --n and --k, which select a config")
+        raise ArgumentError("--config", options.config[0], "omitted if --m, --n and --k select the config")
     name, version = selected
     return name, sizes | problem_options(name, options), version
 
@@ -370,25 +370,26 @@ def parser() -> Parser:
     )
     add("--out", type=output_folder, default=Path("out"), metavar="DIR", help="output folder (default: out)")
     add(
-        "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs; repeatable"
+        "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of each config; repeatable"
     )
     sizes = result.add_argument_group(
-        "the kernel of a problem", f"sizes for {', '.join(FAMILIES)} or one of their versions"
+        "the kernel of a problem", f"Problem sizes for {', '.join(FAMILIES)} or one of their versions."
     )
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
-    help_jobs = "number of processes that compile (default: one per core)"
+    help_jobs = "number of compiler processes (default: one per core)"
     add("--jobs", type=integer(1), default=usable_cores(), metavar="N", help=help_jobs)
-    files = result.add_argument_group("files", "the launch, for the occupancy in the report")
+    files = result.add_argument_group("files", "Launch parameters for the occupancy in the report.")
     add_source_options(result)
     files.add_argument("--block", type=integer(1, 1024), metavar="N", help="number of threads per CTA")
     files.add_argument("--shared-bytes", type=integer(0), metavar="N", help="dynamic shared memory per CTA in bytes")
-    add("--debug", action="store_true", help="limit waits and check accesses (docs/howto/debug_a_hang.md)")
+    help_debug = "compile a debug build, which limits waits and checks accesses (docs/howto/debug_a_hang.md)"
+    add("--debug", action="store_true", help=help_debug)
     add("--no-sass", action="store_true", help="do not disassemble")
     add(
         "--list",
         action="store_true",
-        help="list kernels and configs without compiling; with --json, all configs",
+        help="list kernels and configs and compile nothing; with --json, list all configs",
     )
     add("--json", action="store_true", help="print the reports as JSON")
     return result
@@ -405,7 +406,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:
-        raise ArgumentError("kernel", "none", _KERNELS, "--list shows them with their configs")
+        raise ArgumentError("kernel", "none", _KERNELS, "run `cudatma dump --list` for a list of kernels and configs")
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
 
     def show(report: KernelReport) -> None:
@@ -441,6 +442,8 @@ def _dump_registry(
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:
         got = f"{options.kernel} for {', '.join(target.name for target in targets)}"
-        raise ArgumentError("kernel", got, "a target that supports it", "`cudatma dump --list` shows the targets")
+        raise ArgumentError(
+            "kernel", got, "supported by the target", "run `cudatma dump --list` for the targets of each kernel"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     return dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug, show=show)

@@ -1,16 +1,17 @@
-"""Run a kernel on the CPU under many schedules, and list its hazards.
+"""Run a kernel on the CPU under many schedules and report its hazards.
 
 KERNEL is one of the following:
 
 - a .ptx or .cu file, or a launch file (.toml, .json);
-- one of cudatma's kernels, which runs with generated operands (`cudatma emulate KERNEL --help` lists its sizes);
-- a Python program (.py), whose kernel launches run on the emulator. The program gets the arguments after its name;
-- a folder that `cudatma record` wrote. The recorded launches run again.
+- one of cudatma's kernels, with generated operands (see `cudatma emulate KERNEL --help` for its options);
+- a Python program (.py), whose kernel launches run on the emulator (arguments after its name are passed to it);
+- a folder written by `cudatma record`, whose launches run again.
 
-With --coverage, the command runs no kernel, and lists which instructions of a PTX file the emulator supports.
+With --coverage, the command does not run a kernel. It lists the instructions of a PTX file that the emulator supports
+and those that it does not.
 
-The exit status is 0 if there is no hazard and the result is as expected, 1 if there is a hazard, a wrong result or an
-infinite loop, and 2 if the command line is wrong.
+The exit status is 0 if there are no hazards and the result is correct, 1 if there is a hazard, a wrong result or an
+infinite loop, and 2 if the command line is invalid.
 """
 
 from __future__ import annotations
@@ -79,12 +80,14 @@ _SIZES = {
     "dtype": "type of the operands",
     "group_size": "number of elements of K that share a scale; -1: all, 0: the default of the format",
     "format": "format of the weight: int4, mxfp4, nvfp4, fp8 or int8",
-    "sm_count": "number of SMs; with few SMs, each CTA gets more work, and rings wrap",
+    "sm_count": "number of SMs; with fewer SMs, each CTA has more work and rings wrap around",
     "layout": "layout of a and b, R for row-major and C for column-major: RC, RR, CR, CC",
     "tile_m": "number of rows of a result tile",
     "tile_n": "number of columns of a result tile",
     "stages": "number of ring stages",
     "experts": "number of experts",
+    "ctas": "number of CTAs of the routing kernel, 1 or 8",
+    "direct": "whether each pair of a token and an expert is a block",
     "top_k": "number of experts of each token",
     "intermediate": "number of columns of gate, and of up",
     "seed": "seed of the random operands",
@@ -126,7 +129,7 @@ def read_ptx(source: str) -> str:
     with open_source(source, "--coverage") as stream:
         data = stream.read(MAX_CHARS + 1)
     if len(data) > MAX_CHARS:
-        raise ArgumentError("--coverage", f"more than {MAX_CHARS} bytes", f"at most {MAX_CHARS} bytes of PTX")
+        raise ArgumentError("--coverage", f"more than {MAX_CHARS} bytes", f"PTX of at most {MAX_CHARS} bytes")
     return data.decode("ascii", errors="backslashreplace")
 
 
@@ -151,7 +154,7 @@ def extents(text: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: one to three numbers of at least 1, such as 4 or 4,2,1")
+        raise argparse.ArgumentTypeError(f"must be one to three numbers of at least 1, such as 4 or 4,2,1, got {text}")
     return sizes
 
 
@@ -164,8 +167,8 @@ def parser() -> Parser:
     add_launch_options(result)
     _add_run_options(result)
     launches = result.add_argument_group("launches of a program or of a folder")
-    launches.add_argument("--only", metavar="NAME", help="for a program: check only kernels whose name contains NAME")
-    help_launch = "for a folder: run only this launch (default: all launches)"
+    launches.add_argument("--only", metavar="NAME", help="check only kernels whose names contain NAME (programs)")
+    help_launch = "run only this launch (folders; default: all)"
     launches.add_argument("--launch", type=integer(0), metavar="N", help=help_launch)
     return result
 
@@ -174,16 +177,16 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe the source and the launch of a kernel in a file."""
     add_source_options(parser)
     add, extent = parser.add_argument_group("the launch").add_argument, "X[,Y[,Z]]"
-    add("--entry", metavar="NAME", help="name of the kernel, or a part of it (default: the only kernel)")
+    add("--entry", metavar="NAME", help="name of the kernel or a part of the name (default: the only kernel)")
     add("--grid", type=extents, metavar=extent, help="number of CTAs (default: 1)")
     add("--block", type=extents, metavar=extent, help="number of threads per CTA (default: 32)")
     add("--cluster", type=extents, metavar=extent, help="number of CTAs per cluster (default: no cluster)")
-    add("--shared-bytes", type=integer(0), metavar="N", help="bytes of dynamic shared memory per CTA (default: 0)")
-    help_programmatic = "check the kernel as a programmatic dependent launch"
+    add("--shared-bytes", type=integer(0), metavar="N", help="dynamic shared memory per CTA in bytes (default: 0)")
+    help_programmatic = "launch the kernel as a programmatic dependent launch"
     add("--programmatic", action="store_true", default=None, help=help_programmatic)
     add("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
-    add("--arg", action="append", default=[], metavar="ARG", help="an argument of the kernel, in order (see below)")
-    add("--array", action="append", default=[], metavar="ARRAY", help="an array that only tensor maps use")
+    add("--arg", action="append", default=[], metavar="ARG", help="next argument of the kernel (see below)")
+    add("--array", action="append", default=[], metavar="ARRAY", help="array that only tensor maps use")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -196,14 +199,14 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--step-limit", type=integer(1), metavar="N", help=help_limit)
     result = parser.add_argument_group("the result")
     add, file = result.add_argument, "NAME=FILE.npy"
-    add("--save", action="append", default=[], metavar=file, help="write an array to a file after the run")
-    add("--expect", action="append", default=[], metavar=file, help="compare an array with a file after the run")
+    add("--save", action="append", default=[], metavar=file, help="after the run, write an array to a file")
+    add("--expect", action="append", default=[], metavar=file, help="after the run, compare an array with a file")
     help_tolerance = "maximum ||difference|| / ||expected|| (default: 0)"
     add("--tolerance", type=tolerance, default=0.0, metavar="E", help=help_tolerance)
-    help_trace = "write a trace: a picture (.svg), or a file for Perfetto (.json)"
+    help_trace = "write a trace as a picture (.svg) or for Perfetto (.json)"
     add("--trace", action="append", default=[], type=output_file, metavar="FILE", help=help_trace)
     add_report_options(result)
-    add("--json", action="store_true", help="print JSON, and the output of a program on stderr")
+    add("--json", action="store_true", help="print JSON (the output of a program goes to stderr)")
 
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
@@ -220,7 +223,7 @@ def sample_parser(name: str) -> Parser:
     make = _sample_of(name)
     parser = Parser(
         f"cudatma emulate {name}",
-        f"{REGISTRY[name].summary}. `cudatma emulate --help` lists the options that apply to every kernel.",
+        f"{REGISTRY[name].summary}. `cudatma emulate --help` lists the options of every kernel.",
     )
     for parameter in list(inspect.signature(make).parameters.values())[1:]:
         if parameter.name == "seed":
@@ -238,14 +241,19 @@ def sample_parser(name: str) -> Parser:
 def _flag(text: str) -> bool:
     """Parse "true" or "false"."""
     if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: true, false")
+        raise argparse.ArgumentTypeError(f"must be true or false, got {text}")
     return text == "true"
 
 
 def _sample_of(name: str) -> Callable[..., Any]:
     make = REGISTRY[name].sample
     if make is None:
-        raise ArgumentError("KERNEL", name, f"a file, or one of {', '.join(EMULATED)}", "it has no generated operands")
+        raise ArgumentError(
+            "KERNEL",
+            name,
+            f"a file or one of {', '.join(EMULATED)}",
+            "cudatma generates operands only for these kernels",
+        )
     return make
 
 
@@ -261,7 +269,7 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
                 ", ".join(f"--{field.replace('_', '-')}" for field in file_options)
                 or "--arg, --array, --save, --expect"
             )
-            raise ArgumentError("KERNEL", name, f"a kernel in a file, because of {given}")
+            raise ArgumentError("KERNEL", name, f"a file because of {given}")
         target = get_target(options.target) if options.target else default_target()
         return run_sample(_sample_of(name), target, sizes, options)
     return run_launch(options)
@@ -303,7 +311,7 @@ def _run_kernel(command: Parser, words: Sequence[str]) -> int:
         return 0
     if (options.kernel is None) == (options.coverage is None):
         got = "none" if options.kernel is None else f"{options.kernel} and --coverage"
-        raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")
+        raise ArgumentError("KERNEL", got, "passed unless --coverage is", "see `cudatma emulate --help` for examples")
     is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
     if options.kernel not in REGISTRY and not is_file:
         raise ArgumentError(

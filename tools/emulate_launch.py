@@ -2,10 +2,10 @@
 
 On the command line, an argument is one of
 
-    x:float16[64,128]=random              a pointer to an array of zeros, ones, arange, random, a number or a .npy file
-    n:int32=64                            a number
-    map(x, box=64x64, swizzle=128B)       a tensor map over the array x, with the box in NumPy's order
-    x                                     a pointer to an array that another argument declares
+    x:float16[64,128]=random              pointer to an array of zeros, ones, arange, random, a number or a .npy file
+    n:int32=64                            number
+    map(x, box=64x64, swizzle=128B)       tensor map over the array x, with the box in NumPy order
+    x                                     pointer to an array that another argument declares
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LaunchFile:
     def add_array(self, text: str) -> None:
         """Add an array that the kernel reaches only through a tensor map."""
         if "array" not in self._parse(text, "--array"):
-            raise ArgumentError("--array", text, "name:dtype[shape]=fill")
+            raise ArgumentError("--array", text, "in the form NAME:DTYPE[SHAPE]=FILL")
 
     def _parse(self, text: str, option: str) -> dict[str, Any]:
         text = text.strip()
@@ -81,7 +81,7 @@ class LaunchFile:
     def check_array(self, name: str, option: str) -> dict[str, Any]:
         """Return the description of a named array, or raise ArgumentError."""
         if name not in self.arrays:
-            raise ArgumentError(option, name, ", ".join(self.arrays) or "none, because the launch has no array")
+            raise ArgumentError(option, name, ", ".join(self.arrays) or "omitted because the launch has no array")
         return self.arrays[name]
 
 
@@ -103,7 +103,7 @@ def read_launch(path: Path) -> LaunchFile:
             if not isinstance(file := described.get(field_name, ""), str):
                 raise ArgumentError(f"arrays.{name}.{field_name}", file, "the path of a .npy file")
         if type(seed := described.get("seed", 0)) is not int or seed < 0:
-            raise ArgumentError(f"arrays.{name}.seed", seed, "an integer, at least 0")
+            raise ArgumentError(f"arrays.{name}.seed", seed, "an integer of at least 0")
     if not isinstance(args, list):
         raise ArgumentError("args", type(args).__name__, "a list of tables with array, map or value")
     launch = LaunchFile(content, arrays, [], path.parent)
@@ -121,7 +121,7 @@ def _toml(text: str, path: Path) -> Any:
         import tomllib
 
         return tomllib.loads(text)
-    raise ArgumentError("launch file", path.name, "a .json file with Python 3.10, which cannot read TOML")
+    raise ArgumentError("launch file", path.name, "a .json file because Python 3.10 cannot read TOML")
 
 
 def _check_fields(table: Any, allowed: Sequence[str] | None, place: str) -> None:
@@ -165,7 +165,7 @@ def _array(name: str, described: Mapping[str, Any], folder: Path) -> npt.NDArray
         return load_array(folder / fill, f"{place}.fill")
     dtype, shape = _dtype(described.get("dtype", "float32"), f"{place}.dtype"), _shape(described, place)
     if int(np.prod(shape, dtype=object)) * dtype.itemsize > MAX_ARRAY_BYTES:
-        raise ArgumentError(f"{place}.shape", shape, f"at most {MAX_ARRAY_BYTES} bytes")
+        raise ArgumentError(f"{place}.shape", shape, f"the shape of an array of at most {MAX_ARRAY_BYTES} bytes")
     if fill == "random":
         return _random(shape, dtype, described.get("seed", 0))
     if fill == "arange":
@@ -173,20 +173,20 @@ def _array(name: str, described: Mapping[str, Any], folder: Path) -> npt.NDArray
     if isinstance(fill, str) and fill.endswith(".npy"):
         loaded = load_array(folder / fill, f"{place}.fill")
         if loaded.shape != shape or loaded.dtype.itemsize != dtype.itemsize:
-            raise ArgumentError(f"{place}.fill", f"{loaded.shape} of {loaded.dtype}", f"{shape} of {dtype}")
+            raise ArgumentError(f"{place}.fill", f"{loaded.shape} of {loaded.dtype}", f"an array {shape} of {dtype}")
         return np.ascontiguousarray(loaded).view(dtype)
     try:
         number = {"zeros": 0.0, "ones": 1.0}.get(fill) if isinstance(fill, str) else fill
         return np.full(shape, float(fill) if number is None else number).astype(dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"{place}.fill", fill, "zeros, ones, arange, random, a number, a .npy file") from error
+        raise ArgumentError(f"{place}.fill", fill, "zeros, ones, arange, random, a number or a .npy file") from error
 
 
 def _shape(described: Mapping[str, Any], place: str) -> tuple[int, ...]:
     shape = described.get("shape")
     extents = [shape] if isinstance(shape, int) else shape
     if not isinstance(extents, list) or not all(type(extent) is int and extent > 0 for extent in extents):
-        raise ArgumentError(f"{place}.shape", shape, "extents of at least 1")
+        raise ArgumentError(f"{place}.shape", shape, "a list of extents of at least 1")
     return tuple(extents)
 
 
@@ -216,7 +216,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
     if "map" in described:
         options = {name: described[name] for name in _MAP_OPTIONS if name in described}
         if "box" not in options:
-            raise ArgumentError(f"{place}.box", "none", "the extents of the box in NumPy's order, such as 64x64")
+            raise ArgumentError(f"{place}.box", "none", "the extents of the box in NumPy order, such as 64x64")
         box = _extents(options.pop("box"), f"{place}.box")
         if "element_strides" in options:
             options["element_strides"] = _extents(options["element_strides"], f"{place}.element_strides")
@@ -231,7 +231,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
 
 def _named(name: str, arrays: Mapping[str, npt.NDArray[Any]], place: str) -> npt.NDArray[Any]:
     if not isinstance(name, str) or name not in arrays:
-        raise ArgumentError(place, name, ", ".join(arrays) or "no name, because the launch has no array")
+        raise ArgumentError(place, name, ", ".join(arrays) or "omitted because the launch has no array")
     return arrays[name]
 
 
@@ -240,4 +240,4 @@ def _extents(value: Any, field: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in (parts if isinstance(parts, list) else [parts]))
     except (TypeError, ValueError) as error:
-        raise ArgumentError(field, value, "extents in NumPy's order, such as 64x64 or [64, 64]") from error
+        raise ArgumentError(field, value, "a list of extents in NumPy order, such as 64x64 or [64, 64]") from error

@@ -124,7 +124,7 @@ def add_report_options(parser: argparse._ActionsContainer) -> None:
     """Add the options of write_reports()."""
     add = parser.add_argument
     add("--html", type=output_file, metavar="FILE", help="write the report as an HTML page")
-    add("--sarif", type=output_file, metavar="FILE", help="write the hazards as SARIF 2.1.0, for code scanning")
+    add("--sarif", type=output_file, metavar="FILE", help="write the hazards in SARIF 2.1.0 format for code scanning")
 
 
 def check_report_files(options: argparse.Namespace) -> None:
@@ -136,9 +136,9 @@ def check_report_files(options: argparse.Namespace) -> None:
             continue
         file = path.resolve()
         if file in files:
-            raise ArgumentError(f"--{option}", path, f"another file than --{files[file]}")
+            raise ArgumentError(f"--{option}", str(path), f"a file other than that of --{files[file]}")
         if source is not None and (file == source or source in file.parents) and source.exists():
-            raise ArgumentError(f"--{option}", path, "a file that is not an input", "choose another name")
+            raise ArgumentError(f"--{option}", str(path), "a file that is not an input", "choose another name")
         files[file] = option
 
 
@@ -189,7 +189,7 @@ class FileLaunch:
             listed = ", ".join(map(_parameter_text, parameters)) or "none"
             remedy = "pass one --arg per parameter, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
             got = counted(len(operands.values), "argument")
-            raise ArgumentError("--arg", got, f"{len(parameters)} for kernel {entry} ({listed})", remedy)
+            raise ArgumentError("--arg", got, f"passed {len(parameters)} times for kernel {entry} ({listed})", remedy)
         # Arrays that are arguments already have names in the messages of hazards.
         others = [array for array in operands.arrays.values() if not any(array is value for value in operands.values)]
         return Call(
@@ -255,7 +255,7 @@ def run_launch(options: argparse.Namespace) -> Outcome:
         for text in getattr(options, option):
             name, _, path = text.partition("=")
             if not path:
-                raise ArgumentError(f"--{option}", text, "NAME=FILE.npy")
+                raise ArgumentError(f"--{option}", text, "in the form NAME=FILE.npy")
             launch.check_array(name, f"--{option}")[option] = str(Path(path).absolute())
     operands = make_operands(launch)
     outputs, expected = _outputs(launch), _expected(launch, operands, options.tolerance)
@@ -305,10 +305,10 @@ def _expected(launch: LaunchFile, operands: Operands, tolerance: float) -> dict[
             continue
         array = load_array(launch.folder / described["expect"], f"arrays.{name}.expect")
         if array.shape != (shape := operands.arrays[name].shape):
-            raise ArgumentError(f"arrays.{name}.expect", array.shape, f"{shape}, the array's shape")
+            raise ArgumentError(f"arrays.{name}.expect", array.shape, f"an array of shape {shape}")
         maximum = described.get("tolerance", tolerance)
         if not isinstance(maximum, (int, float)) or not 0 <= maximum < math.inf:
-            raise ArgumentError(f"arrays.{name}.tolerance", maximum, "a finite number, at least 0")
+            raise ArgumentError(f"arrays.{name}.tolerance", maximum, "a finite number of at least 0")
         expected[name] = array, float(maximum)
     return expected
 

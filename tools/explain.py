@@ -1,7 +1,7 @@
-"""Explain a kind of hazard, or the choice of a kernel for a problem.
+"""Explain a kind of hazard or the choice of a kernel for a problem.
 
-NAME is a kind of hazard that the emulator reports, or marlin, gemm or attention with the sizes of a problem. Several
-kinds may be given. Without NAME, the command lists the kinds. It needs no GPU.
+NAME is one or more kinds of hazards, or marlin, gemm or attention with the sizes of a problem. Without NAME, the
+command lists all kinds of hazards. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
     """Explain the choice of a kernel for the problem on the command line. Raise ArgumentError or TargetError."""
     sizes = given_sizes(options)
     if sizes is None:
-        raise ArgumentError("--m", "none", "a size", f"{name} needs --m, --n and --k")
+        raise ArgumentError("--m", "none", f"a size because {name} needs --m, --n and --k")
     problem = family(name).read_problem(sizes | problem_options(name, options))
     gpu = imagined_gpu(default_target() if options.target is None else options.target, options.sm_count)
     return explained(family(name), problem, gpu)
@@ -56,22 +56,24 @@ def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
         if kind in FAMILIES:
             raise ArgumentError("NAME", " ".join(options.names), f"{kind} without other names")
         if kind not in CAUSES:
-            raise ArgumentError("NAME", kind, ", ".join([*CAUSES, *FAMILIES]), "`cudatma explain` lists the kinds")
+            raise ArgumentError(
+                "NAME", kind, ", ".join([*CAUSES, *FAMILIES]), "run `cudatma explain` for a list of kinds"
+            )
     if given_sizes(options) is not None or options.target is not None:
         option = "--m" if options.target is None else "--target"
-        got = "together with a kind of hazard" if options.names else "without NAME"
-        raise ArgumentError(option, got, f"with {', '.join(FAMILIES)}")
+        got = "a kind of hazard" if options.names else "without NAME"
+        raise ArgumentError(option, got, f"combined with {' or '.join(FAMILIES)}")
     return [explain(kind) for kind in options.names]
 
 
 def parser() -> Parser:
     """Return the parser of ``cudatma explain``."""
     result = Parser("cudatma explain", __doc__, EXAMPLES)
-    result.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or one of {', '.join(FAMILIES)}")
+    result.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or {' or '.join(FAMILIES)}")
     help_out = "write the broken and the fixed kernel of each kind to this folder"
     result.add_argument("--out", type=output_folder, metavar="DIR", help=help_out)
     result.add_argument("--json", action="store_true", help="print JSON")
-    sizes = result.add_argument_group("the problem", f"sizes and options for {', '.join(FAMILIES)}")
+    sizes = result.add_argument_group("the problem", f"Sizes and options for {', '.join(FAMILIES)}.")
     add_size_options(sizes.add_argument)
     sizes.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     add_problem_options(sizes.add_argument)
@@ -87,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     explanations = explain_kinds(options)
     if options.out is not None and not explanations:
-        raise ArgumentError("--out", str(options.out), "with a kind of hazard", "`cudatma explain` lists the kinds")
+        raise ArgumentError(
+            "--out", str(options.out), "combined with a kind of hazard", "run `cudatma explain` for a list of kinds"
+        )
     if options.out is not None:
         for explanation in explanations:
             for name, code in (("broken", explanation.broken), ("fixed", explanation.fixed)):

@@ -1,7 +1,7 @@
-"""Export all primitives and TmaPipeline as one self-contained header for CUDA code.
+"""Export all primitives and TmaPipeline as a self-contained header for CUDA code.
 
-NVRTC and nvcc can compile the header, which includes no other files. It is for one target, and does not contain
-instructions that the target does not support.
+The header compiles with NVRTC and nvcc and includes no other files. It contains only the instructions that the target
+supports.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Explain the 128 bytes of a tensor map: its fields, the places of its elements, its accesses and its risks.
+"""Explain the 128 bytes of a tensor map: fields, layout, accesses and risks.
 
 SOURCE is one of the following:
 
 - 256 hex digits in memory order;
-- the output of cuda-gdb for x/16gx, x/32wx or p/x;
-- the repr of bytes;
-- a file that contains one of these or the 128 bytes, or - for standard input.
+- the output of x/16gx, x/32wx or p/x in cuda-gdb;
+- the repr() of a Python bytes object;
+- a file with one of these forms or with the 128 bytes, or - for standard input.
 
 Dimensions and coordinates are in TMA order, innermost first.
 """
@@ -79,7 +79,7 @@ def read_source(source: str) -> bytes:
     if data is not None:
         return data
     shown = source if len(source) <= 60 else f"{source[:60]}..."
-    raise ArgumentError("SOURCE", ascii(shown), f"{HEX_DIGITS} hex digits, a dump, a file that exists, or -")
+    raise ArgumentError("SOURCE", ascii(shown), f"a string of {HEX_DIGITS} hex digits, a dump, an existing file or -")
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def open_source(source: str, field: str) -> Iterator[BinaryIO]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         if isinstance(error, DescriptorError | ArgumentError):
             raise
-        raise ArgumentError(field, ascii(source), "a readable file, or -", str(error)) from error
+        raise ArgumentError(field, ascii(source), "a readable file or -", str(error)) from error
 
 
 def _lines(source: str) -> Iterator[bytes]:
@@ -167,7 +167,7 @@ def _write(path: str, text: str, field: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ArgumentError(field, ascii(path), "a writable file, or -", str(error)) from error
+        raise ArgumentError(field, ascii(path), "a writable file or -", str(error)) from error
 
 
 def _numbers(text: str, field: str, count: int = 0) -> tuple[int, ...]:
@@ -177,7 +177,11 @@ def _numbers(text: str, field: str, count: int = 0) -> tuple[int, ...]:
     except ValueError:
         values = ()
     if not 1 <= len(values) <= 5 or (count and len(values) != count):
-        allowed = f"{count} integers, as in 3,9" if count else "1 to 5 integers, innermost first, as in 0,64"
+        allowed = (
+            f"a list of {count} integers, such as 3,9"
+            if count
+            else "a list of 1 to 5 integers, innermost first, such as 0,64"
+        )
         raise ArgumentError(field, ascii(text[:60]), allowed)
     return values
 
@@ -223,18 +227,18 @@ def parser() -> Parser:
     result = Parser("cudatma inspect", __doc__, EXAMPLES)
     add = result.add_argument
     add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: standard input)")
-    add("--object", metavar="MODULE:NAME", help="inspect a Python object; this imports and runs the module")
+    add("--object", metavar="MODULE:NAME", help="inspect a Python object (imports, and thereby runs, the module)")
     add("--json", action="store_true", help="print JSON")
-    add("--at", metavar="C0,C1,..", help="show the effect of a load or a store at these coordinates")
-    add("--offsets", metavar="W,..", help="filter offsets of this im2col load")
-    add("--element", metavar="R,C", help="show the place of element C in row R of the box")
+    add("--at", metavar="C0,C1,..", help="show the effect of a load and of a store at these coordinates")
+    add("--offsets", metavar="W,..", help="filter offsets of the im2col load")
+    add("--element", metavar="R,C", help="show the address of element C in row R of the box")
     add("--base", default="0", metavar="BYTES", help="shared-memory address of the box (default: 0)")
-    add("--lint", action="store_true", help="list risks with their rules, sources and remedies")
+    add("--lint", action="store_true", help="list risks, each with its rule, source and remedy")
     add("--target", metavar="sm_XXX", help="architecture for --lint; implies --lint")
     add(
         "--svg",
         metavar="FILE",
-        help="draw the box in the tensor and in shared memory; - for standard output",
+        help="write a picture of the box in the tensor and in shared memory; - for standard output",
     )
     add(
         "--html",
@@ -245,26 +249,26 @@ def parser() -> Parser:
         "--theme",
         default="auto",
         choices=("auto", "light", "dark"),
-        help="color scheme of the picture (default: follow the viewer's system setting)",
+        help="color scheme of the picture (default: the viewer's system setting)",
     )
-    add("--bits", action="store_true", help="list the meaning of each of the 1024 bits, with the evidence")
+    add("--bits", action="store_true", help="list the meaning of each of the 1024 bits and the evidence for it")
     add(
         "--wide",
         action="store_true",
-        help="with --bits: decode an im2col wide map, some of whose bits are undocumented",
+        help="with --bits: decode an im2col wide map (some bits are undocumented)",
     )
-    add("--diff", nargs=2, metavar=("A", "B"), help="compare two maps by field and bit")
-    add("--table", action="store_true", help="list the swizzle modes with span, alignment and address bits")
+    add("--diff", nargs=2, metavar=("A", "B"), help="compare two maps field by field and bit by bit")
+    add("--table", action="store_true", help="list the swizzle modes with their spans, alignments and address bits")
     add("--batch", action="store_true",
-        help=f"read {HEX_DIGITS} hex digits per line of SOURCE, and print one JSON object per line")  # fmt: skip
+        help=f"read {HEX_DIGITS} hex digits from each line of SOURCE and print one JSON object per line")  # fmt: skip
     return result
 
 
 def _source(source: str | None) -> str:
     """Return SOURCE, by default standard input. Raise ArgumentError if the default is a terminal."""
     if source is None and sys.stdin is not None and sys.stdin.isatty():
-        allowed = "hex digits, a dump, a file, or - for standard input"
-        raise ArgumentError("SOURCE", "none", allowed, "`cudatma inspect --help` shows examples")
+        allowed = "hex digits, a dump, a file or - for standard input"
+        raise ArgumentError("SOURCE", "none", allowed, "see `cudatma inspect --help` for examples")
     return "-" if source is None else source
 
 

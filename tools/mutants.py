@@ -1,11 +1,11 @@
-"""Remove or change one synchronization of a kernel at a time, and check that the emulator reports each mutant.
+"""Remove or change each synchronization of a kernel in turn and check that the emulator reports each mutant.
 
-FILE is a .ptx or .cu file with a launch on the command line, or a launch file (.toml, .json), as for `cudatma emulate`.
-A surviving mutant changes a synchronization that this launch does not need. To test such a synchronization, choose a
-launch in which rings wrap or each CTA has more than one tile.
+FILE is a .ptx or .cu file with launch options, or a launch file (.toml, .json), as for `cudatma emulate`. If a mutant
+survives, this launch does not need the changed synchronization. To test it, choose a launch in which rings wrap around
+or each CTA processes several tiles.
 
-The exit status is 0 if the unchanged kernel is clean and at least 95% of the mutants that are not exempt are reported,
-2 if the command line is wrong, and 1 otherwise.
+The exit status is 0 if the original kernel has no hazards and at least 95% of the nonexempt mutants are reported, 2 if
+the command line is invalid, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def parser() -> Parser:
     result = Parser("cudatma mutants", __doc__, EXAMPLES)
     result.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
     add_launch_options(result)
-    result.add_argument("--list", action="store_true", help="list the mutants and run none")
+    result.add_argument("--list", action="store_true", help="list the mutants without running them")
     help_schedules = "maximum number of schedules per mutant (default: 6)"
     result.add_argument("--schedules", type=integer(1), default=6, metavar="N", help=help_schedules)
     result.add_argument("--json", action="store_true", help="print JSON")

@@ -12,8 +12,8 @@ from cudatma.kernels.registry import FAMILIES, family
 from .command_line import integer
 
 _SIZES = {
-    ("--m", "--q-length"): "number of rows of the result; for attention, of queries",
-    ("--n", "--head-dim"): "number of columns of the result; for attention, the head dimension",
+    ("--m", "--q-length"): "rows of the result; for attention, number of queries",
+    ("--n", "--head-dim"): "columns of the result; for attention, head dimension",
     ("--k", "--k-length"): "inner dimension; for attention, number of keys",
 }
 
@@ -32,10 +32,10 @@ def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
     missing = [f"--{name}" for name, size in sizes.items() if size is None]
     if len(missing) == len(sizes):
         if given := given_options(namespace):
-            raise ArgumentError(given[0], "no sizes", "with --m, --n and --k")
+            raise ArgumentError(given[0], "no sizes", "combined with --m, --n and --k")
         return None
     if missing:
-        raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k together describe a problem")
+        raise ArgumentError(missing[0], "none", "a size because --m, --n and --k together describe a problem")
     return sizes
 
 
@@ -69,7 +69,7 @@ def problem_options(name: str, namespace: argparse.Namespace) -> dict[str, Any]:
     for flag in given_options(namespace):
         if flag not in options:
             own = f"an option of {' or '.join(_by_flag()[flag])}"
-            raise ArgumentError(flag, own, f"options of {name}: {', '.join(options)}")
+            raise ArgumentError(flag, own, f"one of the options of {name}: {', '.join(options)}")
     values = ((option.name, getattr(namespace, option.name), option.default) for option in options.values())
     return {name: default if value is None else value for name, value, default in values}
 

@@ -1,7 +1,7 @@
 """Record the kernel launches of a Python program on a machine with a GPU.
 
-`cudatma emulate FOLDER` runs the recorded launches on the emulator, on any machine. Options before the program's name
-are for the recording. The program gets the arguments after its name. The command returns the program's exit status.
+`cudatma emulate FOLDER` runs the recorded launches on the emulator on any machine. Options for the recording precede
+the program's name. All arguments after the name are passed to the program. The exit status is that of the program.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def parser() -> Parser:
     """Return the parser of ``cudatma record``."""
     result = Parser("cudatma record", __doc__, EXAMPLES)
     result.add_argument("--out", type=output_folder, metavar="FOLDER", help="output folder (default: PROGRAM.rec)")
-    result.add_argument("--only", metavar="NAME", help="record only kernels whose name contains NAME")
-    limit = f"maximum memory of a launch; larger launches are only listed (default: {DEFAULT_LIMIT_MIB})"
+    result.add_argument("--only", metavar="NAME", help="record only kernels whose names contain NAME")
+    limit = f"maximum memory per launch in MiB; larger launches are only listed (default: {DEFAULT_LIMIT_MIB})"
     result.add_argument("--limit-mib", type=integer(1), default=DEFAULT_LIMIT_MIB, metavar="N", help=limit)
-    result.add_argument("program", metavar="PROGRAM.py", nargs="?", help="program, followed by its own arguments")
+    result.add_argument("program", metavar="PROGRAM.py", nargs="?", help="program, followed by its arguments")
     return result
 
 

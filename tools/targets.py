@@ -1,4 +1,4 @@
-"""List the architectures for which cudatma generates code, with their features."""
+"""List the architectures for which cudatma generates code and their features."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Measure configurations of a GEMM or of attention on this GPU, and store the fastest for later calls.
+"""Measure GEMM or attention configurations on this GPU and store the fastest for later calls.
 
-For each layer and each M, the cost model selects candidates. The command first compiles all candidates. Then it checks
-the result of each candidate, and measures its time with weights that are not in L2. It writes the fastest candidate of
-each problem to the per-user tuning file immediately. To continue an interrupted run, run the same command again.
+The cost model selects candidates for each layer and each M. The command compiles all candidates, checks their results
+and measures their times with weights that are not in L2. As soon as a problem is measured, its fastest candidate is
+written to the per-user tuning file, so an interrupted run can be continued with the same command.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     if measured.sizes:  # layers of models have no such sizes
         if options.model or not options.shape:
             field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
-            allowed = f"--shape KxN, {measured.sizes}, for {measured.name}"
+            allowed = f"replaced by --shape KxN ({measured.sizes}) for {measured.name}"
             raise ArgumentError(field, got, allowed, "--m is the number of queries")
     elif not (options.shape or options.model):
-        raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
+        raise ArgumentError("--shape", "neither", "passed unless --model is", f"known models: {', '.join(MODELS)}")
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
     imagined = options.target is not None or options.sm_count is not None
     if imagined and not _needs_no_gpu(options):
-        allowed = "with --dry-run or --compile-only"
+        allowed = "combined with --dry-run or --compile-only"
         field, got = ("--target", options.target) if options.target else ("--sm-count", options.sm_count)
         raise ArgumentError(field, got, allowed, "only an installed GPU can be measured")
     gpu = gpu or _gpu(options, imagined)
@@ -211,7 +211,7 @@ def _gpu(options: argparse.Namespace, imagined: bool) -> Gpu:
 def _file(named: Path | None) -> Path:
     path = user_file() if named is None else named.absolute()
     if path is None:
-        raise ArgumentError(FILE_VARIABLE, "none", "the file to write to", "unset it, or name a file with --file")
+        raise ArgumentError(FILE_VARIABLE, "none", "the path of the file to write", "unset it or pass --file")
     return path
 
 
@@ -235,22 +235,22 @@ def parser() -> Parser:
     """Return the parser of ``cudatma tune``."""
     result = Parser("cudatma tune", __doc__, EXAMPLES)
     add = result.add_argument
-    add("family", nargs="?", choices=FAMILIES, default="marlin", help=f"{' or '.join(FAMILIES)} (default: marlin)")
+    add("family", nargs="?", choices=FAMILIES, default="marlin", help="function to tune (default: marlin)")
     add(
         "--shape",
         type=parse_shape,
         action="append",
         default=[],
         metavar="KxN",
-        help="shape of b or of a layer's weight; for attention, keys x head dim; repeatable",
+        help="shape of b or of a layer's weight; for attention, number of keys x head dimension; repeatable",
     )
     help_models = f"measure the layers of this model; repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
     help_gpus = (
-        "number of GPUs across which a model is sharded, qkv and gate_up along N, o and down along K (default: 1)"
+        "number of GPUs across which the model is sharded: qkv and gate_up along N, o and down along K (default: 1)"
     )
     add("--tensor-parallel", type=integer(1, 10_000), default=1, metavar="GPUS", help=help_gpus)
-    help_m = f"numbers of rows of the result; for attention, of queries (default: {','.join(map(str, M_VALUES))})"
+    help_m = f"values of M (rows); for attention, numbers of queries (default: {','.join(map(str, M_VALUES))})"
     add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
     add_problem_options(add)
     add(
@@ -260,7 +260,7 @@ def parser() -> Parser:
         metavar="N",
         help="number of candidates per problem (default: 12)",
     )
-    add("--seconds", type=seconds, default=5.0, metavar="S", help="measuring time per problem (default: 5)")
+    add("--seconds", type=seconds, default=5.0, metavar="S", help="seconds of measurement per problem (default: 5)")
     add("--device", type=integer(0), default=0, metavar="N", help="ordinal of the GPU (default: 0)")
     add(
         "--file",
@@ -268,18 +268,16 @@ def parser() -> Parser:
         metavar="FILE",
         help=f"output file (default: ${FILE_VARIABLE} or the per-user tuning file)",
     )
-    add("--again", action="store_true", help="also measure problems that are already in the file")
-    add("--skip", action="append", default=[], metavar="LABEL", help="omit a candidate; repeatable")
-    add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
+    add("--again", action="store_true", help="measure problems again that are already in the file")
+    add("--skip", action="append", default=[], metavar="LABEL", help="skip this candidate; repeatable")
+    add("--json", action="store_true", help="print the results or the plan as JSON")
     cores = usable_cores()
-    help_jobs = (
-        "processes that compile before measuring; 1: compile each kernel just before it runs (default: one per core)"
-    )
+    help_jobs = "number of compiler processes; 1: compile each kernel just before it runs (default: one per core)"
     add("--jobs", type=integer(1, 10_000), default=cores, metavar="N", help=help_jobs)
     instead = result.add_mutually_exclusive_group().add_argument
-    instead("--dry-run", action="store_true", help="print the plan (without a GPU, the plan for an H200)")
-    instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
-    add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of the GPU, such as sm_90a")
-    help_sms = "number of SMs of that GPU (default: 132; 170 for sm_120a)"
+    instead("--dry-run", action="store_true", help="print the plan and exit (without a GPU: the plan for an H200)")
+    instead("--compile-only", action="store_true", help="fill the cache without measuring; needs no GPU")
+    add("--target", metavar="NAME", help="with --dry-run or --compile-only: target, such as sm_90a")
+    help_sms = "with --target: number of SMs (default: 132; 170 for sm_120a)"
     add("--sm-count", type=integer(1, 10_000), metavar="N", help=help_sms)
     return result

@@ -67,7 +67,9 @@ def parse_shape(text: str) -> tuple[int, int]:
     """Parse ``"8192x28672"`` into (8192, 28672). Raise argparse's ArgumentTypeError for other text."""
     k, separator, n = text.lower().partition("x")
     if not (separator and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, such as 8192x28672, each from 1 to {MAX_EXTENT}")
+        raise argparse.ArgumentTypeError(
+            f"must be KxN, such as 8192x28672, with K and N from 1 to {MAX_EXTENT}, got {text}"
+        )
     return int(k), int(n)
 
 
@@ -75,6 +77,6 @@ def parse_m_values(text: str) -> list[int]:
     """Parse ``"1,16,64"`` into [1, 16, 64]. Raise argparse's ArgumentTypeError for other text."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= MAX_EXTENT for part in parts):
-        allowed = f"values of M from 1 to {MAX_EXTENT}, separated by commas, such as 1,16,64"
-        raise argparse.ArgumentTypeError(f"{text}; allowed: {allowed}")
+        allowed = f"a list of values of M from 1 to {MAX_EXTENT}, separated by commas, such as 1,16,64"
+        raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
     return [int(part) for part in parts]

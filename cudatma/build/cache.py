@@ -58,10 +58,10 @@ _PRUNE_TO = 0.9
 
 
 def canonical(value: Any) -> Any:
-    """Return a JSON value for a value. The JSON value is the same in every process.
+    """Convert a value to JSON data that are the same in every process.
 
     A dataclass becomes its class and init fields, an enum or dtype becomes its name, a set becomes a sorted list, and
-    bytes become their digest. Raises ArgumentTypeError if a type has no such JSON value.
+    bytes become their digest. Raises ArgumentTypeError for any other type.
     """
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
@@ -74,7 +74,7 @@ def canonical(value: Any) -> Any:
         return {"sha256": hashlib.sha256(value).hexdigest()}
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
-            raise ArgumentTypeError("key", value, "mappings with string keys")
+            raise ArgumentTypeError("key", value, "a mapping with string keys")
         return {name: canonical(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [canonical(part) for part in value]
@@ -85,7 +85,7 @@ def canonical(value: Any) -> Any:
     if isinstance(value, np.generic):
         return canonical(value.item())
     raise ArgumentTypeError(
-        "key", type(value).__name__, "numbers, strings, bytes, enums, dtypes, dataclasses and containers of them"
+        "key", type(value).__name__, "a number, string, bytes, enum, dtype or dataclass, or a container of these types"
     )
 
 
@@ -97,7 +97,7 @@ def digest(parts: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A cache entry with its key, its folder (None if it is in memory), and the verified contents of its files."""
+    """A cache entry: key, folder (None for an entry in memory), and verified contents of its files."""
 
     key: str
     folder: Path | None
@@ -116,7 +116,9 @@ class Artifact:
         Raises CacheError if the entry does not contain the file.
         """
         if name not in self.files:
-            raise CacheError(f"entry {self.key} has no {name}, only {', '.join(sorted(self.files))}")
+            raise CacheError(
+                f"cache entry {self.key} has no file {name}; its files are {', '.join(sorted(self.files))}"
+            )
         return self.files[name]
 
 
@@ -130,7 +132,7 @@ def default_root() -> Path:
     if named:
         path = Path(os.path.expanduser(named))  # a path with an unknown user stays relative
         if not path.is_absolute():
-            raise CacheError(f"{DIRECTORY_VARIABLE}: got {named}; allowed: an absolute path")
+            raise CacheError(f"{DIRECTORY_VARIABLE} must be an absolute path, got {named}")
         return path
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification requires that relative paths are ignored.
@@ -145,17 +147,16 @@ def size_limit_bytes() -> int:
     """
     text = os.environ.get(SIZE_VARIABLE, "").strip() or str(_DEFAULT_SIZE_MB)
     if not text.isdecimal() or len(text) > 12:
-        raise CacheError(f"{SIZE_VARIABLE}: got {text}; allowed: 0 to 999999999999 megabytes")
+        raise CacheError(f"{SIZE_VARIABLE} must be from 0 to 999999999999 (megabytes), got {text}")
     return int(text) * 1_000_000
 
 
 class Cache:
     """Cache of artifacts in the folder ``root``, by default default_root().
 
-    Kernels in the folder run on the user's GPU. The constructor therefore raises CacheError if the folder belongs to
-    another user, if other users may write to it, or if one of its parent folders has such an owner or such permissions.
-    If the folder cannot be created or written, the cache uses memory instead and issues one RuntimeWarning. ``folder``
-    is then None.
+    The constructor raises CacheError if another user owns the folder or one of its parent folders, or can write to it,
+    because kernels in the folder run on the user's GPU. If the folder cannot be created or written, the cache uses
+    memory instead and issues one RuntimeWarning. ``folder`` is then None.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, limit_bytes: int | None = None) -> None:
@@ -179,8 +180,7 @@ class Cache:
     def _to_memory(self, error: OSError) -> None:
         self.folder = None
         warnings.warn(
-            f"cudatma keeps compiled kernels in memory only, because {self.root} cannot be written "
-            f"({error}); {_REMEDY}",
+            f"cudatma keeps compiled kernels only in memory because {self.root} is not writable ({error}); {_REMEDY}",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -232,13 +232,13 @@ class Cache:
         return path
 
     def recall(self, key: str) -> Any:
-        """Return the fact (JSON) that remember() stored for the key, or None if it stored none."""
+        """Return the JSON data that remember() stored under the key, or None."""
         path = self._path("facts", key)
         files = None if self.folder is None else _read_verified(path)
         return None if files is None else json.loads(files[_FACT])
 
     def remember(self, key: str, fact: Any) -> None:
-        """Store a small fact (JSON) that is slow to determine, if the folder is writable."""
+        """Store a small amount of JSON data that is slow to compute, if the folder is writable."""
         path = self._path("facts", key)
         if self.folder is not None:
             with contextlib.suppress(OSError):
@@ -246,7 +246,7 @@ class Cache:
 
     @contextlib.contextmanager
     def lock(self, key: str, *, timeout_s: float = 600.0) -> Iterator[None]:
-        """Lock a key among all processes and threads that use this folder, so that only one of them builds the entry.
+        """Lock a key, so that only one of the processes and threads that use this folder builds the entry.
 
         The lock ends with the process that holds it. The function does nothing if the cache is in memory or if the file
         system does not support locks. Raises CacheError if the lock is not free within ``timeout_s`` seconds.
@@ -260,7 +260,7 @@ class Cache:
 
     def _path(self, folder: str, key: str) -> Path:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise ArgumentError("key", key, "64 hexadecimal digits, as digest() returns them")
+            raise ArgumentError("key", key, "a string of 64 hexadecimal digits, as returned by digest()")
         return self.root / folder / key
 
     def _store(self, path: Path, files: Mapping[str, bytes]) -> None:
@@ -282,7 +282,7 @@ class Cache:
                     return
                 self._discard(path)
                 time.sleep(0.001 * turn)
-            raise OSError(f"other processes replace {path} faster than it can be read")
+            raise OSError(f"{path} cannot be read because other processes replace it too often")
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -369,7 +369,7 @@ def _require_private(folder: Path) -> None:
 def _check_names(files: Mapping[str, bytes]) -> None:
     for name in files:
         if not _FILE_NAME.fullmatch(name) or name == _MANIFEST:
-            raise ArgumentError("files", name, f"plain file names other than {_MANIFEST}")
+            raise ArgumentError("files", name, f"a plain file name other than {_MANIFEST}")
 
 
 def _manifest(files: Mapping[str, bytes]) -> bytes:

@@ -32,9 +32,11 @@ def read_regular(path: Path) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         if status.st_size > MAX_BYTES:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MAX_BYTES}", str(path))
+            raise OSError(
+                errno.EFBIG, f"file of {status.st_size} bytes exceeds the limit of {MAX_BYTES} bytes", str(path)
+            )
         return file.read()
 
 
@@ -59,7 +61,7 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
 
 
 def file_state(path: str) -> tuple[int, int, int]:
-    """Return numbers that change whenever a file changes.
+    """Return numbers that identify the current version of a file.
 
     Raises OSError or ValueError if the file cannot be examined.
     """
@@ -141,7 +143,7 @@ def _acquire(path: Path, deadline: float) -> int | None:
         try:
             if not _wait(descriptor, deadline):
                 os.close(descriptor)
-                raise CacheError(f"{path} is locked by another process; end that process, or remove the file")
+                raise CacheError(f"{path} is locked by another process; terminate that process or delete the file")
         except OSError as error:
             os.close(descriptor)
             if error.errno in _UNSUPPORTED:

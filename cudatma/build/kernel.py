@@ -110,7 +110,7 @@ _TEMPLATE_HINT = (
 
 
 class Kernels:
-    """Kernels of a process, which are a part of the Runtime.
+    """Kernels of a process, owned by the Runtime.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ def compile_seconds() -> float:
 
 @contextmanager
 def debugging(debug: bool = True) -> Iterator[None]:
-    """Build the kernels of calls inside the context in debug mode, regardless of $CUDATMA_DEBUG.
+    """Build kernels in debug mode inside the context, regardless of $CUDATMA_DEBUG.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def debugging(debug: bool = True) -> Iterator[None]:
     Yields
     ------
     None
-        The context has no value.
+        None.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def wants_debug(debug: bool | None) -> bool:
     if isinstance(debug, bool):
         return debug
     if debug is not None:
-        raise ArgumentTypeError("debug", type(debug).__name__, "bool, or None for $CUDATMA_DEBUG")
+        raise ArgumentTypeError("debug", type(debug).__name__, "a bool, or None to use $CUDATMA_DEBUG")
     named = os.environ.get(DEBUG_VARIABLE, "")
     if named not in ("", "0", "1"):
         raise ArgumentError(DEBUG_VARIABLE, named, "0, 1")
@@ -289,8 +289,8 @@ def compile(
     if "\n" not in text and text.endswith(TEMPLATE_SUFFIX):
         own = getattr(config, "template", text)
         if own != text and (template_root() / text).is_file():
-            got = f"{type(config).__name__} of {own}"
-            raise ArgumentError("config", got, f"a config of {text}", f"compile {own!r}, or pass another config")
+            got = f"a {type(config).__name__} for {own}"
+            raise ArgumentError("config", got, f"a config for {text}", f"compile {own!r} or pass another config")
         try:
             return _have(_from_template(text, config, chosen, name, flags, debug))
         except TemplateError:
@@ -309,7 +309,7 @@ def source_order(
     is_template: bool = False,
     field: str = "source_or_template",
 ) -> Order:
-    """Return the request for a kernel of a CUDA text, or of a .cu or .j2 file.
+    """Return the order for a kernel in CUDA text or in a .cu or .j2 file.
 
     Raises TemplateError if a template cannot be rendered, and an ArgumentError with the name ``field`` if a file cannot
     be read.
@@ -550,7 +550,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dic
     losses = performance_losses(result.log)
     if losses and "template" in order.facts and "debug" not in order.facts:
         folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": result.log.encode()})
-        message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}; choose another configuration"
+        message = f"{order.entry} would be slow on {order.target.name} because {losses[0]}; choose another config"
         raise CompileError(message, result.log, source, None if folder is None else str(folder))
     record = facts | {"target": order.target.name, "seconds": round(result.seconds, 3)}
     record.pop("source", None)
@@ -567,7 +567,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dic
 
 @contextmanager
 def hinting(text: str, target: Target, is_template: bool) -> Iterator[None]:
-    """Prepend a hint to a CompileError's message if the text may be a template or lacks a ``use`` statement."""
+    """Add a hint to a CompileError if the text may be a template or lacks a ``use`` statement."""
     try:
         yield
     except CompileError as error:
@@ -591,7 +591,7 @@ def _choose_entry(ptx: str, named: str | None) -> str:
     known = list(entries(ptx))
     if not known:
         remedy = 'write extern "C" __global__ void name(...), or instantiate a template explicitly'
-        raise ArgumentError("entry", named, "none: the source has no kernel", remedy)
+        raise ArgumentError("entry", named, "the name of a kernel (the source contains no kernel)", remedy)
     if named in known:
         return str(named)
     from cudatma.emulator.ptx.names import find_name  # slow to import

@@ -95,10 +95,10 @@ def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> s
         if name not in uses.known:
             if others := _targets_with(name, environment, values):
                 lacking = f"a primitive that {values['target'].name} supports"
-                raise TemplateError(f"{place}: use: got {name!r}; allowed: {lacking}; compile for {others}")
+                raise TemplateError(f"{place}: {name!r} must be {lacking}; compile for {others}")
             near = difflib.get_close_matches(name, uses.known)
             remedy = f"did you mean {' or '.join(near)}?" if near else f"see the files that {LIBRARY} includes"
-            raise TemplateError(f"{place}: use: got {name!r}; allowed: a primitive of the target; {remedy}")
+            raise TemplateError(f"{place}: {name!r} is not the name of a primitive; {remedy}")
     return text
 
 
@@ -136,7 +136,9 @@ class Library(Extension):
 
     def _parse_include_once(self, parser: Parser, lineno: int) -> nodes.Node:
         if parser.stream.current.type != "string":
-            parser.fail(f"include: got no name in quotes; allowed: a path below ptx_templates. {IF_COMMENT}", lineno)
+            parser.fail(
+                f"`include` must be followed by a path in quotes, relative to ptx_templates. {IF_COMMENT}", lineno
+            )
         name = next(parser.stream).value
         include = nodes.Include(nodes.Const(name), True, False, lineno=lineno)
         is_first = self.call_method("is_first", [nodes.Const(name)], lineno=lineno)
@@ -175,7 +177,7 @@ class Library(Extension):
     def use(self, place: str, *names: str) -> None:
         for name in names:
             if not isinstance(name, str):
-                raise TemplateError(f"{place}: use: got {name!r}; allowed: names in quotes")
+                raise TemplateError(f"{place}: `use` must be followed by names in quotes, got {name!r}")
             running.get().names.setdefault(name, place)
 
     def is_used(self, name: str, file: str) -> bool:

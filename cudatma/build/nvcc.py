@@ -59,8 +59,8 @@ def compile_with_nvcc(
         line = source.splitlines()[int(number) - 1].strip()[:_SHOWN_CHARACTERS] if file == name else ""
         command = shlex.join(["nvcc", "-ptx", "-lineinfo", f"-arch={target.name}", *options, name])
         raise CompileError(
-            f"{place}: {f'`{line}` ' if line else ''}is host code, which NVRTC does not compile, and nvcc is"
-            f" not installed; run `{command}` where the CUDA toolkit is installed, and use {Path(name).stem}.ptx",
+            f"{place}: {f'`{line}` ' if line else ''}is host code, which NVRTC cannot compile, and nvcc is"
+            f" not installed; run `{command}` on a machine with the CUDA toolkit and use {Path(name).stem}.ptx",
             source=source,
         )
     with tempfile.TemporaryDirectory(prefix="cudatma-") as scratch:

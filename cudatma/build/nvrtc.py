@@ -94,7 +94,7 @@ def _nvrtc() -> Any:
 
 
 def _no_nvrtc(error: Exception) -> NoReturn:
-    detail = f"no NVRTC in this environment ({error}). {INSTALL_CUDA}"
+    detail = f"NVRTC is not installed ({error}). {INSTALL_CUDA}"
     raise DriverError("nvrtcVersion", None, detail) from error
 
 
@@ -117,9 +117,8 @@ def nvrtc_version() -> tuple[int, int]:
 def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
     """Return path, size in bytes and modification time in ns of NVRTC's wheels and of cuda.bindings on ``sys.path``.
 
-    As long as these values stay the same, the result of nvrtc_version() stays the same. Comparing these values is
-    faster than nvrtc_version(), because loading the library takes longer than loading a cached kernel. The result is
-    empty if NVRTC does not come from a wheel.
+    While these values stay the same, so does the result of nvrtc_version(), which is slower because it loads the
+    library. The result is empty if NVRTC does not come from a wheel.
     """
     libraries: list[Path] = []
     bindings: list[Path] = []
@@ -145,11 +144,11 @@ def source_options(
     if isinstance(include_dirs, str | os.PathLike) or not all(isinstance(at, str | os.PathLike) for at in include_dirs):
         raise ArgumentTypeError("include_dirs", include_dirs, "a sequence of paths")
     if missing := [folder for folder in include_dirs if not os.path.isdir(folder)]:
-        raise ArgumentError("include_dirs", os.fspath(missing[0]), "folders that exist")
+        raise ArgumentError("include_dirs", os.fspath(missing[0]), "a sequence of existing folders")
     if isinstance(defines, Mapping):
         defines = [f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in defines.items()]
     if isinstance(defines, str) or not all(isinstance(define, str) for define in defines):
-        raise ArgumentTypeError("defines", defines, "a mapping, or a sequence of 'NAME=VALUE'")
+        raise ArgumentTypeError("defines", defines, "a mapping or a sequence of 'NAME=VALUE'")
     _check_options(options)
     folders = (f"--include-path={os.fspath(folder)}" for folder in include_dirs)
     return (*folders, *(f"--define-macro={define}" for define in defines), *options)
@@ -164,8 +163,8 @@ def _check_options(options: Sequence[str]) -> None:
             raise ArgumentError(
                 f"options[{index}]",
                 option,
-                "an option that changes neither target nor output",
-                "pass the target as target=",
+                "an option that changes neither the target nor the output",
+                "select the target with target=",
             )
 
 
@@ -185,22 +184,21 @@ def _require_utf8(field: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        got = f"half of a surrogate pair, {text[error.start]!r}, at position {error.start}"
-        raise ArgumentError(field, got, "text that UTF-8 can encode", "read the file with encoding='utf-8'") from None
+        got = f"the unpaired surrogate {text[error.start]!r} at position {error.start}"
+        raise ArgumentError(
+            field, got, "text that can be encoded as UTF-8", "read the file with encoding='utf-8'"
+        ) from None
 
 
 def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) -> None:
-    """Raise TargetError unless this NVRTC compiles for the target.
-
-    The error states the required release.
-    """
+    """Raise TargetError unless this NVRTC compiles for the target."""
     version = nvrtc_version() if version is None else version
     needed = min((cuda for isa, cuda in _CUDA_OF_PTX_ISA.items() if isa >= target.ptx_isa), default=(13, 0))
     if version < needed:
         raise TargetError(
             "target",
-            f"{target.name} with NVRTC {version[0]}.{version[1]}",
-            f"NVRTC {needed[0]}.{needed[1]} or newer for {target.name}",
+            f"{target.name}, which needs NVRTC {needed[0]}.{needed[1]} or newer",
+            f"one that NVRTC {version[0]}.{version[1]} supports",
             f"pip install 'nvidia-cuda-nvrtc{'-cu12' if needed[0] == 12 else ''}>={needed[0]}.{needed[1]}'",
         )
 
@@ -223,7 +221,7 @@ def compile_source(
     missing, and DriverError if NVRTC is missing.
     """
     if "\0" in source:
-        raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text without NUL characters")
+        raise ArgumentError("source", "text with a NUL character", "CUDA C++ text without NUL characters")
     _require_utf8("source", source)
     version = nvrtc_version()
     require_nvrtc_for(target, version)
@@ -243,7 +241,9 @@ def compile_source(
         message = f"{compiler} rejected {name} for {target.name}: {shortened(next(errors, 'no message'))}"
         if missing := _MISSING_HEADER.search(log):
             searched = [*option_values(options, "-I", "--include-path"), *(includes.folders if includes else ())]
-            where = f"in none of {', '.join(searched)}" if searched else "in no include folder"
+            where = (
+                f"not found in {', '.join(searched)}" if searched else "not found because there are no include folders"
+            )
             message = (
                 f"{_place(missing)} includes {missing['name']}, which is {where}; "
                 f"{missing_header_remedy(missing['name'], version[0])}\n{message}"

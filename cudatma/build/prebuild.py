@@ -77,8 +77,8 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
         for future in as_completed(under_way):
             yield under_way[future], future.result()
     except _WorkerDiedError as error:
-        message = f"one of {jobs} processes that compile died, possibly because memory ran out; use fewer jobs"
-        message += ", or restrict this process to fewer cores with taskset"
+        message = f"one of the {jobs} compiler processes died, possibly because memory ran out; use fewer jobs"
+        message += " or restrict this process to fewer cores with taskset"
         raise CompileError(message) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -33,7 +33,7 @@ class PtxSource:
     target : Target or None, default: None
         Target for which CUDA was compiled, or None if the source was PTX.
     lines : dict, default: {}
-        Lines of the CUDA source, which are empty if the source was PTX.
+        Lines of the CUDA source; empty if the source was PTX.
     """
 
     ptx: str
@@ -63,7 +63,7 @@ def ptx_source(
     if isinstance(kernel, Kernel):
         return PtxSource(kernel.ptx, entry or kernel.entry, kernel.target, source_lines(kernel.source, kernel.ptx))
     if not isinstance(kernel, str | Path):
-        raise ArgumentTypeError("kernel", type(kernel).__name__, "PTX or CUDA text, a path, or a cudatma.Kernel")
+        raise ArgumentTypeError("kernel", type(kernel).__name__, "PTX text, CUDA text, a path or a cudatma.Kernel")
     text = str(kernel)
     is_path = isinstance(kernel, Path) or ("\n" not in text and text.endswith((*_CUDA_SUFFIXES, ".ptx")))
     if not (is_path and text.endswith(_CUDA_SUFFIXES)):

@@ -57,7 +57,7 @@ _SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=[^\n}])|(?<=\n\};)\n
 
 
 class LineDirectives(Extension):
-    """Extension that inserts a #line directive wherever the line numbers of the output and of the template diverge.
+    """Extension that inserts a #line directive wherever the line numbers of output and template diverge.
 
     The compiler, and therefore PTX, hazards and hang reports, then use the line numbers of the user's file. The body of
     a macro has no directive, because it may be printed in the middle of a line.
@@ -113,7 +113,7 @@ def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[
 
 
 def line_name(name: str) -> str:
-    """Return an absolute name for a #line directive, because NVRTC prepends its working directory to relative names."""
+    """Return an absolute name for a #line directive (NVRTC prepends its working directory to relative names)."""
     quoted = name.replace("\\", "/").replace('"', "'")
     return f"/{quoted}"
 
@@ -126,7 +126,7 @@ def _printable(value: Any) -> Any:
     if type(value) in (str, int) or isinstance(value, jinja2.Undefined):
         return value  # Jinja raises an error with the name of an undefined variable
     raise TypeError(
-        f"${{ }}: got {value!r} ({type(value).__name__}); allowed: str, int; convert the value in the config"
+        f"a value in ${{ }} must be a str or an int, got {value!r} ({type(value).__name__}); convert it in the config"
     )
 
 
@@ -141,10 +141,7 @@ def template_root() -> Path:
     for folder in (package / "ptx_templates", package.parent / "ptx_templates"):
         if (folder / "primitives").is_dir():
             return folder
-    raise TemplateError(
-        f"template folder: got none next to {package}; allowed: an installed cudatma or a whole checkout;"
-        " reinstall cudatma"
-    )
+    raise TemplateError(f"the template folder is missing in {package} and {package.parent}; reinstall cudatma")
 
 
 class _Loader(jinja2.FileSystemLoader):
@@ -201,7 +198,7 @@ def render(
 ) -> str:
     """Render a template for a config and a target.
 
-    The same arguments always give the same text.
+    Equal arguments produce equal text.
 
     Parameters
     ----------
@@ -274,7 +271,7 @@ def is_like_template(text: str) -> bool:
 
 
 def template_texts(*templates: str) -> dict[str, bytes]:
-    """Return the current contents of templates and of all files that they can include. The cache key digests them.
+    """Return the current contents of templates and of all files that they can include, for the cache key.
 
     The given templates come first, followed by the other files in the order of their names. Nothing is parsed or
     rendered. Raises TemplateError if a file is missing.
@@ -319,7 +316,7 @@ def _template_text(root: str, name: str, user: str) -> bytes:
         with suppress(OSError, ValueError):  # ValueError: the name contains a null character
             return content(f"{root}/{name}")
     where = f", included by {user}" if user else ""
-    raise TemplateError(f"template: got {name!r}{where}, which does not exist; allowed: a path below {root}")
+    raise TemplateError(f"template must be the path of a file in {root}, got {name!r}{where}")
 
 
 def _explain(name: str, error: Exception, root: Path) -> str:
@@ -338,8 +335,8 @@ def _explain(name: str, error: Exception, root: Path) -> str:
         files = (path.relative_to(root).as_posix() for path in root.rglob("*.j2"))
         meant = similar(str(error.name), files)
         hint = f" (did you mean {meant}?)" if meant else ""
-        return f"{place}: got no template {error.name!r}{hint}; allowed: a path below {root}"
-    reason = "the template needs more memory than is available" if isinstance(error, MemoryError) else str(error)
+        return f"{place}: template {error.name!r} does not exist in {root}{hint}"
+    reason = "rendering the template exhausts the available memory" if isinstance(error, MemoryError) else str(error)
     return f"{place}: {reason}"
 
 
@@ -381,6 +378,6 @@ def _shown(value: Any, field: str) -> str:
         inner = (f"{f.name}={_shown(getattr(value, f.name), field)}" for f in fields(value) if f.init)
         return f"{type(value).__name__}({', '.join(inner)})"
     raise TemplateError(
-        f"config.{field}: got {type(value).__name__}; allowed: int, float, str, bool, None, an enum, a NumPy dtype, or"
-        " a tuple or dataclass of them; use a type whose text is the same in every process"
+        f"config.{field} must be an int, float, str, bool, None, enum or NumPy dtype, or a tuple or dataclass of them,"
+        f" got {type(value).__name__}; use a type whose text is the same in every process"
     )

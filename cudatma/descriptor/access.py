@@ -54,7 +54,7 @@ def check_target(spec: AnySpec, target: Target) -> None:
             "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
             f"{spec.footprint_bytes} bytes of shared memory",
             f"at most {target.smem_per_block_bytes} bytes on {target.name}",
-            "reduce the box, or use several boxes",
+            "use a smaller box or several boxes",
         )
     check_described_bytes(spec, target)
     _check_channel_slice(spec)
@@ -71,7 +71,7 @@ def check_described_bytes(spec: AnySpec, target: Target) -> None:
             "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
             f"{spec.described_bytes} bytes",
             f"at most {target.smem_per_sm_bytes} bytes on {target.name}",
-            "reduce the box, or use several boxes",
+            "use a smaller box or several boxes",
         )
 
 
@@ -94,7 +94,7 @@ def _check_channel_slice(spec: AnySpec) -> None:
             f"box[{spec.rank - 2}]",
             spec.box[-2],
             f"at most {max_channels} channels (one slice) with interleave {spec.interleave.label}",
-            "load each slice with its own copy",
+            "load each slice with a separate copy",
         )
 
 
@@ -106,13 +106,13 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
     Raises DescriptorError if the load is illegal.
     """
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
-        raise DescriptorError("swizzle", spec.swizzle.label, f"a swizzle that supports loads for {spec.dtype.name}")
+        raise DescriptorError("swizzle", spec.swizzle.label, f"one that supports loads for {spec.dtype.name}")
     check_traps(spec, coords)
     if isinstance(spec, Im2colWideSpec):
         # The first pixel may be to the left of the bounding box, but not to the right. [PTX ISA 5.5.5.1, not measured]
         last = spec.dims[1] - 1 + spec.upper_corner_w
         if rules.as_int(coords[1], "coords[1]") > last:
-            raise DescriptorError("coords[1]", coords[1], f"at most {last}, the right end of the bounding box")
+            raise DescriptorError("coords[1]", coords[1], f"at most {last}, the right edge of the bounding box")
     if offsets is None:
         return
     if not isinstance(spec, Im2colSpec):
@@ -153,11 +153,9 @@ def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) ->
 def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
     # Sources for the types and swizzles that allow only one direction: PTX ISA 5.5.1.1 and 5.5.7, CUDA driver API.
     if spec.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B:
-        raise DescriptorError(
-            "swizzle", spec.swizzle.label, "a swizzle that supports stores", "use 128B_ATOM_32B for stores"
-        )
+        raise DescriptorError("swizzle", spec.swizzle.label, "one that supports stores", "use 128B_ATOM_32B for stores")
     if spec.dtype.name == "16u4_align16b":
-        raise DescriptorError("dtype", spec.dtype.name, "a dtype that supports stores", "use 16u4_align8b for stores")
+        raise DescriptorError("dtype", spec.dtype.name, "one that supports stores", "use 16u4_align8b for stores")
     if coords is not None:
         check_write_traps(spec, coords)
     row_bits = spec.dims[0] * spec.dtype.element_bits
@@ -166,14 +164,13 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
         raise DescriptorError(
             "dims[0]",
             f"{spec.dims[0]} elements of {spec.dtype.element_bits} bits",
-            f"rows that are a multiple of {rules.CHUNK_BYTES} bytes in a store, because the store would overwrite "
-            f"{past} bytes after each row",
+            f"a multiple of {rules.CHUNK_BYTES} bytes because a store would overwrite {past} bytes after each row",
             "include the padding in dims[0] if you own it, or use ordinary stores",
         )
 
 
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions under which loads, stores and reductions alike trap with an illegal instruction.
+    """Check the conditions under which any access traps with an illegal instruction.
 
     ``coords`` must contain one int32 per dimension. Without interleave, the innermost coordinate must be the start of a
     16-byte chunk; this also applies to im2col maps. An im2col column must start inside the bounding box. A dimension
@@ -183,16 +180,16 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     for index, dim in enumerate(spec.dims):
         if dim > MAX_REACHED_DIM:
             raise DescriptorError(
-                f"dims[{index}]", dim, "1 to 2**31 elements in an access", "describe a part of the tensor"
+                f"dims[{index}]", dim, "1 to 2**31 in an access", "describe only a part of the tensor"
             )
     if isinstance(spec, Im2colSpec):
         for index, (low, high) in enumerate(zip(*bounding_box(spec), strict=True), first_pixel_dim(spec)):
             if not low <= values[index] <= high:
-                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high}, inside the bounding box")
+                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high}, within the bounding box")
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions of check_traps() and those under which only stores and reductions trap.
+    """Check the conditions of check_traps() and those that apply only to stores and reductions.
 
     Coordinates must be nonnegative, and an im2col map must not have padding. Raises DescriptorError if a condition is
     not met.
@@ -200,7 +197,7 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     check_traps(spec, coords)
     for index, value in enumerate(coords):
         if value < 0:
-            raise DescriptorError(f"coords[{index}]", value, "at least 0 in a store", "start the box inside the tensor")
+            raise DescriptorError(f"coords[{index}]", value, "at least 0 in a store", "begin the box inside the tensor")
     if isinstance(spec, Im2colSpec):
         for name, corner, beyond in (("lower_corner", spec.lower_corner, -1), ("upper_corner", spec.upper_corner, 1)):
             for index, value in enumerate(corner):
@@ -247,7 +244,7 @@ def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
             raise DescriptorError(
                 "coords[0]",
                 values[0],
-                f"multiples of {multiple} ({rules.CHUNK_BYTES} bytes)",
-                "start the box at the beginning of a chunk, and skip elements in shared memory",
+                f"a multiple of {multiple} ({rules.CHUNK_BYTES} bytes)",
+                "begin the box at a multiple of 16 bytes and skip the extra elements in shared memory",
             )
     return values

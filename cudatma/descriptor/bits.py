@@ -32,7 +32,7 @@ class Evidence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BitRange:
-    """A field of a tensor map, or a run of bits that belong to no field.
+    """A field of a tensor map, or consecutive bits that belong to no field.
 
     Parameters
     ----------
@@ -62,11 +62,11 @@ class BitRange:
 
 
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
-    """Return ranges that cover all 1024 bits of a map in ascending order, even if the map is invalid.
+    """Return ranges that cover all 1024 bits of a map, valid or not, in ascending order.
 
-    Runs of bits that belong to no field are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, which
-    cannot be recognized by any published bit. Only the fields that all kinds of map share then have names, and their
-    positions are assumed. Raises DescriptorError unless ``data`` has 128 bytes.
+    Bits that belong to no field are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, which no published
+    bit identifies. Only the fields that all kinds of maps share are then named, and their positions are assumed. Raises
+    DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
     value = int.from_bytes(bytes(data), "little")

@@ -60,17 +60,17 @@ def multicast_mask(
     if size > MASK_BITS:
         raise LaunchError("cluster", shape, f"at most {MASK_BITS} CTAs")
     if axis is not None and ranks is not None:
-        raise LaunchError("ranks", "both axis and ranks", "axis or ranks, not both")
+        raise LaunchError("ranks", "a value for both", "omitted if axis is given")
     if ranks is not None:
         if not isinstance(ranks, Iterable):
-            raise LaunchError("ranks", ranks, "a sequence of ints, the ranks of CTAs in the cluster")
+            raise LaunchError("ranks", ranks, "a sequence of CTA ranks in the cluster")
         chosen = list(ranks)
     elif axis is None:
         chosen = list(range(size))
     else:
         chosen = _line(shape, axis, block)
     if not chosen:
-        raise LaunchError("ranks", chosen, "at least one CTA")
+        raise LaunchError("ranks", chosen, "a nonempty sequence")
     mask = 0
     for index, rank in enumerate(chosen):
         if type(rank) is not int or not 0 <= rank < size:
@@ -118,7 +118,10 @@ def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target
     for index, (whole, part) in enumerate(zip(blocks, shape, strict=True)):
         if whole % part:
             raise LaunchError(
-                f"grid[{index}]", whole, f"multiples of {part}", "round the grid up, and return early in surplus CTAs"
+                f"grid[{index}]",
+                whole,
+                f"a multiple of {part}",
+                "round the grid up and return early from the surplus CTAs",
             )
     return shape
 
@@ -128,7 +131,7 @@ def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise LaunchError(field, values, "a sequence of 1 to 3 ints")
     if not 1 <= len(values) <= 3:
-        raise LaunchError(field, values, "1 to 3 dimensions")
+        raise LaunchError(field, values, "a sequence of 1 to 3 ints")
     for index, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise LaunchError(f"{field}[{index}]", value, "an int of at least 1")

@@ -117,14 +117,16 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
             "pixels_minus_1": spec.pixels_per_column - 1,
         }
     else:
-        raise DescriptorError("spec", type(spec).__name__, "TiledSpec, Im2colSpec", "use the driver for im2col wide")
+        raise DescriptorError(
+            "spec", type(spec).__name__, "TiledSpec, Im2colSpec", "encode an im2col wide spec with the driver"
+        )
     return _assemble(FIELDS[kind], fields)
 
 
 def field_writer(
     words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str, int]]
 ) -> Callable[[Sequence[int]], None]:
-    """Return a function that overwrites fields of a tiled map in place, without validation.
+    """Return a function that overwrites fields of a tiled map in place without validation.
 
     ``words`` and ``raw`` are views of the map as 32-bit words and as bytes. ``spec`` provides the rank and dtype.
     ``fields`` lists the kind ("dim", "stride" or "box") and the index of each value. Only the returned function may
@@ -161,7 +163,7 @@ def field_writer(
 
 
 def encode_shared(spec: AnySpec) -> bytes:
-    """Return 128 bytes that contain only the fields that all kinds of map share.
+    """Return 128 bytes with only the fields that all kinds of maps share.
 
     The fields are at their positions in tiled and im2col maps; all other bits are 0. For an Im2colWideSpec, these
     positions are assumed, not verified.
@@ -264,7 +266,9 @@ def _dtype(fields: dict[str, int]) -> TmaType:
     for candidate in TMA_TYPES.values():
         if candidate.descriptor_format == number and candidate.name.startswith("tfloat32") == tf32:
             return candidate
-    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0 to 13, or 7 or 8 if the tf32 bit is set")
+    raise DescriptorError(
+        "format", f"{number} with tf32 bit {int(tf32)}", "from 0 to 13, or 7 or 8 if the tf32 bit is set"
+    )
 
 
 def _swizzle(fields: dict[str, int]) -> Swizzle:

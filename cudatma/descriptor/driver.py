@@ -50,7 +50,9 @@ def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode:
     """
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:
-        raise DriverError(name, None, "cuda.bindings does not provide this function; install cuda-python 13 or later")
+        raise DriverError(
+            name, None, "the installed cuda.bindings lacks this function; install cuda-python 13 or later"
+        )
     # A map of rank 1 has no strides, but the driver rejects a null pointer. It ignores the value of this stride.
     strides = [driver.cuuint64_t(stride) for stride in spec.strides_bytes or (16,)]
     wide = () if mode is None else (getattr(driver, mode)(int(spec.mode)),)  # type: ignore[union-attr]

@@ -35,10 +35,10 @@ _ALIGNMENT = 128
 
 
 class TensorMap:
-    """A tensor map: its 128 bytes, its spec, and the array that it describes.
+    """A tensor map with its spec and the array that it describes.
 
     Create a map with ``from_array``, ``from_address``, ``tiled``, ``im2col`` or ``im2col_wide``. The map keeps the
-    array alive. Only ``replace_address`` changes a map. Do not call it while another thread launches a kernel with the
+    array alive. ``replace_address`` modifies the map, so do not call it while another thread launches a kernel with the
     map.
 
     Parameters
@@ -53,7 +53,7 @@ class TensorMap:
     target : Target or str, optional
         Architecture that must support the map. Default: the device's architecture with the driver, none with the codec.
     encoder : {"auto", "driver", "codec"}, default: "auto"
-        Encoder of the bytes. "auto" selects the driver if one is available, otherwise the codec.
+        Encoder to use. "auto" selects the driver if one is available, otherwise the codec.
     on_host : bool, default: False
         Whether the memory is on the host. The driver cannot encode maps over host memory.
 
@@ -138,8 +138,8 @@ class TensorMap:
             Architecture that must support the map. Default: the device's architecture with the driver, none with the
             codec.
         encoder : {"auto", "driver", "codec"}, default: "auto"
-            Encoder of the bytes. "auto" selects the driver if one is available and the array is on a device, otherwise
-            the codec.
+            Encoder to use. "auto" selects the driver if one is available and the array is on a device, otherwise the
+            codec.
 
         Returns
         -------
@@ -165,7 +165,10 @@ class TensorMap:
         kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
         if kind.packed or kind.element_bytes != info.dtype.itemsize:
             raise DescriptorError(
-                "dtype", kind.name, f"a type of {info.dtype.itemsize} bytes", "pass a view of the array"
+                "dtype",
+                kind.name,
+                f"{info.dtype.itemsize} bytes wide",
+                "pass a view of the array with that item size",
             )
         order = array_axes(info.shape, info.strides_bytes, kind, axes)
         spec = TiledSpec.from_strided(
@@ -381,9 +384,9 @@ class TensorMap:
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.
 
-        If this map was not encoded by the driver, the method encodes its spec with the driver first. For an im2col wide
-        map (sm_100 and later), only the fields that it shares with other maps are compared. The result then lists all
-        other bits that the driver set.
+        If this map was not encoded by the driver, its spec is first encoded with the driver. For an im2col wide map
+        (sm_100 and later), only the fields that it shares with other maps are compared, and the result lists all other
+        bits that the driver set.
 
         Returns
         -------
@@ -440,10 +443,12 @@ class TensorMap:
         info, spec = describe(array), self._spec
         if info.device != self.device:
             raise ArgumentError(
-                "array", f"device {info.device}", f"device {self.device}", "create a map for each device"
+                "array", f"an array on device {info.device}", f"on device {self.device}", "create one map per device"
             )
         if info.dtype.itemsize != spec.dtype.element_bytes or spec.dtype.packed:
-            raise ArgumentError("array", str(info.dtype), f"a dtype of the same size as {spec.dtype.name}")
+            raise ArgumentError(
+                "array", str(info.dtype), f"an array with a dtype of the same size as {spec.dtype.name}"
+            )
         order = array_axes(info.shape, info.strides_bytes, spec.dtype, self._axes if self._fits(info.shape) else None)
         dims = tuple(info.shape[axis] for axis in order)
         strides = tma_strides(info.shape, info.strides_bytes, spec.dtype, order)
@@ -469,7 +474,9 @@ def _choose(encoder: str, on_host: bool) -> str:
     if encoder not in ENCODERS:
         raise ArgumentError("encoder", encoder, ", ".join(ENCODERS))
     if on_host and encoder == "driver":
-        raise ArgumentError("array", "host memory", "device memory with encoder 'driver'", "copy the array to the GPU")
+        raise ArgumentError(
+            "array", "host memory", "an array in device memory with encoder='driver'", "copy the array to the GPU"
+        )
     if encoder == "auto":
         return "driver" if not on_host and driver.has_driver() else "codec"
     return encoder
@@ -477,7 +484,7 @@ def _choose(encoder: str, on_host: bool) -> str:
 
 def _dense_strides(sizes: Sequence[int], dtype: TmaType) -> tuple[int, ...]:
     if dtype.packed:
-        raise DescriptorError("dtype", dtype.name, "an unpacked type", "use a TiledSpec, whose dims count values")
+        raise DescriptorError("dtype", dtype.name, "an unpacked type", "pass a TiledSpec, whose dims are in values")
     strides = [dtype.element_bytes]
     for size in reversed(sizes[1:]):
         strides.append(strides[-1] * size)

@@ -83,7 +83,7 @@ def create_weight_tile_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """Create a 3D tensor map over packed weights, of which one load fetches a whole tile.
+    """Create a 3D tensor map over packed weights that loads a whole tile at a time.
 
     The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64) and coordinates (0, k64, n64). TMA fills
     blocks outside the weights with zeros.
@@ -114,7 +114,9 @@ def create_weight_tile_tma_desc(
     """
     info = _packed_rows(qweight)
     if k64 < 1 or info.shape[0] % k64:
-        raise DescriptorError("k64", k64, f"a divisor of {info.shape[0]}, the rows of qweight", "pass ceil(K / 64)")
+        raise DescriptorError(
+            "k64", k64, f"a divisor of {info.shape[0]}, the number of rows of qweight", "pass ceil(K / 64)"
+        )
     blocks = k64, info.shape[0] // k64, block_k64, block_n64
     spec = weight_tile_map_spec(*blocks, half_rows=half_rows, pitch_bytes=info.strides_bytes[0], address=info.pointer)
     return _map(info, spec, target, encoder)
@@ -166,8 +168,8 @@ def create_scale_tma_desc(
     Parameters
     ----------
     scales : array, shape (N,), (1, N) or (groups, N)
-        Scales or zero points. For a single row, which has one value per column, the map is 1D with box (tile_n,) and
-        coordinate (n,). For several rows, it is 2D with box (tile_n, block_groups) and coordinates (n, group).
+        Scales or zero points. For a single row, the map is 1D with box (tile_n,) and coordinate (n,). For several rows,
+        it is 2D with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
         Number of columns per load, 1 to 256. Their size must be a multiple of 16 bytes.
     block_groups : int, default: 1
@@ -196,7 +198,7 @@ def create_scale_tma_desc(
 
     info = describe(scales, "scales")
     if info.dtype.name not in ("float16", "bfloat16", "uint8"):
-        raise DescriptorError("scales.dtype", str(info.dtype), "float16, bfloat16, or uint8 for zero points")
+        raise DescriptorError("scales.dtype", str(info.dtype), "float16 or bfloat16 (uint8 for zero points)")
     if len(info.shape) not in (1, 2):
         raise DescriptorError("scales.shape", info.shape, "(N,), (1, N) or (groups, N)")
     if whole_column is None:
@@ -300,7 +302,7 @@ def _blocks_of_depths(info: ArrayInfo, tile_k: int) -> tuple[tuple[int, ...], tu
     """Return the shape and strides of an (M, K) array viewed as (K / tile_k, M, tile_k)."""
     m, k = info.shape
     if type(tile_k) is not int or tile_k < 1 or k % tile_k:
-        raise DescriptorError("tile_k", tile_k, f"a divisor of K = {k} with several blocks", "pass blocks=1")
+        raise DescriptorError("tile_k", tile_k, f"a divisor of K = {k} if blocks is greater than 1", "pass blocks=1")
     pitch, step = info.strides_bytes
     return (k // tile_k, m, tile_k), (tile_k * step, pitch, step)
 
@@ -341,7 +343,9 @@ def _box_extent(spec: AnySpec) -> tuple[int, ...]:
     Raises DescriptorError unless the map is tiled.
     """
     if not isinstance(spec, TiledSpec):
-        raise DescriptorError("spec", type(spec).__name__, "TiledSpec", "pass a TiledSpec; im2col boxes vary in extent")
+        raise DescriptorError(
+            "spec", type(spec).__name__, "TiledSpec", "pass a TiledSpec because im2col boxes vary in size"
+        )
     return spec.box
 
 

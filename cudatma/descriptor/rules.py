@@ -25,7 +25,7 @@ class L2Promotion(Mode):
 
 
 class OobFill(Mode):
-    """Value of elements outside the tensor: zero, or a NaN that FMA treats as zero.
+    """Fill value for elements outside the tensor: zero, or a NaN that FMA treats as zero.
 
     Only floating-point types can be filled with NaN.
     """
@@ -64,7 +64,7 @@ _WIDE_SWIZZLES = (Swizzle.B64, Swizzle.B128, Swizzle.B128_ATOM_32B)
 
 
 def as_int(value: object, field: str) -> int:
-    """Return an integer, including NumPy's types, as an int. Raises DescriptorError for bools and other types."""
+    """Convert a Python or NumPy integer to an int. Raises DescriptorError for bools and other types."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def as_int(value: object, field: str) -> int:
 
 
 def as_ints(values: object, field: str) -> tuple[int, ...]:
-    """Return a sequence of integers as a tuple of ints. Raises DescriptorError with the index of an invalid value."""
+    """Convert a sequence of integers to a tuple of ints. Raises DescriptorError with the index of an invalid value."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DescriptorError(field, values, "a sequence of integers")
     return tuple(as_int(value, f"{field}[{index}]") for index, value in enumerate(values))
@@ -98,7 +98,7 @@ def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
     """Check that there are exactly ``length`` values."""
     if len(values) != length:
-        raise DescriptorError(field, values, f"{counted(length, 'value')} for rank {rank}")
+        raise DescriptorError(field, values, f"a sequence of {counted(length, 'value')} for rank {rank}")
 
 
 def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
@@ -107,7 +107,9 @@ def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
         min_rank = max(min_rank, 3)
     if not min_rank <= rank <= MAX_RANK:
         why = f" with interleave {interleave.label}" if interleave is not Interleave.NONE else ""
-        raise DescriptorError("rank", rank, f"{min_rank} to {MAX_RANK}{why}", "merge dimensions, or add ones of size 1")
+        raise DescriptorError(
+            "rank", rank, f"{min_rank} to {MAX_RANK}{why}", "merge dimensions or add dimensions of size 1"
+        )
 
 
 def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
@@ -117,7 +119,7 @@ def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
             raise DescriptorError(f"dims[{index}]", dim, "1 to 2**32 elements")
     multiple = 128 if is_padded(dtype) else 2 if dtype.packed else 1
     if dims[0] % multiple:
-        raise DescriptorError("dims[0]", dims[0], f"multiples of {multiple} for {dtype.name}", "pad the rows")
+        raise DescriptorError("dims[0]", dims[0], f"a multiple of {multiple} for {dtype.name}", "pad the rows")
 
 
 def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Interleave) -> None:
@@ -129,14 +131,14 @@ def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Inte
     for index, stride in enumerate(strides_bytes):
         if not 0 <= stride < STRIDE_LIMIT:
             raise DescriptorError(
-                f"strides_bytes[{index}]", stride, "0 to 2**40 - 16 bytes", "copy the array if a stride is negative"
+                f"strides_bytes[{index}]", stride, "0 to 2**40 - 16 bytes", "copy an array that has negative strides"
             )
         if stride % multiple:
             raise DescriptorError(
                 f"strides_bytes[{index}]",
                 stride,
-                f"multiples of {multiple} bytes",
-                "pad the pitch, or use ordinary loads",
+                f"a multiple of {multiple} bytes",
+                "pad the rows or use ordinary loads",
             )
 
 
@@ -147,7 +149,7 @@ def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
         raise DescriptorError("address", address, "0 to 2**64 - 1")
     if address % multiple:
         raise DescriptorError(
-            "address", hex(address), f"multiples of {multiple} bytes", "start the view at an aligned element"
+            "address", hex(address), f"a multiple of {multiple} bytes", "begin the view at an aligned element"
         )
 
 
@@ -161,17 +163,17 @@ def check_element_strides(element_strides: Sequence[int]) -> None:
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
     """Check that the innermost box extent is 1 to 256 elements and a multiple of 16 bytes up to the swizzle span.
 
-    CUDA's documentation requires a multiple of 16 bytes only without interleave, but the driver of an H200 always does.
-    The span limit applies only without interleave.
+    The documentation requires a multiple of 16 bytes only without interleave, but the driver of an H200 always requires
+    it. The span limit applies only without interleave.
     """
     if not 1 <= elems <= MAX_BOX:
-        raise DescriptorError(field, elems, f"1 to {MAX_BOX} elements", "use several boxes, or a wider element type")
+        raise DescriptorError(field, elems, f"1 to {MAX_BOX} elements", "use several boxes or a wider element type")
     if is_padded(dtype) and elems != 128:
         raise DescriptorError(field, elems, f"128 elements for {dtype.name}")
     bits = elems * smem_bits(dtype)
     if bits % (8 * CHUNK_BYTES):
         raise DescriptorError(
-            field, f"{elems} x {smem_bits(dtype)} bits", f"multiples of {CHUNK_BYTES} bytes", "widen the box"
+            field, f"{elems} x {smem_bits(dtype)} bits", f"a multiple of {CHUNK_BYTES} bytes", "widen the box"
         )
     if interleave is Interleave.NONE and swizzle is not Swizzle.NONE and bits > 8 * swizzle.span_bytes:
         raise DescriptorError(
@@ -179,7 +181,7 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
             f"{bits // 8} bytes",
             f"at most {swizzle.span_bytes} bytes ({8 * swizzle.span_bytes // smem_bits(dtype)} elements) with swizzle "
             f"{swizzle.label}",
-            "use several boxes" + (", or a wider swizzle" if swizzle.span_bytes < _WIDEST_SPAN else ""),
+            "use several boxes" + (" or a wider swizzle" if swizzle.span_bytes < _WIDEST_SPAN else ""),
         )
 
 
@@ -217,11 +219,10 @@ def check_corners(
 ) -> None:
     """Check that the im2col corners (W first) are in range and that the bounding box is not empty.
 
-    The corners are signed numbers of 16, 8 or 5 bits, depending on the rank.
-    In dimension i + first, the box extends from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of
-    W: 0 with interleave, otherwise 1. If ``wide`` is True, there is one corner of 16 bits along W at any rank. Like the
-    driver, this function truncates the extent to a signed 32-bit number. It therefore rejects extents from 2**31 and
-    accepts extents just above 2**32.
+    The corners are signed numbers of 16, 8 or 5 bits, depending on the rank. In dimension i + first, the box extends
+    from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of W: 0 with interleave, otherwise 1. If
+    ``wide`` is True, there is one corner of 16 bits along W at any rank. Like the driver, this function truncates the
+    extent to a signed 32-bit number.
     """
     rank = 3 if wide else len(dims)
     low, high = CORNER_RANGE[rank]
@@ -238,11 +239,13 @@ def check_corners(
         dim = index + first
         extent = dims[dim] + upper[index] - lower[index]
         if _signed_32(extent) < 1:
-            allowed = f"at least {lower[index] - dims[dim] + 1}" if extent < 1 else "a bounding box below 2**31"
+            allowed = (
+                f"at least {lower[index] - dims[dim] + 1}" if extent < 1 else "less than 2**31 beyond lower_corner"
+            )
             raise DescriptorError(
                 field("upper_corner", index),
                 upper[index],
-                f"{allowed}, because the bounding box has extent {extent} in dimension {dim}",
+                f"{allowed} because the bounding box has extent {extent} in dimension {dim}",
             )
 
 

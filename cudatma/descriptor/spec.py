@@ -40,8 +40,7 @@ class MapSpec(ABC):
     dtype : TmaType, str or dtype
         Element type as a TmaType, a name or a NumPy dtype.
     dims : tuple of int
-        Size of each dimension in elements. The rank is 1 to 5.
-        Size of each dimension in elements; rank 1 to 5.
+        Size of each dimension in elements, for rank 1 to 5.
     strides_bytes : tuple of int
         Pitch of dimensions 1 to rank - 1 in bytes.
     element_strides : tuple of int
@@ -87,7 +86,7 @@ class MapSpec(ABC):
     @property
     @abstractmethod
     def described_bytes(self) -> int:
-        """Size of the box in bytes that the driver stores in bits 512-543 and compares with its shared-memory limit.
+        """Box size in bytes as the driver stores it in bits 512-543 and compares it with its shared-memory limit.
 
         The driver counts floor(box / element_strides) elements in each dimension, including the innermost, and ignores
         padding and interleave. ``expected_bytes`` is the number of bytes that one load transfers, and
@@ -402,7 +401,7 @@ AnySpec: TypeAlias = TiledSpec | Im2colSpec | Im2colWideSpec
 def array_axes(
     sizes: Sequence[int], pitches: Sequence[int], dtype: TmaType, axes: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return the axes of an array, innermost first. Raises DescriptorError unless the innermost is contiguous."""
+    """Return the axes of an array, innermost first. Raises DescriptorError if the innermost axis is not contiguous."""
     rank = len(sizes)
     rules.check_rank(rank, 1, Interleave.NONE)
     c_order, f_order = to_tma_order(range(rank)), tuple(range(rank))
@@ -421,8 +420,8 @@ def array_axes(
         raise DescriptorError(
             f"strides_bytes[{inner}]",
             pitches[inner],
-            f"{dtype.element_bytes} bytes in the innermost axis",
-            "make the array contiguous, or choose another innermost axis with axes=",
+            f"{dtype.element_bytes} bytes along the innermost axis",
+            "make the array contiguous or choose another innermost axis with axes=",
         )
     return order
 
@@ -442,8 +441,7 @@ def array_fields(order: Sequence[int]) -> dict[str, str]:
 def tma_strides(sizes: Sequence[int], pitches: Sequence[int], dtype: TmaType, order: Sequence[int]) -> tuple[int, ...]:
     """Return the pitches of dimensions 1 to rank - 1 in bytes.
 
-    NumPy's pitch for a dimension of size 1 is arbitrary. The function replaces it with the smallest legal pitch that
-    spans the inner dimensions.
+    The arbitrary pitch that NumPy gives a dimension of size 1 is replaced with the smallest legal pitch.
     """
     strides: list[int] = []
     extent = sizes[order[0]] * dtype.element_bytes

@@ -110,7 +110,7 @@ class KernelParameter:
     kind : str
         PTX type, such as "u64".
     offset_bytes, size_bytes : int
-        Place in the parameter buffer.
+        Position in the parameter buffer.
     """
 
     name: str
@@ -166,7 +166,7 @@ class EmulatedModule:
 
     @property
     def globals(self) -> Variables:
-        """``__device__`` and ``__constant__`` variables by name. Assign an array to an entry to change a variable."""
+        """Mapping of names to ``__device__`` and ``__constant__`` variables. Assign an array to change a variable."""
         return Variables(self.image.variables)
 
     def twin(self) -> EmulatedModule:
@@ -175,7 +175,7 @@ class EmulatedModule:
         Returns
         -------
         EmulatedModule
-            The copy. It shares the parsed PTX with this module.
+            The copy, which shares the parsed PTX with this module.
         """
         twin = copy.copy(self)
         twin.image = self.image.twin()
@@ -288,7 +288,7 @@ class EmulatedModule:
         Parameters
         ----------
         name : str
-            Mangled name or plain name of the kernel, or a part of the name that no other kernel's name contains.
+            Mangled or plain name of the kernel, or an unambiguous part of it.
         grid, block : int or sequence of int
             Number of CTAs along each axis of the grid, and number of threads along each axis of a CTA. Each has one to
             three axes.
@@ -307,16 +307,15 @@ class EmulatedModule:
         replay : int, optional
             Number of the only schedule to run. Default: run all schedules.
         hazards : {"raise", "collect", "off"}, default: "raise"
-            Whether to raise a HazardError for hazards, to return them in the report, or to skip the checks.
+            Whether to raise a HazardError, to return hazards in the report, or to skip the checks.
         arrays : sequence of ndarray, optional
             Further arrays that the kernel accesses through addresses in memory.
         names : sequence of str, optional
             Names of the elements of `args`, followed by those of `arrays`, for messages. Default: the names of the
             parameters in the source or the PTX if they are known, otherwise "args[0]", "arrays[0]", ...
         programmatic : bool, default: False
-            Whether to check the kernel as a programmatic dependent launch. In such a launch, the previous grid may
-            still run. All writes to global memory and all reads of `produced_by_previous` must therefore follow
-            griddepcontrol.wait.
+            Whether to check the kernel as a programmatic dependent launch. The previous grid may then still be running,
+            so all writes to global memory and all reads of `produced_by_previous` must follow griddepcontrol.wait.
         produced_by_previous : sequence of ndarray, optional
             Arrays that the previous grid writes. Implies `programmatic`.
         target : str or Target, optional
@@ -324,19 +323,17 @@ class EmulatedModule:
         step_limit : int, default: 5000000
             Maximum number of segments in a schedule.
         resident_clusters : int, default: 132
-            Maximum number of clusters that are live at a time. More clusters start only if all live clusters wait.
+            Maximum number of live clusters. More clusters start only if all live clusters wait.
         registers : int, optional
             Number of registers per thread at the start of the kernel, as in its cubin. If it is 0, setmaxnreg has no
             effect, as when ptxas ignores it. Default: the number that .maxnreg and the launch bounds imply.
         trace : Trace, optional
             Trace that records the events of the last schedule, or of the first schedule with a hazard.
         progress : callable, optional
-            Function that is called with the number of finished schedules and the number of steps of the current
-            schedule, after each schedule and regularly during long schedules. Default: launches that take more than 5
-            seconds show their progress on stderr if it is a terminal.
+            Function to call with the number of finished schedules and the number of steps of the current schedule.
+            Default: launches that take more than 5 seconds show their progress on stderr if it is a terminal.
         stop_at : iterable of str, optional
-            Hazard kinds. The first hazard of one of these kinds ends the schedule, possibly before the kernel has
-            written its results.
+            Kinds of hazards that end a schedule, possibly before the kernel has written its results.
 
         Returns
         -------
@@ -360,9 +357,9 @@ class EmulatedModule:
 
         Notes
         -----
-        If a kernel runs to completion and `launch` raises a HazardError, arrays and variables contain the results of
-        the last schedule. After any other exception, including KeyboardInterrupt, their contents from before the launch
-        are restored. griddepcontrol.launch_dependents has no effect.
+        After a HazardError of a kernel that ran to completion, arrays and variables contain the results of the last
+        schedule. After any other exception, including KeyboardInterrupt, their previous contents are restored.
+        griddepcontrol.launch_dependents has no effect.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
@@ -374,7 +371,7 @@ class EmulatedModule:
         schedules, seed = natural("schedules", schedules, 1), natural("seed", seed)
         replay = None if replay is None else natural("replay", replay)
         if trace is not None and not isinstance(trace, Trace):
-            raise ArgumentTypeError("trace", type(trace).__name__, "a Trace, or None")
+            raise ArgumentTypeError("trace", type(trace).__name__, "a Trace or None")
         memory = GlobalMemory()
         self.image.map_into(memory)
         arg_names, array_names = _names(names, args, arrays)
@@ -478,7 +475,9 @@ class EmulatedModule:
             if not findings.hazards():
                 raise located from None
             hazards_text = "\n".join(map(str, findings.hazards()))
-            raise HazardError(f"{hazards_text}\nthen the kernel stopped: {located}", findings.hazards()) from error
+            raise HazardError(
+                f"{hazards_text}\nafter which the kernel stopped: {located}", findings.hazards()
+            ) from error
         except (
             ArithmeticError,
             AttributeError,
@@ -537,7 +536,9 @@ def _names(names: Sequence[str], args: Sequence[Any], arrays: Sequence[Any]) -> 
     if not names:
         return [f"args[{i}]" for i in range(len(args))], [f"arrays[{i}]" for i in range(len(arrays))]
     if len(names) != len(args) + len(arrays):
-        raise ArgumentError("names", f"{len(names)} names", f"{len(args)} names for args and {len(arrays)} for arrays")
+        raise ArgumentError(
+            "names", f"{len(names)} names", f"a sequence with {len(args)} names for args and {len(arrays)} for arrays"
+        )
     return names[: len(args)], names[len(args) :]
 
 
@@ -553,7 +554,7 @@ def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> N
 
 
 def natural(field: str, value: object, minimum: int = 0) -> int:
-    """Return an integer argument, or raise ArgumentError if it is not an integer or too small."""
+    """Validate an integer argument. Raises ArgumentError if the value is not an integer or is too small."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise ArgumentError(field, value, f"an integer of at least {minimum}")
     return int(value)
@@ -565,7 +566,7 @@ def _snapshot(memory: GlobalMemory) -> dict[int, Array]:
     except MemoryError:
         size = sum(region.size for region in memory.regions() if region.is_writable)
         raise ArgumentError(
-            "args", f"{size} writable bytes", "arrays that fit in memory twice, because a launch copies them"
+            "args", f"{size} writable bytes", "arrays that fit in memory twice because a launch copies them"
         ) from None
 
 
@@ -573,10 +574,10 @@ def _shape(field: str, value: int | Sequence[int]) -> Dim:
     """Return one to three positive extents as a tuple of three extents."""
     parts = (value,) if isinstance(value, int | np.integer) or not isinstance(value, Iterable) else tuple(value)
     if not 1 <= len(parts) <= 3 or any(isinstance(p, bool) or not isinstance(p, int | np.integer) for p in parts):
-        raise ArgumentError(field, value, "one to three integers")
+        raise ArgumentError(field, value, "a sequence of one to three integers")
     extents = (*(int(p) for p in parts), 1, 1)[:3]
     if min(extents) < 1 or max(extents) >= 1 << 31:
-        raise ArgumentError(field, value, "extents from 1 to 2**31 - 1")
+        raise ArgumentError(field, value, "a sequence of extents from 1 to 2**31 - 1")
     return extents[0], extents[1], extents[2]
 
 
@@ -602,7 +603,7 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
             raise ArgumentError(field, shape, f"at most {max_shape}")
     required = setup.program.function.directives.get("reqntid")
     if required and tuple([*required, 1, 1][:3]) != setup.block:
-        raise ArgumentError("block", setup.block, f"{required}, the .reqntid of the kernel")
+        raise ArgumentError("block", setup.block, f"{required}, the kernel's .reqntid")
     blocks = _product(setup.cluster)
     for axis in range(3):
         if setup.grid[axis] % setup.cluster[axis]:
@@ -613,17 +614,21 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
             "cluster", setup.cluster, f"at most {max_blocks} CTAs on {target.name if target else 'this target'}"
         )
     if setup.program.param_bytes > MAX_PARAM_BYTES:
-        raise ArgumentError("args", f"{setup.program.param_bytes} bytes", f"at most {MAX_PARAM_BYTES} bytes")
+        raise ArgumentError("args", f"{setup.program.param_bytes} bytes", f"at most {MAX_PARAM_BYTES} bytes in total")
     if setup.program.local_bytes > MAX_LOCAL_BYTES:
-        raise ArgumentError("local", f"{setup.program.local_bytes} bytes per thread", f"at most {MAX_LOCAL_BYTES}")
+        raise ArgumentError(
+            "local", f"{setup.program.local_bytes} bytes", f"at most {MAX_LOCAL_BYTES} bytes per thread"
+        )
     total = static_bytes + setup.dynamic_bytes
     if total > MAX_SHARED_BYTES:
-        raise ArgumentError("shared_bytes", f"{total} bytes with static memory", f"at most {MAX_SHARED_BYTES}")
+        raise ArgumentError(
+            "shared_bytes", f"{total} bytes", f"at most {MAX_SHARED_BYTES} bytes, including static shared memory"
+        )
     if target is not None and total > target.smem_per_block_bytes:
         raise ArgumentError(
             "shared_bytes",
-            f"{total} bytes with static memory",
-            f"at most {target.smem_per_block_bytes} on {target.name}",
+            f"{total} bytes",
+            f"at most {target.smem_per_block_bytes} bytes on {target.name}, including static shared memory",
         )
 
 

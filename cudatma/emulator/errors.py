@@ -34,7 +34,7 @@ class PtxError(CudaTmaError, ValueError):
 
 
 class EmulatorError(CudaTmaError, RuntimeError):
-    """A run cannot continue, for example because of a deadlock while hazard checks are off."""
+    """The emulator cannot continue, for example because of a deadlock with hazard checks disabled."""
 
 
 class TrapError(EmulatorError):
@@ -49,7 +49,7 @@ class TrapError(EmulatorError):
     error : str, default: "ILLEGAL_INSTRUCTION"
         CUresult on a GPU, without the prefix ``CUDA_ERROR_``.
     at : int, default: -1
-        Index of the instruction in the function's body, or -1 for the last instruction of the segment.
+        Index of the instruction in the function's body; -1 for the last instruction of the segment.
     """
 
     def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION", at: int = -1) -> None:
@@ -62,7 +62,7 @@ class StepLimitError(EmulatorError):
 
 
 class ResidencyError(EmulatorError):
-    """The live CTAs fill the host memory, and all of them wait for CTAs that have not started.
+    """The live CTAs fill the host memory while all of them wait for CTAs that have not started.
 
     On a GPU, these CTAs could not be resident at the same time.
 

@@ -52,9 +52,9 @@ class Report:
     schedules : int
         Number of schedules that ran.
     hazards : list of Hazard
-        Causes in order of importance. Their `consequences` hold the other hazards.
+        Root causes in order of importance. Their `consequences` contain the other hazards.
     steps : int
-        Number of steps. In a step, one warp runs a segment of instructions that do not block.
+        Number of steps. In each step, one warp runs a segment of nonblocking instructions.
     printed : list of str
         Output of printf in the first schedule that called it.
     warnings : list of Hazard
@@ -100,7 +100,7 @@ class Report:
 
     @property
     def findings(self) -> list[Hazard]:
-        """Each hazard, followed by the other places with its cause and by its consequences."""
+        """All hazards; each is followed by other places with the same cause and by its consequences."""
         return [finding for hazard in self.hazards for finding in (hazard, *hazard.also, *hazard.consequences)]
 
     @property
@@ -211,7 +211,7 @@ class Report:
 
 
 def report_page(reports: Sequence[Report], title: str = "") -> str:
-    """Return one HTML page for the reports of several launches.
+    """Combine the reports of several launches into one HTML page.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def report_sarif(reports: Sequence[Report]) -> str:
     Parameters
     ----------
     reports : sequence of Report
-        The reports. A hazard that occurs in several of them is one result.
+        The reports. A hazard that occurs in several reports appears once.
 
     Returns
     -------

@@ -32,7 +32,7 @@ _TRAPS = "illegal instruction, which destroys the context"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why an access is illegal: the field, the violated rule with the value, and the effect of the access."""
+    """Reason why an access is illegal: the field, the violated rule and the effect of the access."""
 
     field: str
     rule: str
@@ -177,7 +177,7 @@ def _well_formed(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | 
 
 
 def _rule(error: DescriptorError) -> str:
-    return f"{error.field} is {error.got}; allowed: {error.allowed}"
+    return str(type(error)(error.field, error.got, error.allowed))
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:

@@ -78,7 +78,7 @@ class Inspection:
         self._decoded: Decoded | None = None if data is None else decode(data)
         described = spec if self._decoded is None else self._decoded.spec
         if described is None:
-            raise DescriptorError("source", None, "128 bytes or a spec")
+            raise DescriptorError("source", None, "a tensor map of 128 bytes or a spec")
         self.spec: AnySpec = described
 
     @property
@@ -190,7 +190,7 @@ class Inspection:
         theirs = other if isinstance(other, Inspection) else inspect(other)
         if self.data is None or theirs.data is None:
             raise DescriptorError(
-                "source", "an im2col wide spec", "maps with bytes", "pass the bytes of a driver's map"
+                "source", "an im2col wide spec", "a map with bytes", "pass the bytes of a map that the driver encoded"
             )
         return compare(self.data, theirs.data, ("A", "B"))
 

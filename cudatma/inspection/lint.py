@@ -40,11 +40,11 @@ class Finding:
     message : str
         Finding for this map.
     rule : str
-        Requirement, independent of the map.
+        The rule, stated without reference to the map.
     source : str
         Document or measurement on which the rule is based.
     remedy : str
-        Action that avoids the finding.
+        Remedy.
     """
 
     name: str
@@ -162,7 +162,7 @@ def address(spec: AnySpec) -> Iterator[Finding]:
 
 
 def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
-    """Find set bits that do not follow from the spec. On some targets, drivers derive a bit from the allocation."""
+    """Find set bits that do not follow from the spec."""
     spec, unknown = decoded.spec, decoded.unknown
     if unknown >> ALLOCATION_BIT & 1:
         yield Finding(
@@ -247,7 +247,7 @@ def padding(spec: AnySpec) -> Iterator[Finding]:
 
 
 def alignment(spec: AnySpec) -> Iterator[Finding]:
-    """Find boxes whose size misaligns the box that follows in shared memory."""
+    """Find box sizes that misalign the next box in shared memory."""
     need = spec.smem_alignment_bytes
     if need > _TMA_ALIGNMENT:
         yield Finding(

@@ -131,7 +131,7 @@ _MAX_PIXELS = 48
 
 
 def draw_minimap(out: Drawing, placed: Placement, x: float, y: float, width: float, height: float) -> None:
-    """Draw the plane of dimensions 0 and 1, or of W and H, in a rectangle, with a caption below it."""
+    """Draw the plane of dimensions 0 and 1 (or W and H) in a rectangle with a caption."""
     if isinstance(placed.spec, Im2colSpec):
         _image(out, placed, placed.spec, x, y, width, height)
     else:

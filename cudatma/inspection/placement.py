@@ -84,7 +84,7 @@ class Placement:
     ) -> None:
         if isinstance(spec, Im2colWideSpec):
             raise DescriptorError(
-                "spec", "im2col wide", "tiled or im2col, because the layout of im2col wide is not documented"
+                "spec", "im2col wide", "tiled or im2col because the layout of im2col wide is not documented"
             )
         if isinstance(base, bool) or not isinstance(base, int) or base % 128 or not 0 <= base < MAX_SMEM_BYTES:
             raise ArgumentError("base", base, f"a multiple of 128 below {MAX_SMEM_BYTES}")
@@ -149,7 +149,7 @@ class Placement:
     def element(self, row: int, index: int) -> Element:
         """Return element (row, index) of the box. Raises ArgumentError if it is outside the box."""
         if not (0 <= row < self.rows and 0 <= index < self.row_elems):
-            allowed = f"row 0 to {self.rows - 1}, index 0 to {self.row_elems - 1}"
+            allowed = f"(row, index) with a row from 0 to {self.rows - 1} and an index from 0 to {self.row_elems - 1}"
             raise ArgumentError("element", f"({row}, {index})", allowed)
         box, bits = self.box, self.spec.dtype.element_bits
         chunk, within = divmod(index, self.chunk_elems)

@@ -72,16 +72,19 @@ def parse_dump(text: str) -> bytes:
     if at != len(body):
         rest = ascii(body[at : at + 12])
         raise DescriptorError(
-            "dump", f"{rest} after {len(words)} words", "addresses and words with prefix 0x", _PRINT_IT
+            "dump",
+            f"{rest} after {len(words)} words",
+            "a sequence of addresses and words with the prefix 0x",
+            _PRINT_IT,
         )
     width = _width(len(words))
     for (low, before), (high, after) in pairwise(addresses):
         if high - low != (after - before) * width:
             raise DescriptorError(
                 "dump",
-                f"{hex(high)} after {hex(low)}",
-                f"{hex(low + (after - before) * width)}",
-                "add the missing line",
+                f"address {hex(high)} after {hex(low)}",
+                "contiguous",
+                f"add the missing line for {hex(low + (after - before) * width)}",
             )
     return words_to_bytes(words, width)
 
@@ -95,7 +98,7 @@ def _parse_array(inside: str) -> bytes:
     """Return the bytes of an array, given without its braces, such as ``0x1, 0x2, 0x0 <repeats 14 times>``."""
     if _is_decimal(inside):
         got = f"decimal words, {inside.strip()[:20]!a}"
-        raise DescriptorError("dump", got, "words with prefix 0x", "print the map with p/x")
+        raise DescriptorError("dump", got, "a sequence of words with the prefix 0x", "print the map with p/x")
     words: list[int] = []
     for part in inside.split(","):
         entry = _ENTRY.fullmatch(part.strip())
@@ -103,7 +106,7 @@ def _parse_array(inside: str) -> bytes:
             raise DescriptorError(
                 "dump",
                 ascii(part.strip()[:20]),
-                "hexadecimal words, each optionally followed by <repeats N times>",
+                "a list of hexadecimal words, each optionally followed by <repeats N times>",
                 _PRINT_IT,
             )
         times = int(entry["times"] or 1) if len(entry["times"] or "") < 4 else DESCRIPTOR_BYTES + 1
@@ -125,7 +128,9 @@ def words_to_bytes(words: Sequence[int], width: int) -> bytes:
     for index, word in enumerate(words):
         if not 0 <= word < 1 << 8 * width:
             shown = hex(word) if abs(word) < 1 << 128 else "a number of more than 128 bits"
-            raise DescriptorError(f"word {index}", shown, f"a word of {width} bytes (of {len(words)} words)", _PRINT_IT)
+            raise DescriptorError(
+                f"word {index}", shown, f"a {width}-byte word because the dump has {len(words)} words", _PRINT_IT
+            )
     return b"".join(word.to_bytes(width, "little") for word in words)
 
 
@@ -145,14 +150,18 @@ def parse_hex(text: bytes) -> bytes:
     Raises DescriptorError for any other text.
     """
     if len(text) > MAX_INPUT_BYTES:
-        raise DescriptorError("descriptor", f"more than {MAX_INPUT_BYTES} characters", f"{HEX_DIGITS} hex digits")
+        raise DescriptorError(
+            "descriptor", f"more than {MAX_INPUT_BYTES} characters", f"a string of {HEX_DIGITS} hex digits"
+        )
     digits = b"".join(text.split())
     digits = digits[2:] if digits[:2] in (b"0x", b"0X") else digits
     wrong = next((i for i, digit in enumerate(digits) if digit not in _HEX_TEXT), None)
     if wrong is not None:
-        raise DescriptorError(f"digit {wrong}", ascii(chr(digits[wrong])), f"{HEX_DIGITS} hex digits", _REMEDY)
+        raise DescriptorError(f"digit {wrong}", ascii(chr(digits[wrong])), "a hex digit", _REMEDY)
     if len(digits) != HEX_DIGITS:
-        raise DescriptorError("descriptor", f"{len(digits)} hex digits", f"{HEX_DIGITS} hex digits", _REMEDY)
+        raise DescriptorError(
+            "descriptor", f"{len(digits)} hex digits", f"a string of {HEX_DIGITS} hex digits", _REMEDY
+        )
     return bytes.fromhex(digits.decode("ascii"))
 
 
@@ -225,7 +234,7 @@ def _parse_literal(text: str) -> bytes | None:
         raise DescriptorError("descriptor", f"a literal of type {type(value).__name__}", _FORMS, _REMEDY)
     width = _LITERAL_WIDTHS.get(len(value))
     if width is None:
-        raise DescriptorError("descriptor", f"{len(value)} integers", "16, 32, 64 or 128 integers", _REMEDY)
+        raise DescriptorError("descriptor", f"{len(value)} integers", "a list of 16, 32, 64 or 128 integers", _REMEDY)
     return words_to_bytes(value, width)
 
 
@@ -255,7 +264,7 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
     if isinstance(source, int):
         return _at_pointer(source, device)
     if device is not None:
-        raise ArgumentError("device", device, "None unless the source is a pointer", "omit device for other sources")
+        raise ArgumentError("device", device, "None unless the source is a pointer", "omit device")
     if isinstance(source, str):
         return parse_content(source.encode("utf-8", "surrogatepass"))
     words = getattr(source, "opaque", None)
@@ -275,14 +284,14 @@ def load_object(name: str) -> object:
     """
     module, separator, attribute = name.partition(":")
     if not separator or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
-        raise ArgumentError("--object", ascii(name), "MODULE:NAME, as in my_kernels.gemm:weight_map")
+        raise ArgumentError("--object", ascii(name), "in the form MODULE:NAME, such as my_kernels.gemm:weight_map")
     try:
         value: Any = importlib.import_module(module)
         for part in attribute.split("."):
             value = getattr(value, part)
     except (Exception, SystemExit) as error:  # An import may raise any exception.
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ArgumentError("--object", ascii(name), "an attribute of a module that can be imported", detail) from error
+        raise ArgumentError("--object", ascii(name), "an attribute of an importable module", detail) from error
     return value
 
 

@@ -22,21 +22,19 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
     def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
         if config.use_dora or getattr(config, "use_qalora", False):
             variant = "use_dora" if config.use_dora else "use_qalora"
-            raise ArgumentError(
-                f"LoraConfig.{variant}", True, "False, because an adapter cannot rescale an int4 weight"
-            )
+            raise ArgumentError(f"LoraConfig.{variant}", True, "False because an adapter cannot rescale an int4 weight")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Unsupported layer type")
             super().__init__(base_layer, adapter_name, config=config, **options)
 
     def merge(self, *_: Any, **__: Any) -> None:
         """Raise ArgumentError, because an adapter cannot be merged into an int4 weight."""
-        remedy = "keep the adapter as a separate module, or merge it into the float model and quantize that model"
-        raise ArgumentError("merge", "an adapter of an int4 layer", "adapters of float layers", remedy)
+        remedy = "keep the adapter as a separate module, or merge it into the float model before quantization"
+        raise ArgumentError("merge", "an adapter of an int4 layer", "applied only to adapters of float layers", remedy)
 
 
 def register() -> None:
-    """Register MarlinLinear as a target module of peft's LoRA. Further calls have no effect."""
+    """Register MarlinLinear as a target module of peft's LoRA. Repeated calls have no effect."""
     create = LoraModel._create_new_module
     if getattr(create, "_takes_marlin", False):
         return

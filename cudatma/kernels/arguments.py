@@ -36,7 +36,7 @@ class At(NamedTuple):
 
 
 class Map(NamedTuple):
-    """Tensor map over a named array. The address in ``spec`` is 0. ``sized`` lists the fields that depend on sizes."""
+    """Tensor map over a named array. The address in ``spec`` is 0; ``sized`` lists the size-dependent fields."""
 
     array: str
     spec: AnySpec
@@ -69,6 +69,8 @@ class Sizes(NamedTuple):
         Bytes of workspace for partial sums and for flags. No workspace is used if both are 0.
     rows_bytes : int
         Bytes of memory for copied rows.
+    early_rows_at : int
+        Offset in this memory of the arrays that the kernel may read before the previous kernel has completed, or 0.
     """
 
     grid: int | tuple[int, ...]
@@ -79,6 +81,7 @@ class Sizes(NamedTuple):
     partials_bytes: int = 0
     flags_bytes: int = 0
     rows_bytes: int = 0
+    early_rows_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +168,14 @@ class Arguments:
             arrays.
         """
         reached = {name: host_bytes(info) for name, info in arrays.items() if info.size_elems}
+        early = set(self.early)
+        if at := self.sizes.early_rows_at:
+            early.add("early_rows")
+            reached |= {ROWS: reached[ROWS][:at], "early_rows": reached[ROWS][at:]}
         given: dict[str, Any] = {"arrays": tuple(reached.values()), "target": target}
         given |= {"shared_bytes": self.shared_bytes, "cluster": self.cluster if self.cluster > 1 else None}
         if self.sizes.programmatic:
-            given["produced_by_previous"] = tuple([held for name, held in reached.items() if name not in self.early])
+            given["produced_by_previous"] = tuple([held for name, held in reached.items() if name not in early])
         chosen = self.kernel(target) if kernel is None else kernel
         return chosen.emulate(self.sizes.grid, self.config.threads, self.filled(arrays), **(given | options))
 
@@ -202,8 +209,8 @@ def map_over(
 
     ``info`` provides the shape, strides and dtype of the array. ``box`` contains the number of elements along each
     axis, in NumPy order. ``dtype`` is the TMA type, by default that of the array. ``axes`` lists the array's axes from
-    innermost to outermost. ``options`` are other fields of TiledSpec. Raises DescriptorError if a rule is broken. The
-    error numbers axes in the array's order.
+    innermost to outermost. ``options`` are other fields of TiledSpec. Raises DescriptorError, with axes numbered in the
+    array's order, if a rule is violated.
     """
     kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
     spec = TiledSpec.from_strided(

@@ -23,7 +23,7 @@ _MAX_PLANS_OF_SHAPE = 4
 
 
 class Calls(Generic[P, C]):
-    """Calls and plans of one operation, which the Runtime holds."""
+    """Calls and plans of one operation, owned by the Runtime."""
 
     #: choice.forget() drops this cache.
     holds_choices = True
@@ -72,7 +72,7 @@ class Calls(Generic[P, C]):
             self._shapes.put(shape_key, (shape, *others[: _MAX_PLANS_OF_SHAPE - 1]))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
-        """Return and cache the call if it differs from a cached call only in sizes. Otherwise return None."""
+        """Return and cache the call if it differs from a cached call only in sizes, otherwise None."""
         operation = self._operation
         shape_key = _shape_key(operation, key)
         shapes = None if shape_key is None else self._shapes.get(shape_key)
@@ -143,7 +143,7 @@ class _Shape(NamedTuple):
 
 
 class Call:
-    """A cached launch, and the alignment and overlap checks that a repeated call still needs."""
+    """A cached launch with the alignment and overlap checks that a repeated call needs."""
 
     __slots__ = ("_common", "_launch", "_lse", "_reads", "_shape", "_single", "_written")
 
@@ -233,8 +233,8 @@ def facts_of(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return shape, strides, dtype and device of each array in one tuple, or None if check() must validate the arrays.
 
     The function returns None if the arrays belong to different libraries, if torch records or computes a derivative, or
-    if a tensor is lazily negated or conjugated. The function reads only the attributes that a launch depends on,
-    because describe() takes longer than a launch.
+    if a tensor is lazily negated or conjugated. Only the attributes that a launch depends on are read, because
+    describe() takes longer than a launch.
     """
     facts: list[Any] = []
     kind, is_torch = arrays[0].__class__, library == "torch"

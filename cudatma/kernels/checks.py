@@ -33,17 +33,17 @@ def check_field_types(value: Any) -> None:
 
 
 def checked_flag(value: Any, field: str) -> bool:
-    """Return a Python or NumPy bool as a bool. Raises ArgumentTypeError for other types."""
+    """Convert a Python or NumPy bool to a bool. Raises ArgumentTypeError for other types."""
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError(field, type(value).__name__, "bool")
     return bool(value)
 
 
 def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
-    """Raise ArgumentError unless an array is in memory of the backend. ``field`` is the argument's name."""
+    """Raise ArgumentError unless an array is in memory that the backend uses. ``field`` is the argument's name."""
     device = info.device
     if (device is None) != (chosen != "cuda"):
-        allowed = "the host for backends 'emulator' and 'reference', a CUDA device for 'cuda'"
+        allowed = "the host for backend 'emulator' or 'reference', or a CUDA device for 'cuda'"
         remedy = device_remedy("move the array with cupy.asarray", device)
         raise ArgumentError(f"{field}.device", place_name(device), allowed, remedy)
 
@@ -81,10 +81,10 @@ def check_gradient(array: Any, field: str, function: str) -> None:
     """Raise ArgumentError for a tensor that requires a gradient or has a tangent."""
     torch: Any = sys.modules.get("torch")
     if getattr(array, "requires_grad", False) and torch.is_grad_enabled():
-        remedy = f"call {function} under torch.no_grad() or detach the tensor, because {function} has no backward pass"
+        remedy = f"{function} has no backward pass, so call it under torch.no_grad() or detach the tensor"
         raise ArgumentError(field, "a tensor that requires grad", "a tensor that does not require grad", remedy)
     if has_tangents() and is_torch(array) and torch.autograd.forward_ad.unpack_dual(array).tangent is not None:
-        remedy = f"unpack the dual tensor, because {function} has no derivative"
+        remedy = f"{function} has no derivative, so unpack the dual tensor"
         raise ArgumentError(field, "a tensor with a tangent", "a tensor without a tangent", remedy)
 
 
@@ -95,14 +95,14 @@ def has_tangents() -> bool:
 
 
 def real_number(value: Any, field: str) -> float:
-    """Return a real number as a float. Raises ArgumentTypeError for other types."""
+    """Convert a real number to a float. Raises ArgumentTypeError for other types."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(field, type(value).__name__, "a real number")
     return as_fp32(value, field)
 
 
 def checked_count(value: Any, field: str, allowed: str) -> int:
-    """Return a nonnegative integer as an int. Raises ArgumentError or ArgumentTypeError for other values."""
+    """Convert a nonnegative integer to an int. Raises ArgumentError or ArgumentTypeError for other values."""
     try:
         count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
@@ -115,10 +115,8 @@ def checked_count(value: Any, field: str, allowed: str) -> int:
 
 
 def as_fp32(value: Any, field: str) -> float:
-    """Return a number rounded to fp32. Raises ArgumentError if the number exceeds the range of float64."""
+    """Round a number to fp32. Raises ArgumentError if the number exceeds the range of float64."""
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:
-        raise ArgumentError(
-            field, "a number beyond the range of float64", "a number in the range of float64"
-        ) from error
+        raise ArgumentError(field, "a number outside it", "within the range of float64") from error

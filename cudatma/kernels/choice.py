@@ -72,7 +72,7 @@ FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
 
 
 def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, for each M, the index of its configuration, which is the cheapest kernel in the menu.
+    """Return, for each M, the index of the cheapest configuration on the menu.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ _SINGLE, _FINE, _STEP = 32, 2048, 8
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The configuration for an interval of M, and the tuning entry that it comes from, if any."""
+    """The configuration for an interval of M and its tuning entry, if any."""
 
     config: Any
     match: Match | None = None
@@ -211,7 +211,7 @@ def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key
 
 
 def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration that the cost model chooses. The result does not depend on devices or files."""
+    """Return the configuration that the cost model chooses. The result is independent of devices and files."""
     return cast("S", _table(family, problem, gpu, problem.m, NOTHING).at(problem.m))
 
 
@@ -225,7 +225,7 @@ def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> Choi
 
 
 def forget() -> None:
-    """Drop all tables and their plans, and read the tuning files again."""
+    """Discard all tables and their plans, so that tuning files are read again."""
     parts = runtime().parts
     for key in [key for key, part in list(parts.items()) if getattr(part, "holds_choices", False)]:
         parts.pop(key, None)
@@ -251,7 +251,7 @@ def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTa
     ms = _starts(max_m)
     times = family.times(shape, ms, gpu)
     if not times:
-        raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
+        raise ArgumentError("target", gpu.target, f"one that supports a {family.name} kernel")
     configs = [config for config, _ in times]
     us = np.stack([us for _, us in times])
     choices = [Choice(config) for config in configs]
@@ -354,8 +354,7 @@ class Listed(Generic[S]):
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
     """Return up to ``limit`` configurations that are worth measuring.
 
-    The cost model's choice comes first, because the others must be faster than it. The cheapest tiles follow, and then
-    variants of the two best tiles.
+    The cost model's choice comes first, followed by the cheapest tiles and variants of the two best tiles.
     """
 
     def listed(config: S) -> Listed[S]:

@@ -159,7 +159,7 @@ class KernelConfig(ABC):
 
     @abstractmethod
     def adapted(self, problem: Any) -> Any:
-        """Return the config with this tile for another problem, or None if its measured gain does not carry over."""
+        """Return the config with this tile for another problem, or None if its measured speedup does not apply."""
 
     @abstractmethod
     def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
@@ -199,7 +199,7 @@ class KernelConfig(ABC):
             target.require(feature, f"version {self.version} of {self.function}")
         if self.smem_bytes > (limit := target.smem_share_bytes(self.ctas_per_sm)):
             several = f" for each of {self.ctas_per_sm} CTAs on an SM" if self.ctas_per_sm > 1 else ""
-            allowed = f"a ring that fits in {limit} bytes of shared memory on {target.name}{several}"
+            allowed = f"small enough for the ring to fit in {limit} bytes of shared memory on {target.name}{several}"
             remedy = f"reduce stages or the tile; this configuration needs {self.smem_bytes} bytes"
             raise ArgumentError("stages", self.stages, allowed, remedy)
 
@@ -279,7 +279,7 @@ class KernelConfig(ABC):
         return self.cost_at(problem.m, problem, gpu)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield changes of fields, other than the tile, that are worth measuring.
+        """Yield changes to fields other than the tile that are worth measuring.
 
         By default, the method yields shorter rings.
         """

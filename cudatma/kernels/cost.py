@@ -34,7 +34,7 @@ class Cost:
     reduction_us : float
         Time to exchange partial sums among the CTAs of a grid or a cluster.
     memory_us, tensor_us : float
-        Time of memory and time of all tensor cores, without the parts that the work of the SMs hides.
+        Time of memory and of the tensor cores that the work of the SMs does not hide.
     """
 
     launch_us: float
@@ -67,10 +67,10 @@ def runs(config: Any, problem: Any, target: Target) -> bool:
 
 
 def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
-    """Return the error for a problem that no kernel supports. The problem's family must have versions."""
+    """Return the error for a problem that no kernel supports."""
     if not problem.version:
         return ArgumentError("problem", problem.description, f"a problem that a kernel for {gpu.target} supports")
-    allowed = f"a version with a kernel for {problem.description}"
+    allowed = f"one with a kernel for {problem.description}"
     return ArgumentError("version", problem.version, allowed, 'pass version="auto"')
 
 

@@ -74,12 +74,12 @@ def run(
     weight : Weight, optional
         Weight whose arrays are inputs of many calls.
     resource : object, optional
-        Object against which check() validates the call, for example a weight.
+        Object that check() needs to validate the call, for example a weight.
     workspace : Workspace, optional
         Memory for partial sums and flags. Default: the stream's workspace; during capture, one workspace per graph
         branch.
     size_options : tuple of int
-        Options that are sizes. check() receives them before the other options.
+        Options that are sizes, which check() receives before the other options.
     """
     key = None
     if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
@@ -224,5 +224,5 @@ def launch_of(
 
 
 def library_for(first: ArrayInfo, out: ArrayInfo | None) -> str:
-    """Return the library whose current stream a call without a stream uses."""
+    """Return the library whose current stream is the default of a call."""
     return "torch" if out is not None and out.kind == "torch" and first.kind not in ("cupy", "torch") else first.kind

@@ -25,12 +25,12 @@ MAX_EXTENT = 2**31 - 1
 
 
 class Problem(Protocol):
-    """A computation, as a frozen dataclass.
+    """A computation (a frozen dataclass).
 
     Attributes
     ----------
     m : int
-        The size that changes from call to call.
+        Size that varies from call to call.
     n, k : int
         The other two sizes of the product.
     fixed : Hashable
@@ -64,14 +64,14 @@ S = TypeVar("S", bound=KernelConfig)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Command-line option for a field of a problem other than its sizes.
+    """Command-line option for a field of a problem.
 
     Attributes
     ----------
     name : str
         Name of the field in as_json().
     default : Any
-        Value if the option is omitted. The flag of a bool takes no value.
+        Default value. The flag of a bool takes no value.
     allowed : tuple[Any, ...]
         Allowed values, or empty to allow every number that the problem accepts.
     help : str
@@ -120,7 +120,7 @@ Times = Sequence[tuple[S, NDArray[np.float64]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
-    """A kernel family, with all parts that the shared code for choosing, tuning and explaining uses.
+    """A kernel family: all parts that choosing, tuning and explaining require.
 
     Attributes
     ----------

@@ -30,9 +30,9 @@ CLUSTER_K = tuple(_IN_CLUSTERS)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU's properties.
+    """Properties of a GPU.
 
-    Clocks are maximum clocks. ``memory_bus_bits`` is the width of the memory bus, on which data moves twice per clock.
+    Clocks are maximum clocks. ``memory_bus_bits`` is the width of the memory bus, which transfers data twice per clock.
     """
 
     target: str
@@ -53,7 +53,7 @@ class Gpu:
 
     @property
     def clock_class_mhz(self) -> int:
-        """The maximum SM clock, rounded to 100 MHz, because GPUs of one model differ by less than that."""
+        """The maximum SM clock, rounded to 100 MHz (GPUs of one model differ by less)."""
         return round(self.sm_clock_mhz, -2)
 
 

@@ -60,7 +60,7 @@ class Weight(NamedTuple):
 
 
 class Operation(ABC, Generic[P, C]):
-    """Interface between run() and a family. There is one operation for each public function.
+    """Interface between run() and a family, with one operation per public function.
 
     A problem must be frozen and hashable, and must not contain addresses. The results of all methods except check(),
     reference(), with_readable_inputs() and compute_without_kernel() must depend only on their arguments.
@@ -137,8 +137,8 @@ class Operation(ABC, Generic[P, C]):
         """Return the problem with other sizes and the shapes of its results, or None if check() must validate the call.
 
         ``shapes`` contains the shapes of the inputs and of out, with None for each missing array. If ``joins_axes`` is
-        False, ``strides_bytes`` contains their strides. Only leading axes differ from the call with this problem, and
-        an axis of one element still has one element. See run() for ``size_options``.
+        False, ``strides_bytes`` contains their strides. Only leading axes may differ from this problem's call, and axes
+        of one element must keep one element. See run() for ``size_options``.
         """
         return None
 

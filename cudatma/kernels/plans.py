@@ -1,4 +1,4 @@
-"""Plans, which contain the kernels and marshalled arguments that all sizes of a shape share on a device."""
+"""Plans, which contain the kernels and marshaled arguments that all sizes of a shape share on a device."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _ANY_ADDRESS = 1 << 20
 
 
 class Plan(Generic[P, C]):
-    """Loaded kernels and marshalled arguments for calls that differ only in sizes and addresses."""
+    """Loaded kernels and marshaled arguments for calls that differ only in sizes and addresses."""
 
     __slots__ = ("_by_identity", "_gpu", "_loaded", "_memo", "_operation", "_target", "device")
 
@@ -108,7 +108,9 @@ class Plan(Generic[P, C]):
                     kernel_config.threads, shared_bytes=kernel_config.smem_bytes, device=self.device
                 )
                 if held < 1:
-                    raise ArgumentError("device", self.device, f"a GPU that holds a CTA of {kernel_config.entry}")
+                    raise ArgumentError(
+                        "device", self.device, f"a GPU with enough resources for a CTA of {kernel_config.entry}"
+                    )
                 resident.append(gpu.sm_count * min(held, ctas_on_sm(kernel_config, held)))
             known = {name: info.pointer for name, info in named.items()}
             if weight is not None:
@@ -152,7 +154,7 @@ def _loaded_kernel(template: str, config: Any, target: Target, device: int, stre
     """Return a loaded kernel. Raises LaunchError if the kernel is not loaded and the stream is being captured."""
     kernel = known_kernel(template, config, target)
     if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
-        allowed = f"a stream that is not being captured, for the first {function} of this kind"
+        allowed = f"outside a graph capture for the first call to {function} of this kind"
         remedy = f"call {function} or warm_up() before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
     kernel = load_kernel(template, config, target)

@@ -195,13 +195,6 @@ REGISTRY: dict[str, KernelEntry] = {
             "sort pairs of tokens and experts by expert",
             "cudatma.kernels.experts.sample:route_sample",
         ),
-        KernelEntry(
-            "experts_gather",
-            "kernels/experts_gather.cu.j2",
-            "cudatma.kernels.experts.choose:gather_configs",
-            "copy rows in the order of experts",
-            "cudatma.kernels.experts.sample:gather_sample",
-        ),
         *(
             KernelEntry(
                 f"experts_{version}_{product}",
@@ -249,6 +242,6 @@ def kernel(name: str) -> KernelEntry:
     """Return the entry of a kernel. Raises ArgumentError for an unknown name."""
     if name not in REGISTRY:
         raise ArgumentError(
-            "kernel", name, ", ".join(REGISTRY), "run `cudatma dump --list` to list the kernels and their configs"
+            "kernel", name, ", ".join(REGISTRY), "run `cudatma dump --list` for a list of kernels and configs"
         )
     return REGISTRY[name]

@@ -1,4 +1,4 @@
-"""Repeat a launch with other addresses and sizes by patching words of its marshalled arguments."""
+"""Repeat a launch with other addresses and sizes by patching words of its marshaled arguments."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _Agreement(dict[Any, bool]):
 
 
 class Replay:
-    """A launch on a device that can be repeated with other addresses and sizes.
+    """A repeatable launch on a device, with other addresses and sizes.
 
-    The object does not keep arrays alive. Several threads may use it. Each launch has exclusive access to one set of
-    marshalled arguments, and another set is created if several threads launch at the same time.
+    The object does not keep arrays alive. It is thread-safe: threads that launch at the same time use separate sets of
+    marshaled arguments.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Replay:
     addresses : mapping of str to int
         Current addresses of all arrays, from which the driver encodes tensor maps.
     spaces, steady : sequence of str, optional
-        Names of the arrays whose addresses rarely change: the arrays of the workspace and of a weight.
+        Names of the arrays whose addresses rarely change: those of the workspace and of a weight.
     """
 
     __slots__ = ("_first", "_idle", "config", "device")
@@ -104,7 +104,7 @@ class Replay:
 
 
 class _Instance:
-    """One set of marshalled arguments, used by one thread at a time."""
+    """One set of marshaled arguments, used by one thread at a time."""
 
     __slots__ = (
         *("_given", "_maps", "_plan", "_smem_bytes", "_values", "addresses", "by_driver", "launch", "sizes"),

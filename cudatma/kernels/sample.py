@@ -95,7 +95,7 @@ class Trial(Protocol):
 
 
 def cold_copies(size_bytes: int) -> int:
-    """Return the number of copies of an operand at which each copy is cold in L2."""
+    """Return the number of copies of an operand that keeps each copy cold in L2."""
     return min(_MAX_COPIES, max(_MIN_COPIES, _ROTATION_BYTES // size_bytes + 1))
 
 

@@ -19,7 +19,7 @@ FLAGS_PER_SM_BYTES = 4 * 16 * 4
 
 
 class DivisorStruct(ctypes.Structure):
-    """The device struct ``cudatma::Divisor``, which divides numbers from 0 to 2^31 - 1 by ``d`` with a multiplication.
+    """The device struct ``cudatma::Divisor``, which divides numbers below 2^31 by ``d`` with a multiplication.
 
     [Granlund, Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2]
     """
@@ -168,9 +168,7 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
     """Return the possible assignments of tiles to ``resident`` CTAs or clusters.
 
     All CTAs or clusters run at the same time. Either all tiles are whole, or the tiles of the partial wave are divided,
-    together with a full wave or alone. In the former case, few CTAs share a tile. In the latter case, more CTAs are at
-    the same position in K and share data in L2. With only one row of tiles, CTAs share no weights, and dividing the
-    partial wave alone was always slower (docs/lab/marlin.md, "The partial wave").
+    together with a full wave or alone (docs/lab/marlin.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
 
@@ -187,9 +185,8 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
 
 def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
-    """Return the first assignment whose longest work range is the shortest.
+    """Return the first assignment with the shortest longest work range.
 
-    A full wave is therefore also divided if a kernel's divided stages take no longer than its whole stages.
     ``division`` is DividingConfig.division() as a function of ``others``.
     """
 
@@ -205,7 +202,7 @@ def shortest(options: list[Assignment], division: Callable[[int], tuple[float, f
 def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int | None = None) -> Schedule:
     """Divide an (m, n, k) problem into tiles, and assign whole tiles to at most ``resident_ctas`` CTAs.
 
-    Raises ArgumentError if K has fewer stages than CTAs that divide it.
+    Raises ArgumentError if K has fewer stages than the CTAs that split it.
     """
     tiles_m, tiles_n = ceil_div(m, config.cluster_tile_m), ceil_div(n, config.cluster_tile_n)
     clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.tile_k)
@@ -233,8 +230,8 @@ def schedule(
     one full wave or, if there are several rows of tiles, alone. The numbers of stages of the work ranges then differ by
     at most one.
 
-    ``divide`` allows tiles to be divided. Batch invariance requires False. ``eager`` divides tiles
-    whenever the partial sums have fewer bytes than the saved loads, so that even small problems have divided tiles.
+    ``divide`` allows tiles to be divided; batch invariance requires False. ``eager`` divides tiles whenever the partial
+    sums have fewer bytes than the saved loads.
     """
     if not config.partial_bytes:
         return whole_tiles(config, m, n, k)
@@ -242,7 +239,7 @@ def schedule(
     tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.tile_k), config.cluster
     resident = max(1, resident_ctas // cluster)
     if tiles * k_iterations > _MAX_UNITS:
-        raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages in total", "split the batch")
+        raise ArgumentError("m", m, f"small enough for {_MAX_UNITS} stages in total", "split the batch")
     options = assignments(tiles, tiles_m, resident, k_iterations)
     by_bytes = config.partial_bytes // config.loaded_stage_bytes, 1.0
     chosen = shortest(

@@ -132,7 +132,7 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
     if kernel not in family.kernels:
         raise ArgumentError("kernel", kernel, ", ".join(family.kernels), retune_command(problem, family))
     if revision != family.config.revision:
-        remedy = f"{retune_command(problem, family)}, because the kernel has changed"
+        remedy = f"the kernel has changed, so {retune_command(problem, family)}"
         raise ArgumentError("revision", revision, str(family.config.revision), remedy)
     given = {name: raw[name] for name in family.problem_fields} | {"version": kernel}
     config = _parse_config(family.config, _typed(raw, "config", dict), given)
@@ -156,12 +156,12 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in _fields(kernel)}
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
         raise ArgumentError(
-            "config", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not determine"
+            "config", ", ".join(unknown), f"a set of fields of {kernel.__name__} that the problem does not determine"
         )
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
-        allowed = f"values for all required fields of {kernel.__name__}"
+        allowed = f"a set of values for all required fields of {kernel.__name__}"
         raise ArgumentError("config", "no " + ", ".join(missing), allowed)
     return kernel(**given)
 
@@ -192,14 +192,14 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
         raise ValueError("the file contains no tuning entries")
     if 0 < content["schema"] < SCHEMA:
-        raise ValueError("an earlier version of cudatma wrote the file; run `cudatma tune` to measure again")
+        raise ValueError("the file was written by an earlier version of cudatma; run `cudatma tune` to measure again")
     if content["schema"] != SCHEMA:
         raise ValueError(
             f"the file has schema {shown(content['schema'])}, but this version of cudatma reads schema {SCHEMA}"
         )
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
-        raise ValueError("the sections of the file are damaged")
+        raise ValueError("the sections of the file are corrupt")
     return sections
 
 
@@ -276,7 +276,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Entry[P, S]], list[str]]:
-    """Return the usable entries, and the reason for each unusable entry. Invalid content does not raise an error."""
+    """Return the usable entries, and the reason why each other entry is unusable."""
     try:
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
@@ -317,8 +317,8 @@ def pinned(config: object) -> Iterator[None]:
     Parameters
     ----------
     config : KernelConfig
-        A config of gemm, marlin_gemm or attention. Decode versions apply to attention_decode. Other functions, and
-        calls whose options determine the configuration, are not affected.
+        A config of gemm, marlin_gemm or attention. Decode versions apply to attention_decode. Calls whose options
+        determine the configuration are not affected.
 
     Raises
     ------
@@ -349,7 +349,7 @@ def pinned_config(family: Family[P, S], problem: P, gpu: Gpu, versions: Collecti
     for name in family.problem_fields:
         if (got := getattr(config, name)) != given[name]:
             raise ArgumentError(
-                f"pinned config: {name}", got, f"{given[name]}, as in the problem", "pin another config"
+                f"pinned config: {name}", got, f"{given[name]}, the value in the problem", "pin another config"
             )
     config.check(problem, get_target(gpu.target))
     return config
@@ -395,7 +395,7 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Match | None:
 
     The user's entries take precedence over the shipped entries.
 
-    An invalid file does not raise an error. A TuneFileWarning names each ignored part once per process.
+    An invalid file does not raise an error. Each ignored part causes one TuneFileWarning per process.
     """
     if os.environ.get(FILE_VARIABLE) == NOTHING:
         return None
@@ -449,10 +449,9 @@ def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Tar
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
     """Return the entry that applies to M, or None. All entries must differ only in M.
 
-    An entry applies to M if its tile divides M into as many tiles as the entry's own M. The M of the entry must also be
-    at most a quarter larger than M, because the cost model fits tiles to M. An entry with at least 8 tiles applies up
-    to twice its M. Among these entries, the entry with the largest M up to the requested M takes precedence, followed
-    by the entry with the smallest M above it.
+    An entry applies to M if its tile divides M into as many tiles as the entry's M, which must be at most a quarter
+    larger than M. An entry with at least 8 tiles applies up to twice its M. Among these entries, the one with the
+    largest M up to the requested M takes precedence, followed by the one with the smallest M above it.
     """
     serving = [entry for entry in entries if _serves(entry, m)]
     below = [entry for entry in serving if entry.problem.m <= m]

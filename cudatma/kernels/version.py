@@ -41,7 +41,7 @@ class Versions:
     names: tuple[str, ...]
 
     def chosen(self, version: object) -> tuple[str, str]:
-        """Return the selected version, or "" for any version, and the source of the selection.
+        """Return the selected version ("" for any) and the source of the selection.
 
         ``version`` is the argument of the call. ``"auto"`` selects the version in the environment variable if it is
         set, otherwise ``version`` in the family's section of cudatma.toml. cudatma.toml is searched for in the working
@@ -74,7 +74,7 @@ class Versions:
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
-    """Context manager that adds the source of the selection, unless it is the call, to errors about the version.
+    """Add the source of the selection, unless it is the call, to errors about the version.
 
     ``selected_by`` is the source that chosen() returned.
     """
@@ -88,7 +88,7 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, FieldError) and error.field == "version" and self._selected_by not in ("", _CALL):
-            remedy = "set another version there, or pass the version argument"
+            remedy = "set another version there or pass the version argument"
             raise type(error)(f"version of {self._selected_by}", error.got, error.allowed, remedy) from error
 
 

@@ -36,17 +36,17 @@ def warm_up(
 ) -> None:
     """Compile and load every kernel that calls to a function may need.
 
-    Later calls with operands of this kind, these options and sizes up to ``max_m`` do not compile anything. Kernels
-    that are not in the cache are compiled in parallel. Nothing is launched. Results are bitwise identical with and
-    without warm-up.
+    Later calls with such operands, these options and sizes up to ``max_m`` do not compile anything. Kernels that are
+    not in the cache are compiled in parallel. Nothing is launched. Results are bitwise identical with and without
+    warm-up.
 
     Parameters
     ----------
     function : callable
         ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode``, ``marlin_gemm`` or ``marlin_moe``.
     operands : sequence
-        Positional arguments of such a call, on a CUDA device. The arrays must have at least two rows, so that their
-        layout is unambiguous. Their values do not matter.
+        Positional arguments of such a call, on a CUDA device. The arrays must have at least two rows. Their values are
+        ignored.
     max_m : int
         Upper bound of the size, from 1 to 131072. For ``gemm`` and ``marlin_gemm``, it limits the number of rows of a
         or x, counted over all matrices that share b. For attention, it limits the numbers of queries and of keys per
@@ -77,9 +77,7 @@ def warm_up(
     """
     check_max_m(max_m)
     if not isinstance(operands, tuple | list):
-        raise ArgumentTypeError(
-            "operands", type(operands).__name__, "a tuple of the call's arrays", "pass a tuple, such as (a, b)"
-        )
+        raise ArgumentTypeError("operands", type(operands).__name__, "a tuple of the call's arrays, such as (a, b)")
     name = getattr(function, "__name__", type(function).__name__)
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
         raise ArgumentError("function", name, f"one of cudatma's functions: {', '.join(_FUNCTIONS)}")
@@ -115,15 +113,14 @@ def check_max_m(max_m: Any) -> None:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
         raise ArgumentError(
-            "max_m", max_m, f"1 to {LARGEST_M}", "omit larger sizes, whose kernels are compiled at the first call"
+            "max_m", max_m, f"1 to {LARGEST_M}", "kernels for larger sizes are compiled at the first call"
         )
 
 
 def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: bool | None = None) -> None:
     """Load kernels, given as (template, config), and compile in parallel those that are not in the cache.
 
-    One process compiles at a time. Other processes that use the same cache wait until this process is done, and then
-    find the kernels in the cache.
+    Other processes that use the same cache wait and then find the kernels there.
     """
     context.require_no_fork()
     target, unique = detect(device), dict.fromkeys(kernels)

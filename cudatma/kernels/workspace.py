@@ -38,10 +38,9 @@ class Memory(Protocol):
 class ActivationRows:
     """Memory for copied activations of one launch at a time, allocated at its first use.
 
-    A launch holds ``lock`` from before the kernel that writes the rows until after the kernel that reads them.
-    Meanwhile, no other thread may launch on the same stream. A larger batch gets a new buffer of at least twice the
-    size. Earlier buffers are kept, because a captured graph may contain their addresses. Their total size is less than
-    the size of the latest buffer.
+    A launch holds ``lock`` until both the kernel that writes the rows and the kernel that reads them are launched. A
+    larger batch gets a new buffer of at least twice the size. Earlier buffers are kept, because a captured graph may
+    contain their addresses.
     """
 
     __slots__ = ("_allocate", "_buffers", "lock")
@@ -72,8 +71,8 @@ class ActivationRows:
 class Workspace:
     """Device memory for the partial sums and flags of one launch at a time, 128.25 KiB per SM.
 
-    Each stream and each graph branch has its own workspace. Pass ``workspace`` to use a different workspace. The memory
-    is freed with the object, so keep the object while a captured graph uses it.
+    Each stream and each graph branch has its own workspace. Pass ``workspace`` to use a different workspace. Keep the
+    object alive while a captured graph uses it.
 
     Parameters
     ----------
@@ -109,7 +108,7 @@ class Workspace:
 
     def __init__(self, device: int | None = None) -> None:
         if device is not None and type(device) is not int:
-            raise ArgumentTypeError("device", type(device).__name__, "the ordinal of a device, or None")
+            raise ArgumentTypeError("device", type(device).__name__, "the ordinal of a device or None")
         ordinal = context.current_device() if device is None else device
         memory = DeviceMemory(sum(workspace_sizes(ordinal)), ordinal)
         self._lay_out(ordinal, memory, ActivationRows(lambda nbytes: DeviceMemory(nbytes, ordinal)))
@@ -200,7 +199,9 @@ def check_workspace(workspace: object, device: int) -> Workspace:
     if not isinstance(workspace, Workspace):
         raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
-        raise LaunchError("workspace", f"device {workspace.device}", f"device {device}, the device of x")
+        raise LaunchError(
+            "workspace", f"a workspace on device {workspace.device}", f"on device {device}, the device of x"
+        )
     return workspace
 
 
@@ -505,7 +506,7 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
 
 
 def share_captured_workspaces() -> None:
-    """Share one workspace among all graphs that are captured on a stream, for the rest of the process.
+    """Share one workspace among all graphs captured on a stream for the rest of the process.
 
     Notes
     -----
@@ -518,7 +519,7 @@ def share_captured_workspaces() -> None:
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
     """Return the sizes of the workspaces of streams and graphs, and of the reserve for future graphs.
 
-    The function first frees the slabs that only destroyed graphs used, except for one that the reserve needs.
+    Slabs that only destroyed graphs used are freed first, except for one in the reserve.
 
     Parameters
     ----------
@@ -538,7 +539,6 @@ def release_workspaces() -> None:
 
     Notes
     -----
-    The workspace of a running launch is freed after the launch. Existing graphs keep their parts, so the slabs that
-    contain these parts are not freed.
+    The workspace of a running launch is freed after the launch. Slabs that existing graphs use are not freed.
     """
     owners().release()

@@ -28,7 +28,7 @@ from cudatma.mutants.ptx_text import (
 
 
 class Exemptions:
-    """Control flow of a module, and the rules that find an instruction with the effect of the mutated one."""
+    """Rules that find another instruction with the effect of the mutated one."""
 
     def __init__(self, ptx: str) -> None:
         self.functions = {name: function for name, function in parse(ptx).functions.items() if function.is_defined}

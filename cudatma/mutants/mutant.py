@@ -51,7 +51,7 @@ HANG = frozenset({"deadlock", "byte_count"})
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change of one synchronization in the PTX text or the launch, and the hazards that it should cause.
+    """A change to one synchronization in the PTX or the launch, and the hazards that it should cause.
 
     Parameters
     ----------

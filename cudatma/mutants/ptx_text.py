@@ -125,7 +125,7 @@ _MEETINGS = {
 def touches_memory(instruction: Instruction) -> bool:
     """Return whether an instruction reads, writes or copies shared or global memory other than parameters.
 
-    tensormap.cp_fenceproxy does not count, because it releases its own write.
+    tensormap.cp_fenceproxy, which releases its own write, does not count.
     """
     parts = instruction.parts
     if "cp_fenceproxy" in parts or (parts[0] == "wgmma" and parts[1] != "mma_async"):
@@ -171,7 +171,7 @@ def is_meeting(instruction: Instruction) -> bool:
 
 
 def is_release(instruction: Instruction) -> bool:
-    """Return whether an instruction is an arrival or a strong write, which publishes earlier writes."""
+    """Return whether an instruction publishes earlier writes (an arrival or a strong write)."""
     parts = instruction.parts
     if "relaxed" in parts:
         return False
@@ -229,7 +229,7 @@ class Graph:
                 self.before[other].append(at)
 
     def walk(self, at: int, forward: bool, stop: Callable[[Instruction], bool]) -> Iterator[tuple[Instruction, bool]]:
-        """Yield each instruction that may follow or precede ``at``, and whether it stops the walk."""
+        """Yield the instructions that may follow or precede ``at``."""
         edges = self.after if forward else self.before
         seen: set[int] = set()
         todo = list(edges[at])

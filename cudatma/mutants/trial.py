@@ -30,8 +30,8 @@ _EXEMPT_SCHEDULES = 2
 class Outcome:
     """Verdict on a mutant.
 
-    ``kinds`` contains the reported hazard kinds in sorted order. ``note`` states the reason for the exemption, or how
-    the run ended.
+    ``kinds`` contains the reported hazard kinds in sorted order. ``note`` gives the reason for the exemption or the
+    outcome of the run.
     """
 
     mutant: Mutant

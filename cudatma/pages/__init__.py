@@ -36,7 +36,7 @@ def render(template: str, **context: Any) -> Markup:
 def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> Markup:
     """Return a table. A severity in the first cell of a row sets the color of the cell.
 
-    In the other cells, the first line has the font of code, and further lines have a small font.
+    In the other cells, the first line is set as code and further lines in a small font.
     """
     cells = [[str(cell).split("\n") for cell in row] for row in rows]
     return render("table.html.j2", rows=cells, head=head)

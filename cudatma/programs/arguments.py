@@ -35,11 +35,11 @@ def argument_of(value: Any, parameter: KernelParameter, field: str) -> Any:
     is_float = isinstance(value, float | np.floating)
     is_number = is_float or isinstance(value, int | np.integer | np.bool_)
     if is_number and kind in ("f16", "f32", "f64") and not (is_float and value_bytes == size):
-        remedy = f"pass numpy.float{8 * size}, because the library does not convert the value"
+        remedy = f"the library does not convert the value, so pass a numpy.float{8 * size}"
         raise ArgumentError(field, f"{value!r} ({type(value).__name__})", f"a {size}-byte float", remedy)
     if is_number and not is_float and value_bytes != size:
-        remedy = "convert it, because the library passes the bytes of the value"
-        raise ArgumentError(field, f"{value!r}, {counted(value_bytes, 'byte')}", f"{size} bytes", remedy)
+        remedy = "the library passes the bytes of the value, so convert it"
+        raise ArgumentError(field, f"{value!r} ({counted(value_bytes, 'byte')})", f"a value of {size} bytes", remedy)
     return value
 
 
@@ -48,12 +48,14 @@ def require_opt_in(launch: ProgramLaunch, opt_in: int | None, remedy: str) -> No
     static = launch.module.resources(launch.entry).static_shared_bytes
     limit = SHARED_BYTES - static if opt_in is None else opt_in
     if launch.shared_bytes > limit:
-        allowed = f"at most {limit}" + (" without an opt-in" if opt_in is None else ", the maximum that is set")
+        allowed = f"at most {limit}" + (
+            " bytes without an opt-in" if opt_in is None else " bytes, the maximum that the program set"
+        )
         raise LaunchError("dynamic shared memory", counted(launch.shared_bytes, "byte"), allowed, remedy)
 
 
 def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -> None:
-    """Run a launch with the allocations of the device, and with the program's arrays whose addresses are arguments.
+    """Run a launch with the device's allocations and with the program's arrays whose addresses are arguments.
 
     Raise ArgumentError if an argument points to any other memory.
     """

@@ -59,8 +59,10 @@ def entry_of(ptx_entries: tuple[str, ...], name: str, lowered: dict[str, str]) -
     """Return the PTX name of a kernel from its name in the program, or raise ArgumentError."""
     entry = lowered.get(name, name)
     if entry not in ptx_entries:
-        remedy = 'declare the kernel extern "C", or list its name in name_expressions'
-        raise ArgumentError("name", name, ", ".join(ptx_entries) or "none, because the module has no kernel", remedy)
+        remedy = 'declare the kernel extern "C" or list its name in name_expressions'
+        raise ArgumentError(
+            "name", name, ", ".join(ptx_entries) or "the name of a kernel (the module contains no kernel)", remedy
+        )
     return entry
 
 

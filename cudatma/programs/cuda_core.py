@@ -48,7 +48,7 @@ class EmulatedDevice:
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Replace the public classes of cuda.core and its function ``launch``, and send launches to the log."""
+    """Replace the public classes and the function ``launch`` of cuda.core, and send launches to the log."""
     import cuda.core as core
 
     emulated = EmulatedDevice(log)
@@ -85,7 +85,7 @@ class Device:
 
     def __init__(self, device_id: Any = None) -> None:
         if device_id not in (None, 0) and not isinstance(device_id, Device):
-            raise ArgumentError("device_id", device_id, "0, because the emulator has one device")
+            raise ArgumentError("device_id", device_id, "0 because the emulator has one device")
         self.device_id = 0
         self.default_stream = Stream()
         self.memory_resource = self.emulated.classes["MemoryResource"]()
@@ -145,7 +145,7 @@ class Stream:
 
 
 class Event:
-    """An event that holds a time."""
+    """An event that records a time."""
 
     is_done = True
 
@@ -188,9 +188,7 @@ class Buffer:
         """Copy the memory to another buffer, or to a new buffer, and return that buffer."""
         if dst is None:
             if self.memory_resource is None:
-                raise ArgumentError(
-                    "dst", None, "a Buffer", "this buffer has no memory resource that can allocate a new one"
-                )
+                raise ArgumentError("dst", None, "a Buffer", "this buffer has no memory resource to allocate one")
             dst = self.memory_resource.allocate(self.size)
         dst.copy_from(self)
         return dst
@@ -198,7 +196,7 @@ class Buffer:
     def copy_from(self, src: Buffer, *, stream: Any = None) -> None:
         """Copy the memory of another buffer with the same size."""
         if src.size != self.size:
-            raise ArgumentError("src", counted(src.size, "byte"), f"{self.size} bytes, the size of this buffer")
+            raise ArgumentError("src", counted(src.size, "byte"), f"a buffer of {self.size} bytes, like this buffer")
         bytes_at(self.handle, self.size)[:] = bytes_at(src.handle, src.size).copy()
 
     def fill(self, value: int | Any, *, stream: Any = None) -> None:
@@ -207,7 +205,7 @@ class Buffer:
             raise ArgumentError("value", value, "0 to 255")
         pattern = np.frombuffer(bytes([value]) if isinstance(value, int) else bytes(value), np.uint8)
         if pattern.size not in (1, 2, 4) or self.size % pattern.size:
-            allowed = f"1, 2 or 4 bytes that divide the {self.size} bytes of the buffer"
+            allowed = f"1, 2 or 4 bytes and divide the {self.size} bytes of the buffer"
             raise ArgumentError("value", counted(pattern.size, "byte"), allowed)
         bytes_at(self.handle, self.size).reshape(-1, pattern.size)[:] = pattern
 
@@ -306,9 +304,7 @@ class ObjectCode:
     @classmethod
     def from_cubin(cls, module: Any, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> ObjectCode:
         """Raise ArgumentTypeError, because the emulator runs only PTX."""
-        raise ArgumentTypeError(
-            "module", "a cubin", "PTX", "use ObjectCode.from_ptx, because the emulator runs only PTX"
-        )
+        raise ArgumentTypeError("module", "a cubin", "PTX", "the emulator runs only PTX, so use ObjectCode.from_ptx")
 
     from_fatbin = from_ltoir = from_object = from_library = from_cubin
 
@@ -368,9 +364,11 @@ def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[A
     parameters = kernel.parameters
     with naming(_LIBRARY, kernel.entry, calling_place()):
         if len(args) != len(parameters):
-            raise LaunchError("kernel_args", counted(len(args), "argument"), str(len(parameters)))
+            raise LaunchError(
+                "kernel_args", counted(len(args), "argument"), f"a sequence of {counted(len(parameters), 'argument')}"
+            )
         if not isinstance(config, LaunchConfig):
-            raise ArgumentTypeError("config", type(config).__name__, "a LaunchConfig that is created in the block")
+            raise ArgumentTypeError("config", type(config).__name__, "a LaunchConfig that was created in the block")
         launch = describe_launch(kernel.ptx, kernel.entry, config, args, kernel.sources)
         fields = [f"kernel_args[{index}]" for index in range(len(args))]
         values = tuple(map(argument_of, launch.args, parameters, fields))
@@ -423,7 +421,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
         def describe() -> ProgramLaunch:
             ptx, sources = _code_of(kernel, modules)
             if not ptx:
-                allowed = "a kernel of a Program that was compiled during the recording"
+                allowed = "one from a Program that was compiled during the recording"
                 raise ArgumentError("kernel", NO_PTX, allowed)
             return describe_launch(ptx, _entry_of(kernel), config, args, sources)
 

@@ -146,7 +146,12 @@ class EmulatedRawModule:
 
     def get_global(self, name: str) -> Any:
         """Raise LaunchError, because CuPy's memory pointers need a GPU."""
-        raise LaunchError("RawModule.get_global", name, "get_function", "CuPy's memory pointers need a GPU")
+        raise LaunchError(
+            "RawModule.get_global",
+            f"a call for {name}",
+            "replaced by get_function",
+            "CuPy's memory pointers need a GPU",
+        )
 
 
 class EmulatedRawKernel(EmulatedRawModule):
@@ -184,7 +189,7 @@ class _NoDeviceArray:
         raise LaunchError(
             "cupy",
             "a CuPy array",
-            "RawKernel and RawModule with NumPy arrays or torch CPU tensors",
+            "used only for RawKernel and RawModule with NumPy arrays or torch CPU tensors",
             "CuPy's arrays, streams and built-in kernels need a GPU",
         )
 

@@ -70,7 +70,7 @@ _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Send the launches of host functions that the CuTe DSL compiles to the log.
+    """Send launches by host functions that the CuTe DSL compiles to the log.
 
     Host functions that the DSL compiled before this call still call CUDA.
     """

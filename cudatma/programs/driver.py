@@ -488,7 +488,7 @@ class EmulatedDriver:
         __tracebackhide__ = True
         if extra:
             raise DriverError(
-                call, None, "the emulator does not support the argument extra", "pass the arguments in kernelParams"
+                call, None, "the emulator does not support the argument `extra`", "pass the arguments in kernelParams"
             )
         entry = self._entry(function)
         module = self._module(entry.module)
@@ -534,7 +534,7 @@ def describe_launch(
 
 def _require_arguments(call: str, rest: Sequence[Any], count: int) -> None:
     if len(rest) != count:
-        raise ArgumentTypeError(call, counted(1 + len(rest), "argument"), str(1 + count))
+        raise ArgumentTypeError(call, counted(1 + len(rest), "argument"), f"called with {1 + count} arguments")
 
 
 def _results(name: str) -> int:
@@ -565,9 +565,7 @@ def image_file(path: bytes | str | Path) -> bytes:
     try:
         return Path(os.fsdecode(path)).read_bytes()
     except OSError as error:
-        raise ArgumentError(
-            "path", str(os.fsdecode(path)), "a PTX file that can be read", error.strerror or ""
-        ) from None
+        raise ArgumentError("path", str(os.fsdecode(path)), "a readable PTX file", error.strerror or "") from None
 
 
 def _buffer(value: Any, field: str) -> Array:
@@ -575,7 +573,7 @@ def _buffer(value: Any, field: str) -> Array:
     try:
         return np.frombuffer(memoryview(value), np.uint8)
     except (TypeError, ValueError):
-        raise ArgumentTypeError(field, type(value).__name__, "an address, or a contiguous buffer") from None
+        raise ArgumentTypeError(field, type(value).__name__, "an address or a contiguous buffer") from None
 
 
 def ptx_of(image: Any) -> str:
@@ -589,13 +587,13 @@ def ptx_of(image: Any) -> str:
     if raw[:4] == b"\x7fELF" or b".version" not in raw:
         kind = "a cubin" if raw[:4] == b"\x7fELF" else "an image without PTX text"
         raise ArgumentTypeError(
-            "image", kind, "PTX", "compile to PTX (nvrtcGetPTX, nvcc -ptx), because the emulator runs only PTX"
+            "image", kind, "PTX", "the emulator runs only PTX, so compile with nvrtcGetPTX or nvcc -ptx"
         )
     return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
-    """Return the bytes of each parameter from an argument kernelParams.
+    """Return the bytes of each parameter in kernelParams.
 
     ``kernel_params`` is a pair of values and ctypes types, the address of an array of pointers, or a buffer with these
     pointers.
@@ -607,7 +605,9 @@ def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
     ):
         values, types = kernel_params
         if len(values) != len(sizes) or len(types) != len(sizes):
-            raise ArgumentError("kernelParams", f"{len(values)} values and {len(types)} types", f"{len(sizes)} of each")
+            raise ArgumentError(
+                "kernelParams", f"{len(values)} values and {len(types)} types", f"a pair with {len(sizes)} of each"
+            )
         pairs = zip(values, types, sizes, strict=True)
         return [_value_bytes(*pair, f"kernelParams[{index}]") for index, pair in enumerate(pairs)]
     if kernel_params is None or (isinstance(kernel_params, int | np.integer) and not kernel_params):
@@ -617,7 +617,11 @@ def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
     else:
         pointers = [int(pointer) for pointer in _buffer(kernel_params, "kernelParams").view(np.uint64)]
     if len(pointers) < len(sizes):
-        raise ArgumentError("kernelParams", counted(len(pointers), "pointer"), f"{len(sizes)}, one for each parameter")
+        raise ArgumentError(
+            "kernelParams",
+            counted(len(pointers), "pointer"),
+            f"an array of {counted(len(sizes), 'pointer')}, one per parameter",
+        )
     return [ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=False)]
 
 
@@ -633,9 +637,9 @@ def _value_bytes(value: Any, kind: Any, size: int, field: str) -> bytes:
             raw = bytes(kind(float(value) if kind in (ctypes.c_float, ctypes.c_double) else int(value)))
     except (TypeError, ValueError) as error:
         got = f"{type(value).__name__} with the type {getattr(kind, '__name__', kind)}"
-        raise ArgumentTypeError(field, got, "a value and a ctypes type that fits it", str(error)) from None
+        raise ArgumentTypeError(field, got, "a value with a matching ctypes type", str(error)) from None
     if len(raw) != size:
-        raise ArgumentError(field, f"{len(raw)} bytes", f"{size} bytes, the size of the parameter")
+        raise ArgumentError(field, f"{len(raw)} bytes", f"a value of {size} bytes, the size of the parameter")
     return raw
 
 
@@ -645,10 +649,10 @@ def _host_bytes(value: Any, size: int, field: str) -> Array:
     if not hasattr(value, "__int__") or isinstance(value, np.ndarray):
         data = value if isinstance(value, np.ndarray) else _buffer(value, field)
         if data.nbytes < size:
-            raise ArgumentError(field, f"{data.nbytes} bytes", f"at least {size} bytes")
+            raise ArgumentError(field, f"{data.nbytes} bytes", f"a buffer of at least {size} bytes")
         return bytes_at(address_of(data), size)
     if size and int(value) < LOWEST_ADDRESS:
-        raise ArgumentError(field, hex(int(value)), "the address of host memory, or a buffer")
+        raise ArgumentError(field, hex(int(value)), "the address of host memory or a buffer")
     return bytes_at(int(value), size)
 
 
@@ -708,7 +712,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
         def launch() -> ProgramLaunch:
             if not ptx:
-                raise ArgumentError("module", NO_PTX, "a module that is loaded from PTX during the recording")
+                raise ArgumentError("module", NO_PTX, "one that was loaded from PTX during the recording")
             return describe(ptx, entry)  # type: ignore[no-any-return]
 
         return recorder.around(launch, execute, entry=entry, library="cuda-python", stream=int(stream))

@@ -156,7 +156,7 @@ class HostMemory:
     def free(self, address: int, field: str) -> None:
         """Free an allocation. A null pointer has no effect."""
         if address and self._blocks.pop(address, None) is None:
-            raise ArgumentError(field, hex(address), "the address of a live allocation, as cuMemAlloc returned it")
+            raise ArgumentError(field, hex(address), "an address that cuMemAlloc returned and that has not been freed")
 
     def discard(self, address: int) -> None:
         """Free an allocation that may already be free."""
@@ -170,20 +170,18 @@ class HostMemory:
         return None
 
     def range(self, address: int, size: int, field: str) -> Array:
-        """Return bytes of an allocation or of an array of the program. Raise ArgumentError for other addresses."""
+        """Return a range of bytes of an allocation or a program's array. Raise ArgumentError for other addresses."""
         if not natural(f"{field.partition(':')[0]}: ByteCount", size):
             return np.empty(0, np.uint8)
         known = self.find(address)
         if known is None:
             known = next(((info.extent[0], info.extent[1] - info.extent[0]) for _, info in arrays_at([address])), None)
         if known is None:
-            raise ArgumentError(
-                field, hex(address), "an address from cuMemAlloc, or array.ctypes.data of a NumPy array"
-            )
+            raise ArgumentError(field, hex(address), "an address from cuMemAlloc or the ctypes.data of a NumPy array")
         base, length = known
         if address + size > base + length:
             got = f"{size} bytes at byte {address - base} of an allocation of {length} bytes"
-            raise ArgumentError(field, got, "bytes inside the allocation")
+            raise ArgumentError(field, got, "a range inside one allocation")
         return bytes_at(address, size)
 
     def reached(self, words: Iterable[int]) -> list[tuple[str, Array]]:
@@ -199,8 +197,8 @@ class HostMemory:
             raise ArgumentError(
                 "args",
                 hex(word),
-                "an address from cuMemAlloc, or of a NumPy array in a variable of the program",
-                "the size of the allocation is unknown",
+                "an address from cuMemAlloc or of a NumPy array in a variable of the program",
+                "the emulator must know the size of the allocation",
             )
         return [(name, array) for name, array, _ in arrays if array is not None]
 
@@ -213,7 +211,7 @@ def words_of(parameters: Iterable[bytes]) -> Iterator[int]:
 
 
 def mapped(addresses: Array) -> Array:
-    """Return the addresses that are mapped in this process. Return no address if the system has no /proc."""
+    """Return those addresses that are mapped in this process (none if the system has no /proc)."""
     try:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
             spans = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in maps]

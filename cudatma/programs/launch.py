@@ -53,7 +53,7 @@ LAUNCH_FIELDS = tuple(each.name for each in dataclass_fields(LaunchFields))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProgramLaunch(LaunchFields):
-    """A kernel launch, with everything that the emulator needs to run it.
+    """A kernel launch with everything that the emulator needs.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ class LaunchEntry:
     seconds : float
         Duration of the emulation.
     is_checked : bool, default True
-        Whether the launch was checked. `only` can exclude a launch from the checks.
+        Whether the launch was checked (see `only`).
     """
 
     launch: ProgramLaunch
@@ -82,7 +82,7 @@ class LaunchEntry:
 
 @contextmanager
 def naming(library: str, entry: str, place: str) -> Iterator[None]:
-    """Add the library, the kernel and the line of a launch to the beginning of an error's message."""
+    """Prefix error messages with the library, the kernel and the line of a launch."""
     try:
         yield
     except CudaTmaError as error:
@@ -178,8 +178,8 @@ class LaunchLog(Sequence[LaunchEntry]):
         __tracebackhide__ = True
         if not self.is_open:
             with naming(launch.library, launch.entry, launch.place):
-                allowed = "a launch inside the block of emulate_launches() that created the kernel"
-                raise LaunchError("launch", "a launch after the end of the block", allowed)
+                allowed = "inside the emulate_launches() block that created the kernel"
+                raise LaunchError("launch", "one after the end of the block", allowed)
         is_checked = self._hazards != "off" and self._selects(launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         options = options | {"trace": Trace()} if is_checked and self._trace else options
@@ -211,9 +211,9 @@ def only_block(function: str) -> Iterator[None]:
         if function in _open:
             command = f"cudatma {function.partition('_')[0]}"
             remedy = (
-                f"end the block of {_open[function]} first; `{command} PROGRAM.py` opens a block for all of a program"
+                f"exit the block of {_open[function]} first; `{command} PROGRAM.py` opens a block for the whole program"
             )
-            raise LaunchError(function, "a second block", "one block in a process at a time", remedy)
+            raise LaunchError(function, "a second block", "open only once per process", remedy)
         _open[function] = calling_place()
     try:
         yield
@@ -281,7 +281,7 @@ def emulate_launches(
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
     if not isinstance(only, str | None):
-        raise ArgumentTypeError("only", type(only).__name__, "a str, a part of the names of kernels")
+        raise ArgumentTypeError("only", type(only).__name__, "a str that is a part of kernel names")
     if not (on_launch is None or callable(on_launch)):
         raise ArgumentTypeError("on_launch", type(on_launch).__name__, "a function that takes a LaunchEntry")
     if not isinstance(trace, bool):
@@ -302,7 +302,7 @@ def emulate_launches(
 
 @contextmanager
 def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
-    """Install the patches of each library when the program imports the library, or now if it is already imported."""
+    """Install the patches of each library when the program imports it, or now if it is already imported."""
     with Patches() as patches:
 
         def install(name: str) -> None:

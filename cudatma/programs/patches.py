@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import compress
 from types import CellType, ModuleType
 from typing import Any
 
@@ -32,10 +33,7 @@ class Patches(ExitStack):
         return previous
 
     def set_everywhere(self, module: ModuleType, values: Mapping[str, Any]) -> None:
-        """Replace attributes of a library's module, and the variables of the program's modules that refer to them.
-
-        The end of the block also restores variables that were imported inside the block.
-        """
+        """Replace attributes of a library's module and the program's variables that refer to them."""
         names = [name for name in values if hasattr(module, name)]
         # Each pair is an original and its replacement.
         pairs = [(self.set(module, name, values[name]), values[name]) for name in names]
@@ -53,10 +51,14 @@ class Patches(ExitStack):
         """
         kinds = {id(kind): function for kind, function in convert.items()}
         with _unfrozen():
-            originals = [value for value in gc.get_objects() if id(type(value)) in kinds]
-        replacements = [kinds[id(type(value))](value) for value in originals]
-        _swap(originals, replacements)
-        self.callback(_swap, replacements, originals)
+            objects = gc.get_objects()
+            # There can be millions of objects. These iterators take half of the time of a comprehension.
+            originals = list(compress(objects, map(kinds.__contains__, map(id, map(type, objects)))))
+            del objects
+        if originals:
+            replacements = [kinds[id(type(value))](value) for value in originals]
+            _swap(originals, replacements)
+            self.callback(_swap, replacements, originals)
 
 
 def _modules_of_program() -> list[ModuleType]:
@@ -88,7 +90,7 @@ def _swap(old: list[Any], new: list[Any]) -> None:
     by_old = {id(value): other for value, other in zip(old, new, strict=True)}
     own = {id(old), id(new), *map(id, new), *(id(getattr(value, "__dict__", value)) for value in new)}
     with _unfrozen():
-        holders = gc.get_referrers(*old) if old else []
+        holders = gc.get_referrers(*old)
     for holder in holders:
         if id(holder) in own:
             continue

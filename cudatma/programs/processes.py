@@ -22,7 +22,7 @@ def count_multiprocessing(patches: Patches, log: LaunchLog) -> None:
 
 
 def count_subprocesses(patches: Patches, log: LaunchLog) -> None:
-    """Count the processes of subprocess that run Python. Libraries also start compilers, which are not counted."""
+    """Count the processes started by subprocess that run Python."""
     import subprocess
 
     def init(process: Any, args: Any, *rest: Any, **options: Any) -> None:

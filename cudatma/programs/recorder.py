@@ -137,7 +137,7 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record no launches of this thread in the block, for example while a library measures candidates."""
+        """Pause the recording of this thread's launches in a block, for example during autotuning."""
         before = self._is_paused
         self._thread.is_paused = True
         try:
@@ -209,14 +209,14 @@ class Recorder:
         try:
             write_aside(self.folder / FILE, text.encode("utf-8"))
         except OSError as error:
-            remedy = "record again into a folder on a disk with enough space"
+            remedy = "record again to a disk with enough space"
             raise RecordingError(FILE, str(error), "a writable file", remedy) from None
 
     def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
         """Return the parameters of a launch, and the allocations to which they point."""
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
-            raise ArgumentError("stream", "a stream that captures a CUDA graph", "a launch outside a capture")
+            raise ArgumentError("stream", "a stream that captures a CUDA graph", "outside a graph capture")
         module = launch.module
         declared = module.parameters(launch.entry)
         infos = [array_info(value) for value in (*launch.args, *launch.arrays)]
@@ -303,7 +303,7 @@ class Recorder:
 
 
 class Scratch(bytes):
-    """A null pointer that represents scratch memory, which the library allocates for the launch."""
+    """A null pointer that represents scratch memory allocated by the library."""
 
     size: int
 
@@ -361,7 +361,7 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     if not isinstance(folder, str | Path):
         raise ArgumentTypeError("folder", type(folder).__name__, "a str, a Path")
     if not isinstance(only, str | None):
-        raise ArgumentTypeError("only", type(only).__name__, "a str, a part of the names of kernels")
+        raise ArgumentTypeError("only", type(only).__name__, "a str that is a part of kernel names")
     recorder = Recorder(Path(folder), natural("limit_mib", limit_mib, 1) << 20, only)
     with only_block("record"):
         _require_gpu()
@@ -380,9 +380,9 @@ def _create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         is_empty = not any(folder.iterdir())
     except OSError as error:
-        raise ArgumentError("folder", str(folder), "a folder that can be created", str(error)) from None
+        raise ArgumentError("folder", str(folder), "one that can be created", str(error)) from None
     if not is_empty:
-        raise ArgumentError("folder", str(folder), "a folder that is empty or does not exist")
+        raise ArgumentError("folder", str(folder), "empty or nonexistent")
 
 
 def _tensor_map_type(raw: bytes) -> str | None:

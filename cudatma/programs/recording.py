@@ -52,7 +52,7 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An address in a parameter. The 8 bytes from byte ``at`` are the address of byte ``offset`` of a memory."""
+    """An address in a parameter: 8 bytes at byte ``at`` that contain the address of byte ``offset`` of a memory."""
 
     at: int
     memory: int
@@ -437,7 +437,7 @@ def read_recording(folder: str | Path) -> Recording:
     Returns
     -------
     Recording
-        The launches. Each launch reads its memory when it runs.
+        The launches, whose memory is read only when they run.
 
     Raises
     ------
@@ -461,7 +461,12 @@ def read_recording(folder: str | Path) -> Recording:
     top = _Reader(FILE, content)
     if top.get("format", str) != _FORMAT or top.get("version", int) != _VERSION:
         got = f"{content.get('format')!r} version {content.get('version')!r}"
-        raise RecordingError(FILE, got, f"{_FORMAT!r} version {_VERSION}", "read it with the cudatma that wrote it")
+        raise RecordingError(
+            FILE,
+            got,
+            f"in format {_FORMAT!r} version {_VERSION}",
+            "read the recording with the version of cudatma that wrote it",
+        )
     modules: dict[Any, EmulatedModule] = {}
     launches = [_read_launch(path, modules, reader) for reader in top.readers("launches")]
     others = top.get("other_kernels", dict)
@@ -476,11 +481,13 @@ class _Reader:
     def __init__(self, place: str, content: Any) -> None:
         self.place = place
         if not isinstance(content, dict):
-            raise RecordingError(place, type(content).__name__, "an object", "record the program again")
+            raise RecordingError(place, type(content).__name__, "a JSON object", "record the program again")
         self._content = content
 
     def error(self, name: str, got: object, allowed: str) -> RecordingError:
-        return RecordingError(f"{self.place}: {name}", got, allowed, "the recording is damaged; record it again")
+        return RecordingError(
+            f"{self.place}: {name}", got, allowed, "the recording is corrupt, so record the program again"
+        )
 
     def get(self, name: str, kind: type) -> Any:
         value: Any = self._content.get(name)
@@ -577,7 +584,7 @@ def _read_parameter(reader: _Reader, memory: Sequence[RecordedMemory]) -> Record
     for number, values in enumerate(reader.get("pointers", list)):
         at, index, offset = reader.integers(f"pointers[{number}]", values, 3, 0)
         if at + POINTER_BYTES > len(data) or index >= len(memory) or offset > memory[index].size_bytes:
-            allowed = f"a place in the {len(data)} bytes, the number of a memory, and an offset in it"
+            allowed = f"an offset in the {len(data)} bytes, the index of a memory and an offset in this memory"
             raise reader.error(f"pointers[{number}]", values, allowed)
         pointers.append(Pointer(at, index, offset))
     return RecordedParameter(reader.get("name", str), data, tuple(pointers))
@@ -587,11 +594,9 @@ def _read_file(folder: Path, name: str, digest: str) -> bytes:
     try:
         data = (folder / name).read_bytes()
     except OSError as error:
-        raise RecordingError(name, error.strerror, "a file of the recording", "copy the whole folder") from None
+        raise RecordingError(name, error.strerror, "a readable file", "copy the whole folder") from None
     if digest_of(data) != digest:
-        raise RecordingError(
-            name, "contents that differ from the recording", "the recorded file", "copy the folder again"
-        )
+        raise RecordingError(name, "other contents", "the file that was recorded", "copy the folder again")
     return data
 
 
@@ -608,7 +613,7 @@ def _read_memory(folder: Path, digest: str, size: int) -> Array:
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise RecordingError(name, str(error), f"an archive with an array of {size} bytes") from None
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != (size,):
-        raise RecordingError(name, f"{array.dtype}{array.shape}", f"{size} bytes, as {FILE} states")
+        raise RecordingError(name, f"{array.dtype}{array.shape}", f"an array of {size} bytes according to {FILE}")
     return array
 
 

@@ -14,7 +14,7 @@ from cudatma.programs.recorder import Recorder
 
 
 class Stream:
-    """A stream that never contains unfinished work. As a context manager, it has no effect."""
+    """A stream without unfinished work. As a context manager, it has no effect."""
 
     cuda_stream = 0
 
@@ -42,7 +42,7 @@ class Stream:
 
 
 class Event:
-    """An event that holds a time."""
+    """An event that records a time."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._seconds = 0.0
@@ -173,7 +173,7 @@ def _count_kernels(profile: Any, recorder: Recorder) -> None:
 
 
 def record_inductor(patches: Patches, recorder: Recorder) -> None:
-    """Make torch.compile launch its kernels through Triton, instead of from C++."""
+    """Make torch.compile launch its kernels through Triton instead of from C++."""
     import torch._inductor.config as config
 
     for name in ("use_static_cuda_launcher", "use_static_triton_launcher"):

@@ -157,10 +157,12 @@ def _checked_call(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     """Return the arguments of a launch as Triton accepts them. Raise an error that names the parameter otherwise."""
     names = [parameter.name for parameter in jit.params]
     if len(args) > len(names):
-        raise ArgumentError("args", f"{len(args)} values", f"at most {len(names)}: {', '.join(names)}")
+        raise ArgumentError(
+            "args", f"{len(args)} values", f"a sequence of at most {len(names)} values: {', '.join(names)}"
+        )
     missing = [p.name for p in jit.params[len(args) :] if not p.has_default and p.name not in kwargs]
     if missing:
-        raise ArgumentError(missing[0], "no value", "a value for each parameter")
+        raise ArgumentError(missing[0], "no value", "passed because it is a parameter without a default")
     constants = {parameter.name for parameter in jit.params if parameter.is_constexpr}
     wrapped = {
         name: value if name in constants else _wrapped(name, value)
@@ -195,14 +197,14 @@ def _wrapped(name: str, value: Any) -> Any:
         parts = [_wrapped(f"{name}[{index}]", part) for index, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, complex | str | bytes | list | dict | np.generic):
-        raise ArgumentTypeError(name, type(value).__name__, "an array, a number, or a tuple of these")
+        raise ArgumentTypeError(name, type(value).__name__, "an array, a number or a tuple of these")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-        raise ArgumentError(name, value, "an integer of 64 bits")
+        raise ArgumentError(name, value, "a 64-bit integer")
     if isinstance(value, _Pointer) or is_torch(value):
         try:
             canonicalize_dtype(value.dtype)
         except KeyError:
-            raise ArgumentTypeError(f"{name}.dtype", str(value.dtype), "a type that Triton supports") from None
+            raise ArgumentTypeError(f"{name}.dtype", str(value.dtype), "one that Triton supports") from None
     return value
 
 
@@ -413,7 +415,7 @@ class KernelParameters:
                 self.append(f"{name}.{field}[{axis}]", _number(kind, extent))
 
     def memory(self, name: str, value: Any) -> tuple[int, np.ndarray[Any, Any] | None]:
-        """Return an address, and the array in host memory that contains it."""
+        """Return an address and the array in host memory that contains it."""
         if isinstance(value, int) or value is None:
             return value or 0, None
         if isinstance(value, _Pointer):

@@ -90,7 +90,7 @@ def read_cubin(data: bytes, name: str, log: str = "") -> Cubin:
     try:
         return _read(data, _spills(log))
     except (struct.error, LookupError, ValueError, OverflowError) as error:
-        got = f"{name}, a corrupt or truncated cubin of {len(data)} bytes"
+        got = f"{name}, which is corrupt or truncated ({len(data)} bytes)"
         raise ArgumentError("file", got, "a complete cubin") from error
 
 

@@ -19,8 +19,8 @@ State = TypeVar("State")
 def successors(code: Code) -> list[tuple[int, ...]]:
     """Return, for each step, the indices of the steps that the same thread may issue next.
 
-    The result may contain too many successors. A return is followed by the steps after every call, and a jump without a
-    known target by every label. Functions outside of the code are assumed to return.
+    The result may contain too many successors: a return is followed by the steps after every call, and a jump without a
+    known target by every label.
     """
     by_address = {step.address: index for index, step in enumerate(code.steps)}
     after_calls = [index + 1 for index, step in enumerate(code.steps) if step.mnemonic == "CALL"]

@@ -102,12 +102,16 @@ def read_images(path: str | Path) -> tuple[Image, ...]:
         if (machine := machine_of(data)) == CUDA_MACHINE:
             return (_of_cubin(path.stem, data, path.name),)
         if machine == AMD_MACHINE:
-            raise ArgumentError("file", f"{path.name}, an AMD code object", _ALLOWED)
+            raise ArgumentError("file", f"{path.name}, which is an AMD code object", _ALLOWED)
         return _extracted(path)
     if data.startswith(_FATBIN_MAGIC):
         length = int.from_bytes(data[6:8], "little") + int.from_bytes(data[8:16], "little")
         if len(data) < max(16, length):
-            raise ArgumentError("file", f"{path.name}, {len(data)} bytes", f"the {length} bytes that its header states")
+            raise ArgumentError(
+                "file",
+                f"{path.name} with {len(data)} bytes",
+                f"complete, with the {length} bytes that its header states",
+            )
         return _extracted(path)
     return (_of_ptx(path.stem, data, path.name),)
 
@@ -117,7 +121,7 @@ def _content(path: Path) -> bytes:
         if path.exists() and not path.is_file():
             raise ArgumentError("file", ascii(str(path)), "a regular file")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise ArgumentError("file", f"{path.name}, {size} bytes", f"at most {MAX_BYTES} bytes")
+            raise ArgumentError("file", f"{path.name} with {size} bytes", f"at most {MAX_BYTES} bytes")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         if isinstance(error, ArgumentError):
@@ -137,17 +141,17 @@ def _of_ptx(name: str, data: bytes, file: str) -> Image:
         raise ArgumentError("file", f"{file}, which has another format", _ALLOWED)
     target = _TARGET.search(text)
     if target is None:
-        raise ArgumentError("file", f"{file}, PTX without a .target", "complete PTX")
+        raise ArgumentError("file", f"{file}, which has no .target directive", "complete PTX")
     code = _TEXT.sub("", text)
     if code.count("{") != code.count("}"):
-        raise ArgumentError("file", f"{file}, truncated PTX", "complete PTX")
+        raise ArgumentError("file", f"{file}, which is truncated", "complete PTX")
     _check_target(target[1], file)
     return Image(name, target[1], ptx=text)
 
 
 def _check_target(target: str, file: str) -> None:
     if int(target.removeprefix("sm_").rstrip("af")) < _OLDEST:
-        raise TargetError("target", f"{target} in {file}", f"sm_{_OLDEST} and later", "compile it for a newer GPU")
+        raise TargetError("target", f"{target} in {file}", f"sm_{_OLDEST} or later", "compile the file for a newer GPU")
 
 
 def _extracted(path: Path) -> tuple[Image, ...]:
@@ -176,7 +180,7 @@ def _read_folder(folder: Path) -> tuple[Image, ...]:
         image = replace(parts[0], target=parts[-1].target, ptx=parts[-1].ptx)  # PTX states the complete target
         images.append(_with_metadata(image, about) if about.is_file() else image)
     if not images:
-        raise ArgumentError("file", f"{folder}, a folder without .ptx and .cubin files", _ALLOWED)
+        raise ArgumentError("file", f"{folder}, which contains no .ptx or .cubin file", _ALLOWED)
     return tuple(images)
 
 
@@ -185,7 +189,9 @@ def _with_metadata(image: Image, path: Path) -> Image:
     try:
         about = json.loads(_content(path))
     except (ValueError, RecursionError) as error:
-        raise ArgumentError("file", f"{path.name}, not JSON", "Triton's metadata", str(error)) from error
+        raise ArgumentError(
+            "file", f"{path.name}, which is not JSON", "a file with Triton's metadata", str(error)
+        ) from error
     if not isinstance(about, dict) or not isinstance(about.get("shared"), int):
         return image
     options = {name: about[name] for name in _TRITON_OPTIONS if about.get(name) is not None}
@@ -195,7 +201,7 @@ def _with_metadata(image: Image, path: Path) -> Image:
 def assembled(image: Image) -> Image:
     """Return a module with a cubin, which ptxas assembles from PTX if necessary.
 
-    If no ptxas supports the target, return the module with a note.
+    If no available ptxas supports the target, return the module with a note.
 
     Parameters
     ----------
@@ -216,7 +222,7 @@ def assembled(image: Image) -> Image:
         return image
     cubin, output = assemble(image.ptx, image.target)
     if error := _PTX_ERROR.search(output.note):
-        got = f"{image.name}, PTX with an error in line {error['line']}: {error['cause']}"
+        got = f"{image.name} with an error in line {error['line']}: {error['cause']}"
         raise ArgumentError("file", got, "PTX that ptxas accepts")
     if output.text is None:
         return replace(image, notes=(*image.notes, f"no registers, shared memory and SASS: {output.note}"))

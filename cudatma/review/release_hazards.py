@@ -26,7 +26,7 @@ _WAIT, _PRODUCTS = "SYNCS.PHASECHK", ("HGMMA", "QGMMA", "HMMA", "QMMA")
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHazard:
-    """An arrival that may be issued while a read of shared memory is in flight. Addresses are bytes in the function."""
+    """An arrival that may be issued while a read of shared memory is in flight, with byte offsets in the function."""
 
     function: str
     arrive: int
@@ -48,8 +48,8 @@ Pending = Mapping[tuple[int, bool], int]
 def release_hazards(code: Code, *, releases_one_stage_late: bool = False) -> tuple[ReleaseHazard, ...]:
     """Return the hazards in a function, by address of the arrival.
 
-    A read counts as in flight if it may be in flight on one path. If a read is in flight, arrivals that release no slot
-    are also reported. Reads by wgmma and by bulk copies are not checked, because other instructions wait for them.
+    A read counts as in flight if it may be in flight on any path. Arrivals that release no slot are also reported.
+    Reads by wgmma and bulk copies are not checked, because other instructions wait for them.
 
     ``releases_one_stage_late`` is set in the config of a kernel that releases a slot in the middle of the next stage.
     Reads after the wait for that stage then belong to another slot, if the stage's products continue after the arrival.

@@ -187,13 +187,16 @@ def parse_sass(text: str) -> tuple[Code, ...]:
             upper = _UPPER.match(next(lines, ""))
             if upper is None:
                 raise ArgumentError(
-                    "text", line.strip(), "two encoding words per instruction", "the text may be truncated"
+                    "text",
+                    line.strip(),
+                    "SASS with two encoding words per instruction",
+                    "check whether the text is truncated",
                 )
             codes[-1].steps.append(_step(part, int(upper["word"], 16), tuple(places)))
             is_new_place = True
         elif _PLAIN.match(line):
             remedy = "disassemble with nvdisasm --print-code --print-instruction-encoding"
-            raise ArgumentError("text", line.strip(), "instructions with their encodings", remedy)
+            raise ArgumentError("text", line.strip(), "SASS that includes the encodings of instructions", remedy)
     return tuple(codes)
 
 

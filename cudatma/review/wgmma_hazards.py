@@ -37,7 +37,7 @@ _WIDTHS = (
 
 @dataclass(frozen=True, slots=True)
 class WgmmaHazard:
-    """A write to a register of a wgmma that may be in flight. Addresses are bytes in the function.
+    """A write to a register of a wgmma that may be in flight. Addresses are byte offsets in the function.
 
     ``operand`` is ``"A"`` for the operand that the wgmma reads, or ``"D"`` for its accumulators.
     """
@@ -64,9 +64,8 @@ InFlight = Mapping[int, int]
 def wgmma_hazards(code: Code) -> tuple[WgmmaHazard, ...]:
     """Return the hazards in a function, by address of the write.
 
-    A wgmma counts as in flight if it may be in flight on one path. A wgmma may write the accumulators of another wgmma,
-    because wgmmas run in order. If a write affects several registers of an operand, the hazard names the first
-    register. Reads of accumulators are not checked.
+    A wgmma counts as in flight if it may be in flight on any path. A wgmma may write the accumulators of another wgmma,
+    because wgmmas run in order. Reads of accumulators are not checked.
     """
     wgmmas = {step.address: step for step in code.steps if step.mnemonic in _WGMMAS}
     if not wgmmas:
@@ -115,8 +114,7 @@ def _issue(step: Step, in_flight: InFlight) -> InFlight:
 def registers_written(step: Step) -> range:
     """Return the general registers that a step may write.
 
-    The result may contain too many registers but never too few. An unknown instruction is assumed to write the first
-    register that it names.
+    The result is conservative: an unknown instruction is assumed to write its first register.
     """
     operands = _operands(step)
     while operands and _PREDICATE.fullmatch(operands[0]):

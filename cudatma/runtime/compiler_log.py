@@ -87,7 +87,7 @@ def excerpt(log: str, source: str, name: str, ptx: str = "") -> str:
 
 
 def shortened(line: str) -> str:
-    """Return a line of a log, without its middle if it is long, for example because of template arguments."""
+    """Return a line of a log, without its middle if it is long."""
     half = _LONG_LINE // 2
     return line if len(line) <= _LONG_LINE else f"{line[:half]} ... {line[-half:]}"
 

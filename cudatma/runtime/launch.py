@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LaunchPlan:
-    """A prepared launch without its stream, as ``Kernel.plan`` returns it.
+    """A prepared launch without a stream, returned by ``Kernel.plan``.
 
     A plan does not keep arrays alive. Only one thread may use a plan at a time.
 
@@ -50,7 +50,7 @@ class LaunchPlan:
     config : LaunchConfig
         Grid, block, cluster, shared memory and attributes.
     arguments : Arguments
-        The marshalled arguments.
+        The marshaled arguments.
     device : int
         CUDA ordinal of the device.
 
@@ -137,7 +137,7 @@ class LaunchPlan:
     def launch(self, stream: int) -> None:
         """Launch on a stream with one driver call.
 
-        The caller orders the launch after other work and keeps the arrays alive.
+        The caller must order the launch after other work and keep the arrays alive.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class DebugPlan(LaunchPlan):
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
         """Reshape the launch.
 
-        The launch is never programmatic, because the notes must be written after the previous kernel has completed.
+        The launch is never programmatic.
         """
         super().reshape(grid, shared_bytes, False)
 
@@ -199,10 +199,10 @@ class DebugPlan(LaunchPlan):
 
 
 class Kernel:
-    """A compiled kernel, as ``cudatma.compile`` returns it.
+    """A compiled kernel, returned by ``cudatma.compile``.
 
-    Several threads may launch a kernel at the same time. A kernel can be pickled; each process loads it again. A launch
-    of a kernel compiled with ``debug=True`` waits until the kernel ends, and may raise PipelineHang.
+    Kernels are thread-safe and can be pickled; each process loads the kernel again. A launch of a kernel compiled with
+    ``debug=True`` waits until the kernel ends, and may raise PipelineHang.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ class Kernel:
     ) -> None:
         known = entries(ptx)
         if entry not in known:
-            raise ArgumentError("entry", entry, ", ".join(known) or "none: the PTX contains no kernel")
+            raise ArgumentError("entry", entry, ", ".join(known) or "the name of a kernel (the PTX contains no kernel)")
         self.cubin, self.ptx, self.source, self.log = cubin, ptx, source, log
         self.entry, self.target, self.folder = entry, target, folder
         self.parameters: tuple[Parameter, ...] = known[entry]
@@ -539,8 +539,7 @@ class Kernel:
     ) -> LaunchPlan:
         """Prepare a launch that can be repeated: check and marshal its arguments, and load the kernel.
 
-        Launches of the plan do not wait for the producers of the arrays. The caller must order the launches after their
-        work.
+        Launches of the plan do not wait for the producers of the arrays; the caller must order them.
 
         Parameters
         ----------
@@ -644,7 +643,7 @@ class Kernel:
         if function is not None:
             return function
         if type(device) is not int:
-            raise LaunchError("device", type(device).__name__, "an int, the ordinal of a device, or None")
+            raise LaunchError("device", type(device).__name__, "a device ordinal (int) or None")
         gpu = context.device(device)
         if not self.target.loads_on(gpu.compute_capability):
             shown = f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
@@ -669,7 +668,7 @@ def _on_host(args: Sequence[object]) -> bool:
 def _backend(requested: str | None) -> str:
     chosen = backend_for("Kernel.launch", requested, has_reference=False)
     if chosen == "reference":
-        remedy = "choose another backend, because user kernels have no NumPy reference"
+        remedy = "user kernels have no NumPy reference"
         raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
     return chosen
 

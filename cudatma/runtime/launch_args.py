@@ -128,11 +128,11 @@ def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Argument
         raise LaunchError("args", type(args).__name__, "a tuple or list with one value per parameter")
     if len(args) != len(parameters):
         names = ", ".join(f"{p.name}: {p.size_bytes} B" for p in parameters)
-        raise LaunchError("args", f"{len(args)} arguments", f"{len(parameters)} ({names or 'none'})")
-    marshalled = Arguments([], None, "cupy", [])
+        raise LaunchError("args", f"{len(args)} arguments", f"a sequence of {len(parameters)} ({names or 'none'})")
+    marshaled = Arguments([], None, "cupy", [])
     for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
-        marshalled.values.append(_value(parameter, value, f"args[{index}]", marshalled))
-    return marshalled
+        marshaled.values.append(_value(parameter, value, f"args[{index}]", marshaled))
+    return marshaled
 
 
 def _value(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
@@ -158,16 +158,16 @@ def _value(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any
 
 
 def _expected(parameter: Parameter) -> str:
-    """Return "a 4-byte int for n", or "16 bytes for s" if the parameter is a structure."""
+    """Return "a 4-byte int for n", or "a value of 16 bytes for s" if the parameter is a structure."""
     size, kind = parameter.size_bytes, parameter.kind
-    value = f"{size} bytes" if kind == "bytes" else f"{'an' if size == 8 else 'a'} {size}-byte {kind}"
+    value = f"a value of {size} bytes" if kind == "bytes" else f"{'an' if size == 8 else 'a'} {size}-byte {kind}"
     return f"{value} for {parameter.name}"
 
 
 def _sized(parameter: Parameter, value: Any, size: int, field: str) -> Any:
     if size != parameter.size_bytes:
         got = f"{type(value).__name__} of {size} bytes"
-        raise LaunchError(field, got, f"{parameter.size_bytes} bytes for {parameter.name}")
+        raise LaunchError(field, got, f"a value of {parameter.size_bytes} bytes for {parameter.name}")
     return value
 
 
@@ -185,13 +185,13 @@ def _float(parameter: Parameter, value: float, field: str) -> Any:
     if parameter.kind != "float" or parameter.size_bytes not in _FLOATS:
         allowed = _expected(parameter)
         raise LaunchError(
-            field, value, allowed, "pass a NumPy scalar of the parameter's type, or an int for an integer"
+            field, value, allowed, "pass a NumPy scalar of the parameter's type, or an int for an integer parameter"
         )
     try:
         number = float(value)
     except OverflowError as error:
         got = f"an int of {int(value).bit_length()} bits"
-        raise LaunchError(field, got, f"a value in the range of a float for {parameter.name}") from error
+        raise LaunchError(field, got, f"within the range of a float for {parameter.name}") from error
     if parameter.size_bytes == 4 and _FLOAT32_MAX < abs(number) < float("inf"):
         raise LaunchError(field, value, f"a float of at most {_FLOAT32_MAX:g} for {parameter.name}")
     return _FLOATS[parameter.size_bytes](number)
@@ -221,7 +221,7 @@ def _tensor_map(parameter: Parameter, value: Any, field: str, into: Arguments) -
             field,
             type(value).__name__,
             allowed,
-            "pass the TensorMap itself, because the parameter is __grid_constant__",
+            "the parameter is __grid_constant__, so pass the TensorMap itself",
         )
     if is_torch(getattr(value, "owner", None)):
         into.kind = "torch"
@@ -264,5 +264,7 @@ def _same_device(into: Arguments, device: int | None, field: str) -> None:
     if device is None:
         return
     if into.device is not None and into.device != device:
-        raise LaunchError(field, f"on device {device}", f"device {into.device}, like the previous arguments")
+        raise LaunchError(
+            field, f"an array on device {device}", f"on device {into.device}, like the previous arguments"
+        )
     into.device = device

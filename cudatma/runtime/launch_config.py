@@ -79,7 +79,7 @@ def _attribute(driver: Any, name: Any, value: Any) -> Any:
 
 
 def dim3(value: object, field: str) -> Dim3:
-    """Return an int or a tuple of one to three ints as (x, y, z).
+    """Convert an int or a tuple of one to three ints to (x, y, z).
 
     Raises LaunchError if an extent is not an int of at least 1.
     """
@@ -118,7 +118,7 @@ def make_config(
     if threads > _BLOCK_THREADS:
         raise LaunchError("block", f"{threads} threads", f"at most {_BLOCK_THREADS} threads in total")
     if limits is not None and threads > limits.max_threads:
-        remedy = "raise the kernel's __launch_bounds__ or launch fewer threads"
+        remedy = "increase the kernel's __launch_bounds__ or launch fewer threads"
         raise LaunchError("block", f"{threads} threads", f"at most {limits.max_threads} for this kernel", remedy)
     _check_shared(target, shared_bytes, limits)
     cluster3 = None if cluster is None else _cluster(target, cluster, grid3)
@@ -151,6 +151,6 @@ def _cluster(target: Target, cluster: object, grid: Dim3) -> Dim3 | None:
         if of_grid % of_cluster:
             allowed = f"a multiple of cluster.{axis} = {of_cluster}"
             raise LaunchError(
-                f"grid.{axis}", of_grid, allowed, "round the grid up, and return early from the surplus CTAs"
+                f"grid.{axis}", of_grid, allowed, "round the grid up and return early from the surplus CTAs"
             )
     return shape if blocks > 1 else None

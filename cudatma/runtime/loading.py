@@ -56,18 +56,18 @@ class Function:
 
 
 def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
-    """Raise LaunchError during a graph capture on the stream, because a capture does not allow loading a module."""
+    """Raise LaunchError if the stream is being captured, because modules cannot be loaded during a capture."""
     if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}) or launch the kernel once before the capture begins"
         raise LaunchError(
-            "stream", f"a stream that captures a graph, before {entry} is loaded", "a loaded kernel", remedy
+            "stream", "a stream that captures a graph", f"outside a graph capture until {entry} is loaded", remedy
         )
 
 
 def load_function(
     driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, gpu: Device
 ) -> Function:
-    """Load a kernel into the GPU's context, which must be current, and raise its limit of dynamic shared memory.
+    """Load a kernel into the GPU's context, which must be current, and set its limit of dynamic shared memory.
 
     Raises DriverError if the driver fails, and LaunchError if the parameters in the cubin differ from ``parameters``.
     """
@@ -111,6 +111,4 @@ def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter
         size = result[2] if int(result[0]) == 0 else None
         if size != parameter.size_bytes:
             got = f"{parameter.size_bytes} bytes in the PTX, but {size} in the cubin"
-            raise LaunchError(
-                f"parameters[{index}]", got, "PTX and cubin from one compilation", "compile the kernel again"
-            )
+            raise LaunchError(f"parameters[{index}]", got, "equal in PTX and cubin", "recompile the kernel")

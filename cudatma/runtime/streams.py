@@ -74,9 +74,8 @@ context.after_fork(_thread, _Thread._renew)
 def identity(device: int, stream: int) -> int | None:
     """Return the identity of a stream in the process, or None while the stream is captured into a graph.
 
-    Different streams have different identities during the life of the process. The function makes two driver calls, or
-    none for the legacy default stream, which cannot be captured. Raises DriverError if a call fails. [CUDA driver API,
-    cuStreamGetId, cuStreamIsCapturing]
+    Identities are never reused. The function makes two driver calls, or none for the legacy default stream, which
+    cannot be captured. Raises DriverError if a call fails. [CUDA driver API, cuStreamGetId, cuStreamIsCapturing]
     """
     if stream <= _PER_THREAD:
         return _of_this_thread(device) if (stream or _ZERO) == _PER_THREAD else _LEGACY_IDENTITY
@@ -187,7 +186,7 @@ def capture_of(device: int, stream: int) -> Capture | None:
                 "a stream whose capture has been invalidated",
                 "end the capture, which an earlier call invalidated",
             )
-            raise LaunchError("stream", got, "a stream that can be captured", remedy)
+            raise LaunchError("stream", got, "one that supports capture", remedy)
         # For a capturing stream, cuStreamGetId fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (H200, driver 580.159).
         # Within one capture, however, the handle identifies the stream.
         return Capture(number.value, graph.value or 0, _thread_number() if stream == _PER_THREAD else stream)
@@ -211,9 +210,9 @@ def _libc() -> Any:
 class GraphLife:
     """Detector for the end of a graph, its executables and all of their launches.
 
-    The graph owns a user object. The driver runs the object's destructor in a driver thread, which may neither call
-    CUDA nor wait for Python. The destructor is therefore sem_post() from the C library, and has_ended() polls the
-    semaphore. [CUDA C++ Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
+    The graph owns a user object, whose destructor runs in a driver thread that may neither call CUDA nor wait for
+    Python. The destructor is therefore sem_post() from the C library, and has_ended() polls the semaphore. [CUDA C++
+    Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
     """
 
     __slots__ = ("_semaphore",)
@@ -250,11 +249,11 @@ class GraphLife:
 
 
 def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -> None:
-    """Make a stream wait for the work that the producers of arrays have queued. The host does not wait.
+    """Make a stream wait for the work queued by the producers of arrays. The host does not wait.
 
-    The function calls the driver only if an array names the stream of its producer. CuPy arrays and torch tensors do
-    not. If the two streams are not in the same capture, the function adds no wait, because a wait would merge the
-    captures. [CUDA Array Interface 3, Synchronization]
+    Only arrays that name the stream of their producer cause a wait; CuPy arrays and torch tensors do not. No wait is
+    added if the two streams are not in the same capture, because it would merge the captures. [CUDA Array Interface 3,
+    Synchronization]
     """
     for array in arrays:
         if array is not None and array.producer is not None:
@@ -277,7 +276,7 @@ def order_after(stream: int, producer: int, device: int) -> None:
 
 
 def wait_for_producers(device: int, *arrays: ArrayInfo) -> None:
-    """Make the host wait for the producers of arrays, so that the arrays can be used on any stream later.
+    """Make the host wait for the producers of arrays, so that any stream can use the arrays.
 
     The function does not wait for a stream that is being captured.
     """

@@ -86,12 +86,12 @@ def check(
     assert (whole[..., dims[1] :] == 7).all()
 
 
-#: Versions a4 and mma_sync run all cases; of a pair of versions that share their masks, each runs half of them.
+#: Version a4 runs all cases. The other versions, which share its masks, each run a third of them.
 RUNS = [
     (version, case)
-    for parity, version in enumerate(VERSIONS.names, 1)
+    for index, version in enumerate(VERSIONS.names)
     for number, case in enumerate(CASES)
-    if version in ("a4", "mma_sync") or number % 2 == parity % 2
+    if version == "a4" or number % 3 == index % 3
 ]
 
 
@@ -103,7 +103,7 @@ def test_results_are_right_and_clean(version: str, case: str) -> None:
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "mma_sync"])
+@pytest.mark.parametrize("version", ["a2", "a4", "mma_sync"])
 def test_sinks(version: str) -> None:
     """Sinks are greater than all scores, less, or absent. Queries that see no key have only the sink."""
     sink = np.array([9, -4, -np.inf, 0.5], np.float32)
@@ -126,8 +126,6 @@ def test_sinks(version: str) -> None:
         ("a3", (32, 32), {"tile_n": 128}),
         ("a4", (96, 96), {"tile_n": 80}),
         ("a4", (128, 128), {"tile_n": 176}),
-        ("a3", (128, 128), {"tile_m": 192, "tile_n": 80}),
-        ("a3", (192, 192), {"tile_n": 112}),
         ("a4", (192, 128), {"tile_n": 48}),
         ("a4", (256, 256), {"tile_n": 80}),
         ("a3", (64, 64), {"stages": 4}),
@@ -137,7 +135,7 @@ def test_sinks(version: str) -> None:
 def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, Any]) -> None:
     check(
         version,
-        q_length=200,
+        q_length=100,
         k_length=230,
         dims=dims,
         fields=fields,
@@ -148,7 +146,7 @@ def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, A
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("version", "dims"),
-    [("scalar", (192, 128)), ("a1", (32, 32)), ("a1", (256, 256)), ("a2", (96, 96)), ("a2", (192, 128))],
+    [("scalar", (192, 128)), ("a1", (32, 32)), ("a1", (256, 256)), ("a2", (192, 128))],
     ids=str,
 )
 def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int]) -> None:
@@ -165,9 +163,7 @@ def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int
     [
         ((128, 128), {"tile_m": 128}),
         ((32, 32), {"tile_m": 128, "tile_n": 128}),
-        ((64, 64), {"tile_m": 128, "stages": 4}),
         ((96, 96), {}),
-        ((192, 192), {"tile_n": 32}),
         ((192, 128), {"tile_n": 32}),
         ((256, 256), {"tile_n": 32}),
     ],
@@ -178,12 +174,12 @@ def test_every_head_dim_on_sm120(dims: tuple[int, int], fields: dict[str, Any]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("version", "last"), [("a4", 2), ("a1", 1), ("a4", 9)])
+@pytest.mark.parametrize(("version", "last"), [("a4", 2), ("a1", 1)])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A raster group has one head of k with the two heads of q that share it; the last group is longer."""
     monkeypatch.setattr(arguments, "_GROUP_BYTES", 1)
     monkeypatch.setattr(arguments, "_LAST_GROUPS", last)
-    check(version, heads=6, kv_heads=3, q_length=130, k_length=130, dims=(32, 32), batch=2, causal=True)
+    check(version, heads=6, kv_heads=3, q_length=70, k_length=70, dims=(32, 32), batch=2, causal=True)
 
 
 @pytest.mark.sweep(1)
@@ -211,13 +207,13 @@ def test_one_warpgroup_and_three(tile_m: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"version": "p1"}, "^version: got p1; allowed: scalar, a1"),
-        ({"tile_m": 96}, "^tile_m: got 96; allowed: 64, 128, 192"),
-        ({"tile_m": 128, "ctas_per_sm": 2}, "^ctas_per_sm: got 2; allowed: 1, because the tile has several"),
-        ({"q_stages": 2}, "^q_stages: got 2; allowed: 1"),
-        ({"box_rows": 16}, "^box_rows: got 16; allowed: 0, because the kernel reads no cache"),
-        ({"tile_n": 72}, "^tile_n: got 72"),
-        ({"head_dim": 80}, "^head_dim: got 80 of q and k"),
+        ({"version": "p1"}, "^version must be scalar or a1.*got p1"),
+        ({"tile_m": 96}, "^tile_m must be one of 64, 128, 192.*got 96"),
+        ({"tile_m": 128, "ctas_per_sm": 2}, "^ctas_per_sm must be 1 because the tile has several.*got 2"),
+        ({"q_stages": 2}, "^q_stages must be 1.*got 2"),
+        ({"box_rows": 16}, "^box_rows must be 0 because the kernel does not read a cache, got 16"),
+        ({"tile_n": 72}, "^tile_n must be .*got 72"),
+        ({"head_dim": 80}, "^head_dim must be .*got 80 of q and k"),
     ],
 )
 def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
@@ -240,7 +236,7 @@ def test_the_sample() -> None:
     made = sample("a4", SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
     assert made.run(schedules=2).is_clean
     assert made.error() <= made.limit
-    with pytest.raises(ArgumentError, match=r"^kv_heads: got 3"):
+    with pytest.raises(ArgumentError, match=r"^kv_heads must be .*got 3"):
         sample("a4", SM90A, kv_heads=3)
 
 
@@ -267,9 +263,7 @@ SINK = {"sink": np.array([6, -np.inf], np.float32)}
 @pytest.mark.parametrize(
     ("version", "scale", "options"),
     [
-        ("a1", 8, {"window": (50, 20)}),
         ("a1", 0.5, SINK),
-        ("a3", 0.5, {}),
         ("a3", 8, SINK),
         ("a4", 8, {"causal": True}),
         ("a4", 0.5, SINK),
@@ -287,16 +281,24 @@ def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, op
     check_operands(version, q, k, v, scale=scale, **options)
 
 
+#: Keys with logits of minus infinity, and the scale: the last blocks (which come first), the first, some in between, or
+#: all.
+INFINITE = [(slice(32, None), 1e-6), (slice(0, 32), 1e6), (slice(16, 48), 1.0), (slice(0, None), 1.0)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("infinite", "scale"),
-    [(slice(32, None), 1e-6), (slice(0, 32), 1e6), (slice(16, 48), 1.0), (slice(0, None), 1.0)],
+    ("version", "infinite", "scale"),
+    [
+        (version, *case)
+        for index, version in enumerate(VERSIONS.names)
+        for number, case in enumerate(INFINITE)
+        if version == "a4" or number % 2 == index % 2
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("version", VERSIONS.names)
 def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice, scale: float) -> None:
-    """Such keys count as masked, whether they fill the last blocks (which come first), the first, some in between, or
-    all."""
+    """Such keys count as masked."""
     q, k, v = (operand(length=length, seed=seed) for seed, length in enumerate((20, 70, 70)))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[:, infinite, :, 0] = -np.inf
@@ -304,8 +306,8 @@ def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice, scale
     check_operands(version, q, k, v, scale=scale, fields=fields)
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("version", VERSIONS.names)
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("version", ["a4", "a1", "mma_sync"])
 def test_rows_with_a_nan_or_a_logit_of_plus_infinity_are_nan(version: str) -> None:
     """inf - inf is NaN, as with torch.softmax. The other rows of the tile do not change."""
     q, k, v = (operand(length=70, seed=seed) for seed in (0, 1, 2))
@@ -410,8 +412,8 @@ def is_right(given: dict[str, Any], out: Any, lse: Any, checked: Any, sequences:
 @pytest.mark.parametrize(
     ("case", "version"),
     [
-        *((case, "a3") for case in ("full", "causal", "without_keys", "window")),
-        *((case, "mma_sync") for case in ("causal", "without_keys", "sinks", "softcap")),
+        *((case, "a3") for case in ("causal", "without_keys", "window")),
+        *((case, "mma_sync") for case in ("full", "sinks", "softcap")),
     ],
 )
 def test_varlen_results_are_right_and_clean(case: str, version: str) -> None:

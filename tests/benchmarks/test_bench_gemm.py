@@ -113,7 +113,7 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
         (["--fp8", "--size", "512"], "--fp8 excludes --size"),
         (["--fp8", "--transformer"], "--fp8 excludes --size"),
         (["--fp8", "--version", "v4"], "--fp8 excludes --size"),
-        (["--seconds", "nan"], "nan; allowed: seconds, more than 0"),
+        (["--seconds", "nan"], "must be a number of seconds above 0 and below 1000000, got nan"),
         (["--seconds", "1"], "--seconds must be at least 1.2"),
         (["--version", "v9"], "invalid choice"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import attention, attention_decode, data_movement, gemm, gemm_fp8, host_cost, marlin
+from benchmarks import attention, attention_decode, data_movement, experts, gemm, gemm_fp8, host_cost, marlin
 from benchmarks.gemm import LADDER
 from benchmarks.harness import measuring_stream
 from benchmarks.layer import make_layer
@@ -90,6 +90,7 @@ def test_scaled_fp8_products_are_what_torch_computes(tmp_path: Path, monkeypatch
         (attention, ["--head-dim", "64", "--length", "512", "--causal"], {"cuDNN", "FA2", "a2", "auto"}),
         (attention_decode, ["--batch", "2", "--length", "1024"], {"contiguous", "pages of 16", "in e4m3"}),
         (data_movement, ["--case", "copy, contiguous"], {"cudatma", "cupy"}),
+        (experts, ["--model", "qwen3-30b", "-m", "4"], {"auto"}),
     ],
 )
 def test_other_benchmarks_time_all_contenders(

@@ -16,6 +16,7 @@ from benchmarks import (
     all_reduce,
     attention_decode,
     data_movement,
+    experts,
     first_call,
     harness,
     host_cost,
@@ -52,7 +53,7 @@ def test_packed_weights_are_valid_and_apart(dtype: str) -> None:
 # ---- Tables ---------------------------------------------------------------------------------------------------------
 
 
-FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "batch": 1, "length": 1, "error": "x"}
+FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "batch": 1, "length": 1, "model": "qwen", "error": "x"}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,11 @@ FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "batch": 1, "length": 1
         ),
         (all_reduce.all_reduce_table, [{"m": 1, "nccl_us": 27.0, "cudatma_us": 20.0}], "| 1 | - | 27.00 | - | 20.00 |"),
         (attention_decode.decode_table, [{"batch": 1, "length": 2, "us": {}}], "| 1 x 2 | - |"),
+        (
+            experts.experts_table,
+            [{"model": "qwen", "m": 4, "us": {"Humming": 3.0, "auto": 2.0}}],
+            "| qwen | 4 | 3.0 | 2.0 | 1.500 |",
+        ),
     ],
 )
 def test_tables_are_what_the_readme_takes(
@@ -143,7 +149,7 @@ def test_commit_comes_from_git_or_the_environment(tmp_path: Path, monkeypatch: p
 # ---- Scripts --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [host_cost, marlin, attention_decode, data_movement, all_reduce])
+@pytest.mark.parametrize("module", [host_cost, marlin, attention_decode, data_movement, all_reduce, experts])
 def test_without_a_gpu_the_reason_is_said(
     module: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

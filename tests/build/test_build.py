@@ -318,13 +318,15 @@ def test_a_source_with_primitives_and_a_config() -> None:
 
 def test_a_config_of_another_template_is_refused() -> None:
     config = REGISTRY["gemm_v7"].configs("sm_90a")[0]
-    with pytest.raises(ArgumentError, match=r"config: got GemmConfig of kernels/gemm_v7\.cu\.j2; allowed: a config of"):
+    with pytest.raises(
+        ArgumentError, match=r"config must be a config for.*got a GemmConfig for kernels/gemm_v7\.cu\.j2"
+    ):
         compile_kernel("kernels/gemm_v4.cu.j2", config=config, target="sm_90a")
 
 
 def test_several_entries_need_a_name() -> None:
     source = PLAIN + '\nextern "C" __global__ void second(int* x) { *x = 2; }'
-    with pytest.raises(ArgumentError, match=r"(plain, second|second, plain)"):
+    with pytest.raises(ArgumentError, match=r"(plain or second|second or plain)"):
         compile_kernel(source, target="sm_90a")
     first = compile_kernel(source, target="sm_90a", entry="plain")
     second = compile_kernel(source, target="sm_90a", entry="second")
@@ -507,7 +509,7 @@ def test_every_command_takes_the_same_target(
 
 
 def test_a_remedy_is_one_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TargetError, match=r"choose sm_90 \(Hopper\) or later"):
+    with pytest.raises(TargetError, match=r"TMA needs sm_90 \(Hopper\) or later"):
         get_target("sm_80")
     with pytest.raises(TargetError, match="sm_90a if there is no GPU"):
         get_target("sm_91")

@@ -324,7 +324,7 @@ def test_another_users_folder_is_refused(cache: Cache, monkeypatch: pytest.Monke
 
 def test_an_unwritable_folder_becomes_memory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.warns(RuntimeWarning, match="in memory only"):
+    with pytest.warns(RuntimeWarning, match="only in memory"):
         cache = Cache(tmp_path / "file" / "cache")
     assert cache.folder is None
     assert cache.get(KEY) is None

@@ -248,7 +248,7 @@ def test_names_of_the_keywords() -> None:
 def test_a_kernel_is_named_by_a_part_of_its_mangled_name() -> None:
     source = "__global__ void first(int* x) { *x = 1; }\n__global__ void second(int* x) { *x = 2; }\n"
     assert cudatma.compile(source, entry="second", target="sm_90a").entry == "_Z6secondPi"
-    with pytest.raises(ArgumentError, match="entry: got none; allowed: _Z5firstPi, _Z6secondPi"):
+    with pytest.raises(ArgumentError, match=r"entry must be _Z5firstPi or _Z6secondPi.*got none"):
         cudatma.compile(source, target="sm_90a")
 
 
@@ -262,7 +262,7 @@ def test_a_missing_header_is_named_with_folders_and_remedy(
     for module in ("headers", "includes"):
         monkeypatch.setattr(f"cudatma.build.{module}.cuda_headers", lambda major: ())
     write({"k.cu": f"\n#include <{name}>\n{KERNEL}", "inc/other.h": ""})
-    with pytest.raises(CompileError, match=rf"^k\.cu:2 includes {name}, which is in none of inc; {remedy}"):
+    with pytest.raises(CompileError, match=rf"^k\.cu:2 includes {name}, which is not found in inc; {remedy}"):
         cudatma.compile("k.cu", target="sm_90a", include_dirs=["inc"])
 
 
@@ -358,8 +358,8 @@ def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_folders_that_do_not_exist_and_files_that_never_end(tmp_path: Path) -> None:
     device = "__global__ void k(int* x) { *x = 3; }\n"
-    with pytest.raises(ArgumentError, match="include_dirs: got nowhere; allowed: folders that exist"):
+    with pytest.raises(ArgumentError, match=r"include_dirs must be a sequence of existing folders, got nowhere"):
         cudatma.compile(device, target="sm_90a", include_dirs=["nowhere"])
     os.mkfifo(tmp_path / "pipe.h")
-    with pytest.raises(ArgumentError, match=r"#include: got .*pipe\.h; allowed: a regular file"):
+    with pytest.raises(ArgumentError, match=r"#include must be a regular file.*got .*pipe\.h"):
         cudatma.compile(f'#include "pipe.h"\n{device}', target="sm_90a", include_dirs=[tmp_path])

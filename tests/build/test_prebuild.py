@@ -75,14 +75,14 @@ def test_what_is_no_refusal_is_raised(jobs: int) -> None:
 
 
 def test_a_process_that_dies_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(CompileError, match=r"one of 2 processes that compile died.*use fewer jobs"):
+    with pytest.raises(CompileError, match=r"one of the 2 compiler processes died.*use fewer jobs"):
         told([(TEMPLATE, Deadly())], 2)
 
 
 def test_numbers_of_jobs() -> None:
     assert usable_cores() >= 1
     assert told([], 4) == {}
-    with pytest.raises(ArgumentError, match="jobs: got 0"):
+    with pytest.raises(ArgumentError, match=r"jobs must be .*got 0"):
         told([], 0)
 
 

@@ -318,7 +318,7 @@ def test_from_one_part_of_an_array_to_another() -> None:
 def test_values_of_a_table_are_still_looked_at() -> None:
     x = seeded(0)
     c.gather(x, [(0, 4)], (4, 8), **EMULATED)
-    with pytest.raises(c.ArgumentError, match="multiples of 4"):
+    with pytest.raises(c.ArgumentError, match="a multiple of 4"):
         c.gather(x, [(0, 5)], (4, 8), **EMULATED)
 
 

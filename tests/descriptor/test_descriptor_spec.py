@@ -376,7 +376,7 @@ def test_corners_belong_to_the_inner_dimensions_with_interleave() -> None:
 def test_bounding_boxes_are_31_bits_wide() -> None:
     column = IM2COL | {"dims": (64, (1 << 31) - 1, 9, 4), "lower_corner": (0, 0)}
     Im2colSpec(**(column | {"upper_corner": (0, 0)}))
-    with pytest.raises(DescriptorError, match=r"below 2\*\*31") as caught:
+    with pytest.raises(DescriptorError, match=r"less than 2\*\*31") as caught:
         Im2colSpec(**(column | {"upper_corner": (1, 0)}))
     assert caught.value.field == "upper_corner[0]"
     # The driver computes in 32 bits, where 2**32 + 1 is 1.

@@ -56,8 +56,7 @@ def test_numpydoc_sections_keep_their_names_and_link_their_prose() -> None:
 def test_the_page_of_an_error_has_its_messages() -> None:
     pages, value = site_errors.error_pages(), "\N{HORIZONTAL ELLIPSIS}"
     message = (
-        f"strides_bytes[{value}]: got {value}; allowed: multiples of {value} bytes; "
-        "pad the pitch, or use ordinary loads"
+        f"strides_bytes[{value}] must be a multiple of {value} bytes, got {value}; pad the rows or use ordinary loads"
     )
     assert message in pages["DescriptorError"].replace("\\", "")
     assert all(f":doc:`errors/{name}`" in site_errors.index_page() for name in pages)

@@ -26,8 +26,6 @@ SUBJECTS = {subject.name: subject for subject in (*registry_subjects(), *probe_s
 CHOSEN = (
     "marlin_mma_sync/tma",
     "marlin_wgmma/cluster",
-    "marlin_skinny/cluster",
-    "tile_copy/2d",
     "ring/3x4",
     "multicast/2",
     "box_copy/128B_store",

@@ -106,7 +106,7 @@ def test_a_schedule_ends_at_a_kind_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("stop_at", [("races",), "data_race"])
 def test_a_kind_to_stop_at_that_there_is_not(stop_at: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"^stop_at: got .*data_race"):
+    with pytest.raises(ArgumentError, match=r"^stop_at must be .*data_race.*got"):
         ring(stop_at=stop_at)
 
 

@@ -103,9 +103,9 @@ def test_variables_are_read_and_written_by_name() -> None:
     assert "weights" in module.globals
     assert "nothing" not in module.globals
     assert any("weights" in name for name in module.globals)
-    with pytest.raises(ArgumentError, match="weights: got 8 bytes; allowed: 16 bytes"):
+    with pytest.raises(ArgumentError, match=r"weights must be 16 bytes.*got 8 bytes"):
         module.globals["weights"] = np.zeros(2, np.float32)
-    with pytest.raises(ArgumentError, match=r"name: got wights; allowed: .*weights"):
+    with pytest.raises(ArgumentError, match=r"name must be .*weights.*got wights"):
         module.variable("wights")
 
 
@@ -162,10 +162,10 @@ def test_kernels_go_by_plain_qualified_and_partial_names() -> None:
         module.launch(name, 1, 1, (out,), schedules=1)
         assert out[0] == value
     with pytest.raises(
-        ArgumentError, match=r"allowed: .*fillILi3E.*fillILi30E.*pass a longer part, because 2 names match"
+        ArgumentError, match=r"must be .*fillILi3E.*fillILi30E.*pass a longer part of the name because 2 names match"
     ):
         module.launch("fill", 1, 1, (out,))
-    with pytest.raises(ArgumentError, match=r"got scalers .*allowed: scalars, "):
+    with pytest.raises(ArgumentError, match=r"got scalers .*must be scalars, "):
         module.launch("scalers", 1, 1, (out,))
 
 
@@ -223,5 +223,7 @@ def test_messages_use_the_caller_s_names() -> None:
     names = ("to", "table", "other")
     report = module.launch("put", 1, 1, (to, table), arrays=(other,), names=names, hazards="collect", schedules=1)
     assert "past the end of to (16 bytes)" in str(report.hazards[0])
-    with pytest.raises(ArgumentError, match="names: got 1 names; allowed: 2 names for args and 0 for arrays"):
+    with pytest.raises(
+        ArgumentError, match=r"names must be a sequence with 2 names for args and 0 for arrays.*got 1 names"
+    ):
         module.launch("put", 1, 1, (to, table), names=("to",))

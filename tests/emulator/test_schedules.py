@@ -97,10 +97,12 @@ extern "C" __global__ void k(u32* flags, u32* out, u32 is_reversed) {
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("is_reversed", [0, 1])
-@pytest.mark.parametrize(("grid", "schedules", "resident"), [(3, 50, 132), (24, 6, 132), (24, 4, 2), (150, 2, 132)])
+@pytest.mark.parametrize(
+    ("grid", "schedules", "resident", "is_reversed"),
+    [(3, 50, 132, 0), (3, 50, 132, 1), (24, 6, 132, 0), (24, 4, 2, 1), (150, 2, 132, 1)],
+)
 def test_ctas_that_wait_for_each_other_keep_none_from_starting(
-    is_reversed: int, grid: int, schedules: int, resident: int
+    grid: int, schedules: int, resident: int, is_reversed: int
 ) -> None:
     """A look-back scan, and one whose CTAs wait for later ones."""
     flags, out = np.zeros(grid, np.uint32), np.zeros(grid, np.uint32)

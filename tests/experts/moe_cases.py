@@ -17,7 +17,11 @@ LIMITS = {"float16": 1e-3, "bfloat16": 8e-3}
 
 @dataclass(frozen=True)
 class Layer:
-    """A call of marlin_moe. mapped: half of the experts are on another GPU. skipped: fraction of skipped choices."""
+    """A call of marlin_moe.
+
+    mapped: half of the experts are on another GPU. skipped: fraction of skipped choices. biased: both products have
+    biases.
+    """
 
     m: int
     k: int
@@ -31,6 +35,8 @@ class Layer:
     skipped: float = 0.0
     same_expert: bool = False
     ids: str = "int32"
+    biased: bool = False
+    activation: str = "silu_glu"
 
     def operands(self, seed: int = 0) -> dict[str, Any]:
         """Return the arguments of the call in host memory."""
@@ -50,7 +56,10 @@ class Layer:
         if self.mapped:
             expert_map = np.full(total, -1, np.int32)
             expert_map[random.permutation(total)[: self.experts]] = np.arange(self.experts)
-        x = random.standard_normal((self.m, self.k), np.float32).astype(activation_type(self.dtype).numpy)
+        dtype = activation_type(self.dtype).numpy
+        x = random.standard_normal((self.m, self.k), np.float32).astype(dtype)
+        columns = 2 * self.intermediate, self.k
+        biases = [random.standard_normal((self.experts, n), np.float32).astype(dtype) for n in columns]
         return {
             "x": x,
             "w1": pack(self.experts, self.k, 2 * self.intermediate, gated=True),
@@ -58,6 +67,9 @@ class Layer:
             "topk_weights": random.random(ids.shape, np.float32),
             "topk_ids": np.ascontiguousarray(ids, self.ids),
             "expert_map": expert_map,
+            "bias1": biases[0] if self.biased else None,
+            "bias2": biases[1] if self.biased else None,
+            "activation": self.activation,
         }
 
 
@@ -66,15 +78,23 @@ def exact(operands: dict[str, Any]) -> Any:
     x, expert_map = operands["x"].astype(np.float64), operands["expert_map"]
     first, second = operands["w1"].dequantize(), operands["w2"].dequantize()
     half = second.shape[1]
+    experts = first.shape[0]
+    bias1, bias2 = (np.zeros((experts, 1)) if operands[name] is None else operands[name] for name in ("bias1", "bias2"))
+    is_silu = operands["activation"] == "silu_glu"
     out = np.zeros((len(x), second.shape[2]))
     for token, (ids, factors) in enumerate(zip(operands["topk_ids"], operands["topk_weights"], strict=True)):
         for expert, factor in zip(ids, factors, strict=True):
             index = -1 if expert < 0 else expert if expert_map is None else expert_map[expert]
             if index < 0:
                 continue
-            both = x[token] @ first[index]
+            both = x[token] @ first[index] + bias1[index].astype(np.float64)
             gate, up = both[:half], both[half:]
-            out[token] += factor * (gate / (1 + np.exp(-gate)) * up @ second[index])
+            if is_silu:
+                hidden = gate / (1 + np.exp(-gate)) * up
+            else:
+                gate = np.minimum(gate, 7)
+                hidden = gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
+            out[token] += factor * (hidden @ second[index] + bias2[index].astype(np.float64))
     return out
 
 
@@ -92,11 +112,14 @@ LAYERS = {
     "one_token": Layer(1, 256, 128, 4, 2),
     "three_tokens": Layer(3, 192, 96, 5, 3, 32, "bfloat16", symmetric=False),
     "tails": Layer(9, 208, 48, 4, 3, -1, "bfloat16", symmetric=False),
-    "mapped": Layer(24, 272, 80, 3, 2, 64, mapped=True, ids="int64"),
+    "mapped": Layer(24, 272, 80, 3, 2, 64, mapped=True, ids="int64", biased=True),
+    "few_pairs": Layer(3, 192, 96, 12, 2, 64, mapped=True, skipped=0.3, biased=True),
     "top_1": Layer(17, 128, 64, 2, 1, 128),
     "skipped": Layer(12, 128, 64, 4, 2, 64, skipped=0.5),
     "all_skipped": Layer(5, 128, 64, 4, 2, 64, skipped=1.0),
     "same_expert": Layer(40, 128, 64, 3, 2, 64, same_expert=True),
     "many_rows": Layer(70, 192, 96, 3, 2, 64, "bfloat16", symmetric=False),
+    "gpt_oss": Layer(5, 192, 96, 4, 2, 32, "bfloat16", biased=True, activation="swiglu_oai"),
+    "gpt_oss_many_rows": Layer(66, 144, 80, 3, 2, 64, biased=True, activation="swiglu_oai"),
     "many_rows_whole_columns": Layer(45, 208, 80, 4, 2, -1, symmetric=False, mapped=True),
 }

@@ -19,6 +19,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 LAYER = Layer(6, 128, 64, 4, 2)
 OPERANDS = LAYER.operands()
 MAP = np.arange(4, dtype=np.int32)
+BIASES = {1: np.ones((4, 128), np.float16), 2: np.ones((4, 128), np.float16)}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -82,6 +83,12 @@ WRONG: list[tuple[dict[str, Any], type[FieldError], str]] = [
     (wrong("activation", None), ArgumentError, "activation"),
     (wrong("activation", ["silu_glu"]), ArgumentError, "activation"),
     (wrong("programmatic", 1), ArgumentTypeError, "programmatic"),
+    (wrong("batch_invariant", 1), ArgumentTypeError, "batch_invariant"),
+    *((wrong(f"bias{i}", BIASES[i].astype(np.float32)), ArgumentTypeError, f"bias{i}.dtype") for i in (1, 2)),
+    *((wrong(f"bias{i}", BIASES[i][:, :16]), ArgumentError, f"bias{i}.shape") for i in (1, 2)),
+    *((wrong(f"bias{i}", BIASES[i].T.copy().T), ArgumentError, f"bias{i}.strides") for i in (1, 2)),
+    (wrong("bias1", BIASES[1][0]), ArgumentError, "bias1.shape"),
+    (wrong("bias2", [[1.0]]), ArgumentTypeError, "bias2"),
     (wrong("out", np.zeros((6, 64), np.float16)), ArgumentError, "out.shape"),
     (wrong("out", np.zeros((6, 128), np.float32)), ArgumentTypeError, "out.dtype"),
     (wrong("out", np.zeros((6, 132), np.float16)[:, :128]), ArgumentError, "out.strides"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,13 @@ from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import get_target
 
 
+def checked_call(name: str, **options: Any) -> Any:
+    operands = LAYERS[name].operands()
+    inputs = tuple([operands[field] for field in MARLIN_MOE.inputs])
+    return MARLIN_MOE.check(inputs, None, MoeOptions(**options), (operands["w1"], operands["w2"]))
+
+
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_result(name: str) -> None:
     operands = LAYERS[name].operands()
@@ -25,25 +31,29 @@ def test_the_result(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kernel", "target"),
+    ("kernel", "target", "fields"),
     [
-        *product(("route", "skinny_up", "sum"), ("sm_90a",)),
-        *product(("skinny_down",), ("sm_120a",)),
-        *product(("gather", "wgmma_up"), ("sm_90a",)),
+        ("route", "sm_90a", {}),
+        ("route", "sm_90a", {"ctas": 8}),
+        ("sum", "sm_90a", {}),
+        ("skinny_up", "sm_90a", {}),
+        ("skinny_up", "sm_90a", {"direct": True}),
+        ("skinny_down", "sm_120a", {"k": 128}),
+        ("skinny_down", "sm_120a", {"direct": True}),
+        ("wgmma_up", "sm_90a", {"k": 128, "m": 20}),
     ],
+    ids=str,
 )
-def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str) -> None:
-    fields = {"tile_m": 16, "tile_n": 128} if "wgmma" in kernel else {"tile_m": 8}
-    chosen = sample(kernel, get_target(target), m=20, sm_count=1, **fields)
+def test_twenty_schedules_of_ctas_with_several_tiles(kernel: str, target: str, fields: dict[str, Any]) -> None:
+    """Each CTA of a grouped GEMM computes several tiles, and its ring of two stages wraps."""
+    chosen = sample(kernel, get_target(target), **{"m": 12, "sm_count": 1} | fields)
     assert not chosen.run(schedules=20).hazards
     assert chosen.error() < chosen.limit
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_the_choice_fits_and_does_not_depend_on_earlier_calls(target: str) -> None:
-    operands = LAYERS["mapped"].operands()
-    w1, w2 = operands.pop("w1"), operands.pop("w2")
-    checked = MARLIN_MOE.check(tuple(operands.values()), None, MoeOptions("silu_glu", False), (w1, w2))
+    checked = checked_call("mapped")
     gpu = imagined_gpu(get_target(target))
     memo: dict[Any, Any] = {}
     kernels = set()
@@ -60,9 +70,7 @@ def test_the_choice_fits_and_does_not_depend_on_earlier_calls(target: str) -> No
 
 
 def test_sizes_of_another_number_of_tokens_are_those_of_a_new_plan() -> None:
-    operands = LAYERS["many_rows"].operands()
-    w1, w2 = operands.pop("w1"), operands.pop("w2")
-    problem = MARLIN_MOE.check(tuple(operands.values()), None, MoeOptions("silu_glu", False), (w1, w2)).problem
+    problem = checked_call("many_rows").problem
     gpu = imagined_gpu(get_target("sm_90a"))
     config = MARLIN_MOE.configure(problem, gpu, {})
     resident = (132,) * len(config.kernels)
@@ -84,3 +92,30 @@ def test_the_high_word_of_an_id_counts(wrong: int, monkeypatch: pytest.MonkeyPat
     result = marlin_moe(**operands | {"topk_ids": ids}, backend="emulator")
     ids[3] = -1
     check(result, operands | {"topk_ids": ids})
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+def test_other_tokens_do_not_change_the_bits_of_a_batch_invariant_result(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDATMA_TARGET", target)
+    operands = LAYERS["many_rows"].operands()
+    whole = marlin_moe(**operands, batch_invariant=True, backend="emulator")
+    check(whole, operands)
+    for tokens in (slice(0, 1), slice(3, 30)):
+        part = {name: operands[name][tokens] for name in ("x", "topk_weights", "topk_ids")}
+        alone = marlin_moe(**operands | part, batch_invariant=True, backend="emulator")
+        np.testing.assert_array_equal(alone.view(np.uint16), whole[tokens].view(np.uint16))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+def test_batch_invariant_kernels_add_in_the_same_order(target: str) -> None:
+    gpu = imagined_gpu(get_target(target))
+    checked = checked_call("many_rows", batch_invariant=True)
+    orders = set()
+    for m in (1, 2, 7, 8, 30, 64, 200, 1000, 5000):
+        config = MARLIN_MOE.configure(checked.problem.with_m(m), gpu, {})
+        for each in (config.up, config.down):
+            # Only the skinny kernel applies scales to the sums of a stage.
+            orders.add((each.version, each.slice_k, each.tile_k if each.is_skinny else 0))
+    assert len(orders) == 1

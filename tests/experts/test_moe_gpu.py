@@ -24,8 +24,10 @@ LARGE = {
 def upload(values: Any) -> Any:
     if isinstance(values, cudatma.PackedExperts):
         return values.to_device()
-    if values is None or values.dtype.kind in "if":
-        return values if values is None else cupy.asarray(values)
+    if values is None or isinstance(values, str):
+        return values
+    if values.dtype.kind in "if":
+        return cupy.asarray(values)
     return cupy.asarray(values.view(np.uint16)).view(values.dtype)
 
 
@@ -85,3 +87,41 @@ def test_a_graph_reads_the_ids_at_replay() -> None:
         graph.launch(stream)
         stream.synchronize()
     check(download(out), operands | changed)
+
+
+@pytest.mark.parametrize("name", ["many_rows", "128_rows", "gpt_oss_many_rows"])
+def test_other_tokens_do_not_change_the_bits_of_a_batch_invariant_result(name: str) -> None:
+    operands = (LAYERS | LARGE)[name].operands()
+    device = {field: upload(value) for field, value in operands.items()}
+    whole = download(cudatma.marlin_moe(**device, batch_invariant=True))
+    check(whole, operands)
+    for tokens in (slice(0, 1), slice(1, 8), slice(2, 31), slice(0, 60)):
+        part = {field: upload(operands[field][tokens]) for field in ("x", "topk_weights", "topk_ids")}
+        alone = download(cudatma.marlin_moe(**device | part, batch_invariant=True))
+        np.testing.assert_array_equal(alone.view(np.uint16), whole[tokens].view(np.uint16))
+
+
+def test_a_programmatic_launch_and_a_workspace() -> None:
+    operands = LARGE["many_rows"].operands()
+    device = {field: upload(value) for field, value in operands.items()}
+    expected = download(cudatma.marlin_moe(**device)).view(np.uint16)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    spaces = [cudatma.Workspace(), None]
+    outs = [cupy.full_like(device["x"], np.nan) for _ in range(2)]
+    cupy.cuda.Device().synchronize()
+    for _ in range(20):
+        for stream, space, out in zip(streams, spaces, outs, strict=True):
+            with stream:
+                cudatma.marlin_moe(**device, out=out, workspace=space, programmatic=True)
+    for stream, out in zip(streams, outs, strict=True):
+        stream.synchronize()
+        np.testing.assert_array_equal(download(out).view(np.uint16), expected)
+
+
+def test_a_debug_build() -> None:
+    for name in ("mapped", "gpt_oss_many_rows"):
+        operands = LAYERS[name].operands()
+        check(
+            download(cudatma.marlin_moe(**{field: upload(value) for field, value in operands.items()}, debug=True)),
+            operands,
+        )

@@ -41,25 +41,25 @@ def calls(scale: int = 1) -> dict[str, Call]:
             a=numbers(m, k),
             b=numbers(k, n),
             options={"bias": numbers(n), "alpha": 0.5, "activation": "gelu"},
-            emulated=("v1", "v4"),
+            emulated=("v4",),
         ),
         "beta_batch": Call(
             a=numbers(2, m, k),
             b=numbers(2, k, n),
             options={"beta": 2, "bias": numbers(n, dtype=F32), "out_dtype": "float32"},
-            emulated=("v4", "v6"),
+            emulated=("v6",),
         ),
         "tanh_fp32": Call(
             a=numbers(n, m).T,
             b=numbers(n, 40),
             options={"activation": "gelu_tanh", "out_dtype": "float32"},
-            emulated=("v5", "mma_sync"),
+            emulated=("v5",),
         ),
         "silu_to_bf16": Call(
             a=numbers(m, k),
             b=numbers(k, n),
             options={"activation": "silu", "out_dtype": "bfloat16"},
-            emulated=("v3", "v6"),
+            emulated=("v3",),
         ),
         "relu_odd": Call(
             a=numbers(m, odd_k), b=numbers(odd_k, odd_n), options={"activation": "relu"}, emulated=("v2", "v5")
@@ -67,12 +67,12 @@ def calls(scale: int = 1) -> dict[str, Call]:
         "beta_odd": Call(
             a=numbers(66 * scale, n), b=numbers(n, 67 * scale), options={"beta": 2}, emulated=("v3", "mma_sync")
         ),
-        "batch": Call(a=numbers(3, m, n), b=numbers(3, n, k), emulated=("v3", "v4", "v5")),
+        "batch": Call(a=numbers(3, m, n), b=numbers(3, n, k), emulated=("v4", "v5")),
         "batch_of_b": Call(
             a=numbers(m, n, dtype=BF16),
             b=numbers(3, k, n, dtype=BF16).swapaxes(1, 2),
             options={"alpha": -1},
-            emulated=("v1", "mma_sync"),
+            emulated=("v1",),
         ),
         "shared_b": Call(
             a=numbers(3, n, m).swapaxes(1, 2), b=numbers(n, k), options={"out_dtype": "float32"}, emulated=("v2",)
@@ -81,19 +81,19 @@ def calls(scale: int = 1) -> dict[str, Call]:
             a=numbers(2, m, odd_k),
             b=numbers(2, odd_k, odd_n),
             options={"out_dtype": "float32"},
-            emulated=("v6", "v5"),
+            emulated=("v6",),
         ),
         "fp8_strided_scales": Call(
             a=numbers(m, 2 * k, dtype=E4M3),
             b=numbers(n, 2 * k, dtype=E4M3, seed=1).T,
             options={"a_scale": scales[::2], "b_scale": numbers(2, n, dtype=F32)[:1]},
-            emulated=("v3", "v5"),
+            emulated=("v5",),
         ),
         "fp8_rr": Call(
             a=numbers(m, 250 * scale, dtype=E5M2),
             b=numbers(250 * scale, n, dtype=E5M2),
             options={"a_scale": 2.0, "out_dtype": "float16"},
-            emulated=("v4", "mma_sync"),
+            emulated=("v4",),
         ),
     }
 

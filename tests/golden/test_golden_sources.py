@@ -31,7 +31,6 @@ from cudatma.kernels.data_movement.rows import RowsConfig
 from cudatma.kernels.data_movement.tile_copy import TileCopyConfig
 from cudatma.kernels.data_movement.transpose import TransposeConfig
 from cudatma.kernels.experts.config import ExpertsConfig, RouteConfig, SumConfig
-from cudatma.kernels.experts.config import GatherConfig as GatherRowsConfig
 from cudatma.kernels.marlin.dequantize import DequantizeConfig
 from cudatma.kernels.marlin.permute_columns import PermuteColumnsConfig
 from cudatma.kernels.registry import REGISTRY
@@ -136,7 +135,6 @@ CONFIGS: dict[str, Any] = {
         consumer_registers=232,
     ),
     "experts_route": RouteConfig(8),
-    "experts_gather": GatherRowsConfig(),
     "experts_sum": SumConfig("bfloat16"),
     "permute_columns": PermuteColumnsConfig(True, 8192, rows=2),
     "dequantize": DequantizeConfig("bfloat16", 32, True, True),

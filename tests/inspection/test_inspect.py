@@ -187,7 +187,7 @@ def test_json_has_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_exit_status_of_accesses_and_risks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "in a store" in answer(["--at", "-8,0"], capsys, 1)["at"]["store_refusal"]["rule"]
-    assert "multiples of 8" in answer(["--at", "1,0"], capsys, 1)["at"]["load_refusal"]["rule"]
+    assert "a multiple of 8" in answer(["--at", "1,0"], capsys, 1)["at"]["load_refusal"]["rule"]
     assert answer(["--lint"], capsys)["lint"]["worst"] == "warning"
     large = codec.encode(TiledSpec(dtype="float32", dims=(256, 256), strides_bytes=(1024,), box=(256, 256)))
     assert cli.main(["inspect", large.hex(), "--lint"]) == 1
@@ -270,18 +270,18 @@ def test_a_bad_line_is_an_object_of_its_own(
     refused = [set(answer) == {"error", "line"} for answer in answers]
     assert refused == [False, True, True, False, True, True, True, True, False]
     assert answers[0] == answers[3] == answers[8] == tool.describe_descriptor(RAW)
-    assert answers[7]["error"].startswith("descriptor: got 254 hex digits; allowed: 256")
+    assert answers[7]["error"].startswith("descriptor must be a string of 256")
 
 
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        ("", ArgumentError, "SOURCE: got ''"),
+        ("", ArgumentError, "got ''"),
         ("cafe", DescriptorError, "4 hex digits"),
         (HEX + "00", DescriptorError, "258 hex digits"),
         ("no_such_file", ArgumentError, "no_such_file"),
-        ("\0", ArgumentError, "a file that exists"),
-        ("\ud800\n", ArgumentError, "a file that exists"),
+        ("\0", ArgumentError, "an existing file"),
+        ("\ud800\n", ArgumentError, "an existing file"),
         ("x" * 5000, ArgumentError, r"xxx\.\.\."),
         ("/", ArgumentError, "readable file"),
         ("/dev/null", DescriptorError, "0 bytes"),
@@ -304,7 +304,7 @@ def test_no_source_at_a_terminal_is_an_error(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     for arguments in ([], ["--batch"]):
         assert cli.main(["inspect", *arguments]) == 2
-        assert "SOURCE: got none" in capsys.readouterr().err
+        assert "got none" in capsys.readouterr().err
 
 
 def test_a_closed_standard_input_is_an_error(
@@ -435,18 +435,18 @@ def test_p_x_with_repeats() -> None:
     ("change", "words"),
     [
         (lambda text: "\n".join(text.splitlines()[:-1]), "14 words"),
-        (lambda text: text + text, "32 words|allowed"),
+        (lambda text: text + text, "contiguous"),
         (lambda text: "".join([*text.splitlines(True)[1:], text.splitlines()[0]]), "missing"),
         (lambda text: text.replace("0x7ffe0020", "0x7ffe0030"), "add the missing line"),
-        (lambda text: text.replace("\t0x", "\t0x1", 1), "word 0: got 0x1"),
+        (lambda text: text.replace("\t0x", "\t0x1", 1), "got 0x1"),
         (lambda text: text.replace(":", ": oops", 1), "'oops"),
         (lambda text: text.replace("0x7ffe0020:", "Cannot access memory at address 0x7ffe0020"), "after 2 words"),
         (lambda text: "$1 = {0x1, zwei}", "zwei"),
-        (lambda text: "$1 = {0x0 <repeats 99999999999 times>}", "allowed: 16 words"),
+        (lambda text: "$1 = {0x0 <repeats 99999999999 times>}", "must be 16 words"),
         (lambda text: "$1 = {opaque = {140737353, -12, 0 <repeats 14 times>}}", "decimal words.*p/x"),
         (lambda text: "{1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}", "decimal words.*p/x"),
         (lambda text: "$1 = {0x0, 0x0 <repeats 15 times>, 0x1}", "17 words"),
-        (lambda text: "{" + "0x0, " * 400 + "0x0}", "allowed: 16 words"),
+        (lambda text: "{" + "0x0, " * 400 + "0x0}", "must be 16 words"),
         (lambda text: "0x" + "f" * 3000 + " 0x1" * 15, "more than 128 bits"),
     ],
 )  # fmt: skip
@@ -482,8 +482,8 @@ def test_literals() -> None:
         ("[True] * 3", "an invalid Python literal"),
         ("[" * 30000, "an invalid Python literal"),
         ("(((((1)))))", "type int"),
-        ("[-1" + ", 0" * 15 + "]", "word 0: got -0x1"),
-        ("[300" + ", 0" * 127 + "]", "word 0: got 0x12c"),
+        ("[-1" + ", 0" * 15 + "]", "got -0x1"),
+        ("[300" + ", 0" * 127 + "]", "got 0x12c"),
         ("[" + "9" * 5000 + ", 0]", "literal|integers"),
         ("bytearray(open('/etc/passwd').read())", "bytes"),
         ("(__import__('os').system('true'))", "an invalid Python literal"),
@@ -505,7 +505,7 @@ def test_pickles_are_never_loaded(protocol: int) -> None:
         with pytest.raises(DescriptorError):
             parse_content(pickle.dumps(value, protocol))
     if protocol >= 2:
-        with pytest.raises(DescriptorError, match=r"got a pickle; .*; write bytes\(tensor_map\)"):
+        with pytest.raises(DescriptorError, match=r"got a pickle; write bytes\(tensor_map\)"):
             parse_content(pickle.dumps(_Bomb(), protocol))
 
 
@@ -539,13 +539,13 @@ def test_objects_of_every_kind_say_the_same() -> None:
 @pytest.mark.parametrize(
     ("source", "device", "error", "words"),
     [
-        (None, None, ArgumentTypeError, "source: got None"),
+        (None, None, ArgumentTypeError, "got None"),
         (True, None, ArgumentTypeError, "True"),
-        (4096, None, ArgumentError, "device: got None"),
-        (4096, -1, ArgumentError, "device: got -1"),
+        (4096, None, ArgumentError, "got None"),
+        (4096, -1, ArgumentError, "got -1"),
         (0, 0, ArgumentError, "a device address"),
         (-5, 0, ArgumentError, "a device address"),
-        (READING_RAW, 0, ArgumentError, "device: got 0"),
+        (READING_RAW, 0, ArgumentError, "got 0"),
         (object(), None, ArgumentTypeError, "got object"),
         (3.5, None, ArgumentTypeError, "got float"),
         (np.zeros(64, np.uint8), None, DescriptorError, "an array of 64 bytes"),

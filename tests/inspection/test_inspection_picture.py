@@ -148,7 +148,7 @@ def test_an_element_is_marked_in_both_grids() -> None:
     svg = cudatma.inspect(NARROW).svg((88, 56), element=(3, 9))
     assert svg.count('class="clear s-ink"') == 2
     assert "(3, 9) is at 0x1a2, bank 8" in svg
-    with pytest.raises(ArgumentError, match=r"row 0 to 11"):
+    with pytest.raises(ArgumentError, match=r"row from 0 to 11"):
         cudatma.inspect(NARROW).svg(element=(12, 0))
 
 
@@ -191,7 +191,7 @@ def test_text_is_escaped_and_wrong_arguments_are_typed() -> None:
         found.html(theme="blue")
     with pytest.raises(DescriptorError, match=r"coords\[0\]"):
         found.svg((1, 0))
-    assert "multiples of 8" in found.html((1, 0)), "a page says why there is no picture"
+    assert "a multiple of 8" in found.html((1, 0)), "a page says why there is no picture"
 
 
 def test_files_and_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,7 @@ def test_a_state_dict_of_another_kind_of_layer_is_refused() -> None:
     with pytest.raises(RuntimeError, match="zeros"):
         MarlinLinear(K, N, group_size=32, symmetric=False).load_state_dict(state)
     model = torch.nn.ModuleDict({"proj": MarlinLinear(K, N, group_size=32, dtype=torch.bfloat16)})
-    with pytest.raises(ArgumentTypeError, match=r"proj\.scales.dtype: got torch.float16"):
+    with pytest.raises(ArgumentTypeError, match=r"proj\.scales.dtype must be .*got torch.float16"):
         model.load_state_dict({f"proj.{name}": tensor for name, tensor in state.items()})
 
 
@@ -207,7 +206,7 @@ def test_to_a_device_moves_and_to_another_dtype_raises() -> None:
     model = torch.nn.Sequential(layer)
     wanted, state = layer(x), {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     for convert in (model.bfloat16, model.float, model.double, lambda: model.to(torch.bfloat16)):
-        with pytest.raises(ArgumentTypeError, match=r"float16, the dtype of the layer; quantize the weight again"):
+        with pytest.raises(ArgumentTypeError, match=r"float16, the dtype of the layer.*; quantize the weight again"):
             convert()
     for name, tensor in layer.state_dict().items():
         torch.testing.assert_close(tensor, state[name], rtol=0, atol=0)
@@ -219,7 +218,7 @@ def test_to_a_device_moves_and_to_another_dtype_raises() -> None:
 
 def test_gradients_are_refused_while_torch_records() -> None:
     layer, x = layer_of(), rows(3).requires_grad_()
-    with pytest.raises(ArgumentError, match=r"x: got a tensor that requires grad.*no_grad"):
+    with pytest.raises(ArgumentError, match=r"x must be .*got a tensor that requires grad.*no_grad"):
         layer(x)
     with torch.no_grad():
         assert layer(x).shape == (3, N)
@@ -242,13 +241,13 @@ def test_wrong_arguments_are_named(arguments: Any, options: Any, error: type[Exc
 
 
 def test_wrong_sources_are_named() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"^linear: got Conv2d"):
+    with pytest.raises(ArgumentTypeError, match=r"^linear must be .*got Conv2d"):
         MarlinLinear.from_linear(torch.nn.Conv2d(1, 1, 1))
-    with pytest.raises(ArgumentTypeError, match=r"^w: got Tensor"):
+    with pytest.raises(ArgumentTypeError, match=r"^w must be .*got Tensor"):
         MarlinLinear.from_packed(torch.zeros(1))
-    with pytest.raises(ArgumentError, match=re.escape("bias.shape: got (3,)")):
+    with pytest.raises(ArgumentError, match=r"bias\.shape must be .*got \(3,\)"):
         MarlinLinear.from_packed(act_order(), torch.zeros(3))
-    with pytest.raises(ArgumentError, match=r"^bias: got 1e\+06"):
+    with pytest.raises(ArgumentError, match=r"^bias must be .*got 1e\+06"):
         MarlinLinear.from_packed(act_order(), torch.full((N,), 1e6))
 
 
@@ -260,7 +259,7 @@ def test_values_that_no_weight_has_are_found_by_warm_up() -> None:
         with pytest.raises((ArgumentError, ArgumentTypeError), match="m_values"):
             layer.warm_up(wrong)
     layer.scales[0, 0] = float("nan")
-    with pytest.raises(QuantizationError, match=r"scales\[0, 0\]: got nan"):
+    with pytest.raises(QuantizationError, match=r"scales\[0, 0\] must be .*got nan"):
         layer.warm_up([1])
 
 
@@ -293,9 +292,9 @@ def test_warming_up_a_model_checks_its_arguments_without_a_gpu_too() -> None:
     model = torch.nn.Sequential(layer_of())
     warm_up(model, 16)
     for wrong in (0, -1, 2.5, "16", [], True):
-        with pytest.raises((ArgumentError, ArgumentTypeError), match=r"max_m: got "):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=r"max_m must be .*got "):
             warm_up(model, wrong)
-    with pytest.raises(ArgumentTypeError, match="model: got NoneType"):
+    with pytest.raises(ArgumentTypeError, match=r"model must be .*got NoneType"):
         warm_up(None, 16)
 
 

@@ -373,7 +373,7 @@ def wrong_calls() -> dict[str, tuple[Call, str]]:
 @pytest.mark.parametrize("name", wrong_calls())
 def test_fake_kernels_refuse_what_the_operators_refuse(name: str) -> None:
     call, named = wrong_calls()[name]
-    with pytest.raises(CudaTmaError, match=rf"^{re.escape(named)}: ") as real:
+    with pytest.raises(CudaTmaError, match=rf"^{re.escape(named)} must be ") as real:
         call.run()
     with torch._subclasses.FakeTensorMode() as mode:
         arguments = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in call.arguments]
@@ -392,11 +392,11 @@ def test_an_out_of_the_wrong_kind_is_refused_by_both() -> None:
     call = calls(torch.float16)["gemm"]
     for out, named in ((draw(24, 17), "out.shape"), (draw(24, 16).requires_grad_(), "out")):
         options = {**call.options, "out": out}
-        with pytest.raises(CudaTmaError, match=rf"^{named}: "):
+        with pytest.raises(CudaTmaError, match=rf"^{named} must be "):
             torch.ops.cudatma.gemm_out(*call.arguments, **options)
         with torch._subclasses.FakeTensorMode() as mode:
             arguments = [mode.from_tensor(each) for each in call.arguments]
-            with pytest.raises(CudaTmaError, match=rf"^{named}: "):
+            with pytest.raises(CudaTmaError, match=rf"^{named} must be "):
                 torch.ops.cudatma.gemm_out(*arguments, **call.options, out=mode.from_tensor(out))
 
 
@@ -417,7 +417,7 @@ def test_a_nested_tensor_is_refused() -> None:
     whole, b = draw(2, 4, 16), draw(16, 8)
     cudatma.gemm(whole, b)
     nested = torch.nested.nested_tensor([draw(3, 16), draw(4, 16)])
-    with pytest.raises(ArgumentTypeError, match=r"^a: got a nested tensor on cpu; allowed: a strided tensor"):
+    with pytest.raises(ArgumentTypeError, match=r"^a must be a strided tensor.*got a nested tensor on cpu"):
         cudatma.gemm(nested, b)
 
 
@@ -428,10 +428,10 @@ def test_tensors_that_have_no_memory_or_a_tangent_are_refused() -> None:
     freed.untyped_storage().resize_(0)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
-        with pytest.raises(ArgumentError, match=r"^a: got a tensor with a tangent"):
+        with pytest.raises(ArgumentError, match=r"^a must be .*got a tensor with a tangent"):
             cudatma.gemm(dual, b, backend="reference")
         assert cudatma.gemm(a, b, backend="reference").shape == (4, 8)
-    with pytest.raises(ArgumentError, match=r"^a\.pointer: got 0x0"):
+    with pytest.raises(ArgumentError, match=r"^a\.pointer must be .*got 0x0"):
         cudatma.gemm(freed, b, backend="reference")
-    with pytest.raises(ArgumentTypeError, match=r"^a: got a tensor without its own memory"):
+    with pytest.raises(ArgumentTypeError, match=r"^a must be .*got a tensor without its own memory"):
         torch.vmap(lambda one: cudatma.gemm(one, b, backend="reference"))(draw(3, 4, 64))

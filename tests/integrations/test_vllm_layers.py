@@ -126,7 +126,9 @@ def test_reloaded_scales_of_another_range_are_refused() -> None:
     model = torch.nn.Sequential(layer)
     layerwise.record_metadata_for_reloading(model)
     load(layer, weight.tensors("gptq"))
-    with pytest.raises(QuantizationError, match=r"^scales: got .* VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"):
+    with pytest.raises(
+        QuantizationError, match=r"^scales must be .*got .* VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
+    ):
         reload(model, layer, larger)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,12 +19,16 @@ import vllm.model_executor.layers.quantization.online.fp8  # noqa: F401  asks vL
 from numpy.typing import NDArray
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from vllm.model_executor.layers.quantization.moe_wna16 import MoeWNA16Config
 from vllm.platforms import PlatformEnum, current_platform
 from vllm.platforms.interface import DeviceCapability
 
+EXPERTS, TOP_K, HIDDEN = 5, 2, 256
+_prefixes = (f"model.layers.{i}.mlp.experts" for i in itertools.count())
 #: The column that AWQ stores in each nibble of a word.
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -55,8 +60,8 @@ def join_one_rank() -> None:
 
 
 @contextlib.contextmanager
-def configured() -> Iterator[VllmConfig]:
-    config = VllmConfig(device_config=DeviceConfig("cpu"))
+def configured(**options: Any) -> Iterator[VllmConfig]:
+    config = VllmConfig(device_config=DeviceConfig("cpu"), **options)
     with set_current_vllm_config(config):
         yield config
 
@@ -113,13 +118,17 @@ def integers(k: int, n: int, group_size: int, asymmetric: bool, dtype: Any, *, s
     return Integers(rng.integers(0, 16, (k, n), dtype=np.uint8), scales, zeros, group_size)
 
 
-def quant_config(form: str, group_size: int, asymmetric: bool) -> Any:
+def quant_config(form: str, group_size: int, asymmetric: bool, bits: int = 4) -> Any:
     """Return vLLM's configuration for the content of a checkpoint's config.json."""
     if form == "gptq":
-        said: dict[str, Any] = {"bits": 4, "group_size": group_size, "desc_act": False, "sym": not asymmetric}
+        method = {"quant_method": "gptq", "desc_act": False, "sym": not asymmetric}
+        said: dict[str, Any] = {"bits": bits, "group_size": group_size, **method}
         return AutoGPTQConfig.from_config(said)
     if form == "awq":
         return AutoAWQConfig.from_config({"bits": 4, "group_size": group_size, "zero_point": asymmetric})
+    if form == "moe_wna16":
+        method = {"quant_method": "awq", "zero_point": True} if asymmetric else {"quant_method": "gptq", "sym": True}
+        return MoeWNA16Config.from_config({"bits": 4, "group_size": group_size, **method})
     strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
     weights = {"num_bits": 4, "type": "int", "symmetric": not asymmetric, **strategy}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
@@ -157,3 +166,55 @@ def _words(values: NDArray[np.uint8]) -> Any:
     for place in range(8):
         words |= values[:, place::8].astype(np.uint32) << np.uint32(4 * place)
     return torch.from_numpy(words.view(np.int32))
+
+
+def experts_layer(form: str, size: int, asymmetric: bool, dtype: Any, *, bits: int = 4, **options: Any) -> Any:
+    """Return vLLM's module with the parameters of a layer's experts, which has loaded nothing."""
+    facts: dict[str, Any] = {"num_experts": EXPERTS, "top_k": TOP_K, "hidden_size": HIDDEN, "params_dtype": dtype}
+    quantized = quant_config(form, size, asymmetric, bits)
+    return FusedMoEFactory(quant_config=quantized, prefix=next(_prefixes), **(facts | options)).routed_experts
+
+
+class Experts:
+    """The gate, up and down weights of each expert."""
+
+    def __init__(self, intermediate: int, size: int, asymmetric: bool, dtype: Any, *, seed: int = 0) -> None:
+        shapes = {"w1": (HIDDEN, intermediate), "w3": (HIDDEN, intermediate), "w2": (intermediate, HIDDEN)}
+
+        def weight(shard: str, expert: int) -> Integers:
+            return integers(*shapes[shard], size, asymmetric, dtype, seed=100 * seed + 10 * expert + int(shard[1]))
+
+        self.weights = [{shard: weight(shard, expert) for shard in shapes} for expert in range(EXPERTS)]
+
+    def fill(self, layer: Any, form: str, asymmetric: bool) -> None:
+        """Load each tensor with its parameter's weight_loader, as vLLM's models do."""
+        stored = ("awq" if asymmetric else "gptq") if form == "moe_wna16" else form
+        for expert, shards in enumerate(self.weights):
+            for shard, weight in shards.items():
+                for name, tensor in weight.tensors(stored).items():
+                    parameter = getattr(layer, f"{'w2' if shard == 'w2' else 'w13'}_{name}", None)
+                    if parameter is not None:
+                        parameter.weight_loader(
+                            parameter, tensor.contiguous(), f"experts.{expert}.{name}", shard, expert
+                        )
+
+    def result(self, x: Any, factors: Any, ids: Any) -> NDArray[np.float64]:
+        """Return the weighted sums of the results of each token's experts."""
+        rows, total = x.double().numpy(), np.zeros(x.shape)
+        for token, choice in np.ndindex(*ids.shape):
+            dense = {shard: weight.dense() for shard, weight in self.weights[int(ids[token, choice])].items()}
+            gate, up = rows[token] @ dense["w1"], rows[token] @ dense["w3"]
+            total[token] += float(factors[token, choice]) * ((gate / (1 + np.exp(-gate)) * up) @ dense["w2"])
+        return total
+
+
+def batch(dtype: Any, tokens: int = 7, top_k: int = TOP_K) -> tuple[Any, Any, Any]:
+    """Return activations, weights and ids of the choices."""
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, HIDDEN, generator=generator).to(dtype) / 4
+    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:top_k] for _ in range(tokens)]).to(torch.int32)
+    return x, torch.rand(tokens, top_k, generator=generator) + 0.5, ids
+
+
+def apply(layer: Any, x: Any, factors: Any, ids: Any) -> Any:
+    return layer.quant_method.apply(layer, x, factors, ids, shared_experts=None, shared_experts_input=None)

@@ -1,6 +1,7 @@
 """One of two ranks of vLLM's tensor parallelism with gloo on the CPU: python vllm_rank.py RANK MEETING_FILE
 
-The model is a column-parallel layer followed by a row-parallel layer. The exit status is 0 if each rank has the result
+The model is a column-parallel layer followed by a row-parallel layer, and layers of experts whose ranks have shards of
+all experts or some of the experts. The exit status is 0 if each rank has the result
 of the undivided weights.
 """
 
@@ -12,14 +13,19 @@ from pathlib import Path
 import numpy as np
 import torch
 import vllm_layers
+from vllm.config import ParallelConfig
+from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+from vllm.v1.worker.workspace import init_workspace_manager
 from vllm_layers import integers, kernel_of, load
 
 from cudatma.integrations.vllm import register
 from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
+from cudatma.integrations.vllm.moe import CudatmaW4A16Experts
 
 RANKS = 2
 K, INNER, N = 256, 512, 144
+EXPERT_CASES = [("gptq", 64, False), ("awq", 128, True), ("compressed-tensors", 32, True)]
 CASES = [("gptq", 128, False), ("gptq", -1, False), ("awq", 64, True), ("compressed-tensors", -1, True)]
 
 
@@ -41,12 +47,33 @@ def check(form: str, size: int, asymmetric: bool) -> None:
     assert np.abs(y - expected).max() < 1e-2 * np.abs(expected).max()
 
 
+def check_experts(form: str, size: int, asymmetric: bool) -> None:
+    """Compare the sum of the ranks' results with the whole weights."""
+    with vllm_layers.pretended_gpu(9):
+        layer = vllm_layers.experts_layer(form, size, asymmetric, torch.bfloat16, intermediate_size=INNER)
+        experts = vllm_layers.Experts(INNER, size, asymmetric, torch.bfloat16)
+        experts.fill(layer, form, asymmetric)
+        layer.quant_method.process_weights_after_loading(layer)
+        assert type(layer.quant_method.moe_kernel.fused_experts) is CudatmaW4A16Experts
+        x, factors, ids = vllm_layers.batch(torch.bfloat16)
+        y = tensor_model_parallel_all_reduce(vllm_layers.apply(layer, x, factors, ids)).double().numpy()
+    expected = experts.result(x, factors, ids)
+    assert np.abs(y - expected).max() < 2e-2 * np.abs(expected).max()
+
+
 def main() -> None:
     register()
-    vllm_layers.join_ranks(int(sys.argv[1]), RANKS, Path(sys.argv[2]))
+    rank = int(sys.argv[1])
+    vllm_layers.join_ranks(rank, RANKS, Path(sys.argv[2]))
+    init_workspace_manager(torch.device("cpu"))
     with vllm_layers.configured():
         for case in CASES:
             check(*case)
+    for is_expert_parallel in (False, True):
+        parallel = ParallelConfig(tensor_parallel_size=RANKS, rank=rank, enable_expert_parallel=is_expert_parallel)
+        with vllm_layers.configured(parallel_config=parallel):
+            for case in EXPERT_CASES:
+                check_experts(*case)
 
 
 if __name__ == "__main__":

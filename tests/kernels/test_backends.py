@@ -58,10 +58,10 @@ def test_hazards_and_wrong_backends_are_raised(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(TypeError, match="unexpected keyword argument 'hazard'"):
         kernel.emulate(1, 64, (x,), hazard="collect")
     for named in ("reference", "gpu"):
-        with pytest.raises(ArgumentError, match=f"backend: got {named}"):
+        with pytest.raises(ArgumentError, match=f"backend must be .*got {named}"):
             kernel.launch(1, 64, (x,), backend=named)
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
-    with pytest.raises(ArgumentError, match="CUDATMA_BACKEND: got reference"):
+    with pytest.raises(ArgumentError, match=r"CUDATMA_BACKEND must be .*got reference"):
         kernel.launch(1, 64, (x,))
 
 

@@ -228,9 +228,9 @@ def test_an_operand_that_cannot_work_is_refused(arguments: tuple[object, ...], f
 
 def test_unknown_names_and_slots_are_refused() -> None:
     config = PipelineSpec(2, (WEIGHT,))
-    with pytest.raises(ArgumentError, match="allowed: weight"):
+    with pytest.raises(ArgumentError, match="must be weight"):
         config.offset("bias")
-    with pytest.raises(ArgumentError, match="allowed: weight"):
+    with pytest.raises(ArgumentError, match="must be weight"):
         PipelineSpec(2, (WEIGHT,), by_operand=True).slot_distance("bias")
-    with pytest.raises(ArgumentError, match=r"allowed: 0 to 1"):
+    with pytest.raises(ArgumentError, match=r"must be from 0 to 1"):
         config.address("weight", 2)

@@ -124,6 +124,6 @@ def _result(bench: GpuBench, candidate: Listed) -> object:
     except (cudatma.CompileError, cudatma.ArgumentError):
         return None
     except cudatma.LaunchError as error:
-        if "allowed: the candidate, " in str(error):
+        if "must be the candidate " in str(error):
             return None
         raise

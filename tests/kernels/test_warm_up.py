@@ -311,14 +311,14 @@ def test_marlin_needs_no_other_kernel(gpu: Gpu, facts: dict[str, Any]) -> None:
 def test_the_wrong_function_or_bound() -> None:
     memory = Memory()
     operands = memory.array(4, 64), memory.array(64, 64)
-    with pytest.raises(ArgumentError, match=r"function: got copy; allowed: one of cudatma's functions: attention, "):
+    with pytest.raises(ArgumentError, match=r"function must be one of cudatma's functions: attention, .*got copy"):
         cudatma.warm_up(cudatma.copy, operands[:1], max_m=4)
-    with pytest.raises(ArgumentTypeError, match="operands: got ArrayInfo; allowed: a tuple"):
+    with pytest.raises(ArgumentTypeError, match=r"operands must be a tuple.*got ArrayInfo"):
         cudatma.warm_up(cudatma.gemm, operands[0], max_m=4)  # type: ignore[arg-type]
     for bound, kind in ((0, ArgumentError), (1 << 20, ArgumentError), (2.0, ArgumentTypeError)):
-        with pytest.raises(kind, match="max_m: got "):
+        with pytest.raises(kind, match=r"max_m must be .*got "):
             cudatma.warm_up(cudatma.gemm, operands, max_m=bound)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"a\.device: got the host"):
+    with pytest.raises(ArgumentError, match=r"a\.device must be .*got the host"):
         cudatma.warm_up(cudatma.gemm, [np.ones((64, 64), np.float16)] * 2, max_m=4)
 
 
@@ -377,7 +377,7 @@ def test_a_process_that_dies_while_it_compiles_holds_up_no_other(compiler: Simpl
 
 def test_without_a_folder_kernels_are_compiled_where_they_are_kept(compiler: SimpleNamespace, folder: Path) -> None:
     folder.write_text("a file")
-    with pytest.warns(RuntimeWarning, match="in memory only"):
+    with pytest.warns(RuntimeWarning, match="only in memory"):
         warm_up.compile_and_load(KERNELS, 0)
     assert compiler.jobs == [1]
 
@@ -410,7 +410,7 @@ def test_warming_up_marlin_compiles_what_is_missing_and_loads_the_rest(
     cudatma.warm_up(marlin_gemm, (Array((5, 128), address=1 << 36), weights[0]), max_m=100)
     assert set(compiler.loaded) == loaded, "of the call, it is the same"
     for wrong in (0, 1 << 20):
-        with pytest.raises(ArgumentError, match=r"max_m: got \d+; allowed: 1 to 131072"):
+        with pytest.raises(ArgumentError, match=r"max_m must be from 1 to 131072.*got \d+"):
             marlin_warm_up.warm_up(weights, wrong)
 
 

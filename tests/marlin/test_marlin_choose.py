@@ -290,14 +290,14 @@ def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, ke
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
-        ({"n": 0}, ArgumentError, r"n: got 0; allowed: 1 to"),
-        ({"k": -1}, ArgumentError, r"k: got -1; allowed: 1 to"),
-        ({"k": 2**31}, ArgumentError, r"k: got 2147483648"),
-        ({"k": "64"}, ArgumentTypeError, r"k: got '64'; allowed: int"),
-        ({"group_size": 64.0}, ArgumentTypeError, r"group_size: got 64\.0; allowed: int"),
-        ({"group_size": 100}, ArgumentError, r"group_size: got 100; allowed: 32, 64, 128, -1"),
-        ({"has_zeros": "x"}, ArgumentTypeError, r"has_zeros: got 'x'; allowed: bool"),
-        ({"dtype": "int8"}, ArgumentTypeError, r"dtype: got int8; allowed: float16, bfloat16"),
+        ({"n": 0}, ArgumentError, r"n must be from 1 to.*got 0"),
+        ({"k": -1}, ArgumentError, r"k must be from 1 to.*got -1"),
+        ({"k": 2**31}, ArgumentError, r"k must be .*got 2147483648"),
+        ({"k": "64"}, ArgumentTypeError, r"k must be int.*got '64'"),
+        ({"group_size": 64.0}, ArgumentTypeError, r"group_size must be int.*got 64\.0"),
+        ({"group_size": 100}, ArgumentError, r"group_size must be one of 32, 64, 128, -1.*got 100"),
+        ({"has_zeros": "x"}, ArgumentTypeError, r"has_zeros must be bool.*got 'x'"),
+        ({"dtype": "int8"}, ArgumentTypeError, r"dtype must be float16 or bfloat16.*got int8"),
     ],
 )
 def test_a_layer_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exception], said: str) -> None:
@@ -388,10 +388,10 @@ def test_without_a_gpu_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_asked_for_wrongly() -> None:
     for m in (0, -1):
-        with pytest.raises(ArgumentError, match=r"^m: "):
+        with pytest.raises(ArgumentError, match=r"^m must be "):
             explained(LAYER, m)
     for wrong in (1.5, "4", True):
-        with pytest.raises(ArgumentTypeError, match=r"^m: "):
+        with pytest.raises(ArgumentTypeError, match=r"^m must be "):
             explained(LAYER, wrong)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"PackedWeight, cudatma\.MarlinLinear or LinearShape"):
         explained(np.ones((4, 4)))
@@ -399,7 +399,7 @@ def test_what_is_asked_for_wrongly() -> None:
         explained(target="sm_75")
     with pytest.raises(ArgumentError, match="sm_count"):
         explained(sm_count=0)
-    with pytest.raises(ArgumentError, match=r"^device: "):
+    with pytest.raises(ArgumentError, match=r"^device must be "):
         explained(device=0)
     with pytest.raises((DriverError, LaunchError, TargetError)):
         marlin_explain(LAYER, 1, device=77)

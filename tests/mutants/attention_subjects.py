@@ -1,4 +1,4 @@
-"""Attention's versions as subjects: rings of two slots that wrap several times, persistent CTAs with several tiles,
+"""Attention's versions as subjects: rings of two slots that wrap twice, persistent CTAs with several tiles,
 blocks of keys that the first warpgroup does not see."""
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def _config(version: str, **fields: Any) -> AttentionConfig:
 
 
 def _attention_call(config: AttentionConfig) -> Callable[[], Call]:
-    """Nine blocks of keys or more, the last one a part; three tiles for a persistent CTA, else two CTAs."""
+    """Five blocks of keys or more, the last one a part; three tiles for a persistent CTA, else two CTAs."""
 
     def make() -> Call:
-        q_length, k_length = (3 if config.is_persistent else 2) * config.tile_m - 5, 9 * config.tile_n - 3
+        q_length, k_length = (3 if config.is_persistent else 2) * config.tile_m - 5, 5 * config.tile_n - 3
         if config.is_causal:
-            k_length = q_length + 2 * config.tile_n
+            q_length, k_length = 2 * config.tile_m - 5, 2 * config.tile_m + config.tile_n
         random = np.random.default_rng(7)
         q, k, v = (
             random.standard_normal((1, length, 1, config.head_dim), np.float32).astype(np.float16)
@@ -72,10 +72,10 @@ def _call(arguments: Arguments, named: dict[str, Any], lse: Any) -> Call:
 
 
 def _decode_call(config: AttentionConfig) -> Callable[[], Call]:
-    """Two parts of 15 blocks of keys, the last block a part; in pages that are loaded as the config says."""
+    """Two parts of nine blocks of keys, the last block a part; in pages that are loaded as the config says."""
 
     def make() -> Call:
-        length, page_size = 15 * config.tile_n - 3, config.box_rows or 5
+        length, page_size = 9 * config.tile_n - 3, config.box_rows or 5
         random, pages = np.random.default_rng(7), -(-length // page_size)
         q = random.standard_normal((1, 1, 2, _HEAD_DIM), np.float32).astype(np.float16)
         kind = np.float16 if config.kv_bytes == 2 else ml_dtypes.float8_e4m3fn
@@ -107,7 +107,7 @@ def attention_subjects() -> list[Subject]:
     configs = {f"attention_{version}/small": _config(version, tile_n=16) for version in VERSIONS.names}
     last = configs["attention_a4/small"]
     configs["attention_a4/two_slots"] = replace(last, q_stages=2)
-    configs["attention_a4/causal"] = replace(last, is_causal=True)
+    configs["attention_a4/causal"] = replace(last, is_causal=True, tile_n=32)
     return [
         Subject(name, config.template, config, _attention_call(config), _TARGET) for name, config in configs.items()
     ] + decode_subjects()

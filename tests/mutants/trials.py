@@ -56,11 +56,20 @@ def launch_of(sample: Sample) -> Call:
 
 
 def sample_trial(entry: KernelEntry) -> Trial:
-    """The mutants of a registry kernel's sample; each run has operands of its own."""
+    """The mutants of a registry kernel's sample. Each run begins with the arrays as the kernel finds them."""
     make = entry.sample
     assert make is not None
     target = get_target(next(name for name in _TARGETS if entry.configs(name)))
-    return Trial(make(target).kernel.ptx, lambda: launch_of(make(target)))
+    sample = make(target)
+    call = launch_of(sample)
+    initial = [array.copy() for array in call.arrays]
+
+    def restored() -> Call:
+        for array, values in zip(call.arrays, initial, strict=True):
+            array[...] = values
+        return call
+
+    return Trial(sample.kernel.ptx, restored)
 
 
 def trials() -> dict[str, Callable[[], Trial]]:

@@ -162,7 +162,7 @@ CASES = [
     # dtypes
     Case("x float32", ArgumentTypeError, "x.dtype", "float32", lambda b: b.gemm(x=b.x(dtype=np.float32))),
     Case("x bf16, weight fp16", ArgumentTypeError, "x.dtype", "bfloat16", lambda b: b.gemm(x=b.x(dtype=BF16))),
-    Case("x fp16, weight bf16", ArgumentTypeError, "x.dtype", "allowed: bfloat16", lambda b: b.gemm(w=b.bf16_weight)),
+    Case("x fp16, weight bf16", ArgumentTypeError, "x.dtype", "must be bfloat16", lambda b: b.gemm(w=b.bf16_weight)),
     Case("out float32", ArgumentTypeError, "out.dtype", "float32",
          lambda b: b.gemm(out=b.poison(M, 2 * N).view(cupy.float32))),
     Case("bias float32", ArgumentTypeError, "bias.dtype", "float32", lambda b: b.gemm(bias=b.x(N, dtype=np.float32))),
@@ -179,17 +179,17 @@ CASES = [
          lambda b: b.gemm(backend="reference")),
     # strides
     Case("x transposed", ArgumentError, "x.strides", "last dimension", lambda b: b.gemm(x=b.x(K, M).T)),
-    Case("x backwards", ArgumentError, "x.strides", "nonnegative strides", lambda b: b.gemm(x=b.x()[::-1])),
+    Case("x backwards", ArgumentError, "x.strides", "must be nonnegative", lambda b: b.gemm(x=b.x()[::-1])),
     Case("x's columns backwards", ArgumentError, "x.strides", "last dimension", lambda b: b.gemm(x=b.x()[:, ::-1])),
     Case("every second column", ArgumentError, "x.strides", "last dimension",
          lambda b: b.gemm(x=b.x(M, 2 * K)[:, ::2])),
     Case("x without one pitch", ArgumentError, "x.strides", "one pitch",
          lambda b: b.gemm(x=b.x(2, 5, K)[:, :3], out=b.poison(2, 3, N))),
     Case("out transposed", ArgumentError, "out.strides", "last dimension", lambda b: b.gemm(out=b.poison(N, M).T)),
-    Case("out backwards", ArgumentError, "out.strides", "nonnegative strides", lambda b: b.gemm(out=b.poison()[::-1])),
+    Case("out backwards", ArgumentError, "out.strides", "must be nonnegative", lambda b: b.gemm(out=b.poison()[::-1])),
     Case("out one row for all", ArgumentError, "out.strides", "overlap",
          lambda b: b.gemm(out=cupy.broadcast_to(b.poison(1, N), (M, N)))),
-    Case("bias with gaps", ArgumentError, "bias.strides", "dense", lambda b: b.gemm(bias=b.x(2 * N)[::2])),
+    Case("bias with gaps", ArgumentError, "bias.strides", "contiguous", lambda b: b.gemm(bias=b.x(2 * N)[::2])),
     # addresses
     Case("x off by half an element", ArgumentError, "x.pointer", "multiple of 2",
          lambda b: b.gemm(x=Interface(x := b.x(), data=(x.data.ptr + 1, False)))),
@@ -211,7 +211,7 @@ CASES = [
          lambda b: b.gemm(x=Interface(b.x(), shape=(-M, K)))),
     Case("interface, few strides", ArgumentTypeError, "x", "1 strides",
          lambda b: b.gemm(x=Interface(b.x(), strides=(2,)))),
-    Case("interface, odd pitch", ArgumentError, "x.strides", "multiple of the element size",
+    Case("interface, odd pitch", ArgumentError, "x.strides", "multiples of the element size",
          lambda b: b.gemm(x=Interface(b.x(), strides=(2 * K - 1, 2)))),
     Case("interface, null", ArgumentError, "x.pointer", "0x0", lambda b: b.gemm(x=Interface(b.x(), data=(0, False)))),
     Case("interface, an address of nobody", ArgumentError, "x", "0x10",
@@ -245,9 +245,9 @@ CASES = [
          lambda b: c.quantize(with_nan(b.x(K, N, dtype=np.float32)), group_size=64)),
     Case("layer with a host bias", ArgumentError, "bias", "device 0",
          lambda b: c.MarlinLinear(b.weight, np.zeros(N, np.float16))),
-    Case("map off 16 bytes", DescriptorError, "address", "multiples of 16",
+    Case("map off 16 bytes", DescriptorError, "address", "a multiple of 16",
          lambda b: c.TensorMap.from_array(b.x(M, K + 8)[:, 1 : K + 1], (M, 64))),
-    Case("map of an odd pitch", DescriptorError, "strides_bytes[0]", "multiples of 16",
+    Case("map of an odd pitch", DescriptorError, "strides_bytes[0]", "a multiple of 16",
          lambda b: c.TensorMap.from_array(b.x(M, K + 1)[:, :K], (M, 64))),
     Case("workspace on device 99", LaunchError, "device", "99", lambda b: c.Workspace(99)),
     Case("workspace on device -1", LaunchError, "device", "-1", lambda b: c.Workspace(-1)),
@@ -267,8 +267,8 @@ def test_a_wrong_call_is_answered(wrong: Case, bench: Bench) -> None:
     assert wrong.says in message
     if isinstance(error, FieldError):
         assert error.field == wrong.field
-        assert message.startswith(f"{wrong.field}: got ")
-        assert "; allowed: " in message
+        assert message.startswith(f"{wrong.field} must be ")
+        assert ", got " in message
     else:
         assert wrong.field in message
     cupy.cuda.Device(0).synchronize()

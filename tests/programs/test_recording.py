@@ -140,7 +140,7 @@ def test_wrong_results_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"limit_mib": 1}, "memory: got 1.5 MiB; allowed: at most 1 MiB; raise --limit-mib (limit_mib) from 1")],
+    [({"limit_mib": 1}, "memory must be at most 1 MiB, got 1.5 MiB; raise --limit-mib (limit_mib) from 1")],
 )
 def test_a_launch_that_is_too_large_is_listed(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     def large() -> None:
@@ -202,17 +202,20 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (lambda folder: (folder / FILE).unlink(), "which contains launches.json"),
         (lambda folder: (folder / FILE).write_text("{"), "the JSON file of a recording"),
         (lambda folder: (folder / FILE).write_text('{"format": "x", "version": 9}'), "'x' version 9"),
-        (damage(lambda launch: launch.update(module="../../secret")), "got ../../secret; allowed: a digest"),
-        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid: got .*allowed: 3 integers of at least 1"),
-        (damage(lambda launch: launch["memory"][0].update(size_bytes=4)), "allowed: 4 bytes, as launches.json states"),
-        (damage(lambda launch: launch["memory"][0].update(dtype="object")), "dtype: got object"),
+        (damage(lambda launch: launch.update(module="../../secret")), "must be a digest.*got ../../secret"),
+        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be 3 integers of at least 1"),
+        (
+            damage(lambda launch: launch["memory"][0].update(size_bytes=4)),
+            "must be an array of 4 bytes according to launches.json",
+        ),
+        (damage(lambda launch: launch["memory"][0].update(dtype="object")), "dtype must be .*got object"),
         (
             damage(lambda launch: launch["parameters"][0].update(pointers=[[4, 0, 0]])),
-            "allowed: a place in the 8 bytes",
+            "must be an offset in the 8 bytes",
         ),
-        (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the number of a memory"),
+        (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the index of a memory"),
         (lambda folder: next(folder.glob("memory/*")).unlink(), "No such file or directory"),
-        (lambda folder: next(folder.glob("text/*")).write_text("x"), "contents that differ from the recording"),
+        (lambda folder: next(folder.glob("text/*")).write_text("x"), "must be the file that was recorded"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: str) -> None:
@@ -225,10 +228,10 @@ def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: s
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"limit_mib": 0}, ArgumentError, "limit_mib: got 0; allowed: an integer of at least 1"),
-        ({"folder": Path(__file__) / "rec"}, ArgumentError, "allowed: a folder that can be created"),
-        ({"only": 3}, ArgumentTypeError, "only: got int; allowed: a str"),
-        ({"folder": Path(__file__).parent}, ArgumentError, "allowed: a folder that is empty or does not exist"),
+        ({"limit_mib": 0}, ArgumentError, "limit_mib must be an integer of at least 1.*got 0"),
+        ({"folder": Path(__file__) / "rec"}, ArgumentError, "must be one that can be created"),
+        ({"only": 3}, ArgumentTypeError, "only must be a str.*got int"),
+        ({"folder": Path(__file__).parent}, ArgumentError, "must be empty or nonexistent"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -260,7 +263,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", write_bytes)
-    with pytest.raises(RecordingError, match=r"launches.json: got .*No space left on device"):
+    with pytest.raises(RecordingError, match=r"launches.json must be .*got .*No space left on device"):
         recorded(tmp_path / "rec", launch_driver)
     assert not [path for path in (tmp_path / "rec").rglob("*") if path.is_file()]
 

@@ -373,7 +373,7 @@ def test_the_format_of_zero_points_is_what_the_configuration_says(tmp_path: Path
         load_gptq(tmp_path, "asym")
     configure("exllama_v3")
     with pytest.raises(
-        WeightFileError, match=r"exllama_v3.*gptq, gptq_v2.*zero_point_format='v1' or 'v1_borrow' or 'v2'"
+        WeightFileError, match=r"gptq, gptq_v2.*exllama_v3.*zero_point_format='v1' or 'v1_borrow' or 'v2'"
     ):
         load_gptq(tmp_path, "asym")
     expect(load_gptq(tmp_path, "asym", zero_point_format="v2"), tensors, 32)
@@ -401,7 +401,7 @@ def test_zero_points_of_gptqmodel_borrow_where_its_first_format_is_asymmetric(tm
         np.testing.assert_array_equal(unpack(load_gptq(tmp_path, "layer")).zeros, zeros)
     (tmp_path / "quantize_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said | {"sym": True}}))
-    with pytest.raises(QuantizationError, match=r"layer\.qzeros: got stored values from 0 to 15; allowed: only 7"):
+    with pytest.raises(QuantizationError, match=r"layer\.qzeros must be only 7.*got stored values from 0 to 15"):
         load_gptq(tmp_path, "layer")
 
 
@@ -415,8 +415,8 @@ def test_symmetric_zero_points_stored_as_8_under_the_first_format_are_8() -> Non
 @pytest.mark.parametrize(
     ("load", "file", "layer", "section", "says"),
     [
-        (load_awq, "awq", "asym", {"version": "gemv"}, "version: got gemv"),
-        (load_awq, "awq", "asym", {"zero_point": False}, r"asym\.qzeros: got stored values"),
+        (load_awq, "awq", "asym", {"version": "gemv"}, "version must be .*got gemv"),
+        (load_awq, "awq", "asym", {"zero_point": False}, r"asym\.qzeros must be .*got stored values"),
         (
             load_compressed_tensors,
             "compressed_tensors",

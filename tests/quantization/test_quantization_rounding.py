@@ -212,10 +212,10 @@ def test_tiles_of_a_clip_search_have_the_bytes_of_the_plain_formula(size: int, s
 def test_what_is_wrong_is_found_in_every_tile() -> None:
     weight = dense(700, 900)
     weight[555, 650] = 1e6
-    with pytest.raises(QuantizationError, match=r"group 4, column 650\]: got values from -0\.\d+ to 1e\+06"):
+    with pytest.raises(QuantizationError, match=r"group 4, column 650\] must be .*got values from -0\.\d+ to 1e\+06"):
         quantize(weight)
     weight[666, 777] = np.nan
-    with pytest.raises(QuantizationError, match=r"weight\[666, 777\]: got nan"):
+    with pytest.raises(QuantizationError, match=r"weight\[666, 777\] must be .*got nan"):
         quantize(weight)
 
 
@@ -271,8 +271,8 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     ),
     "integers": (np.ones((4, 4), np.int32), {}, QuantizationError, "dtype int32"),
     "complex": (np.ones((4, 4), np.complex64), {}, QuantizationError, "dtype complex64"),
-    "one dimension": (np.ones(4, np.float32), {}, QuantizationError, "two dimensions"),
-    "empty": (np.ones((4, 0), np.float32), {}, QuantizationError, "two dimensions"),
+    "one dimension": (np.ones(4, np.float32), {}, QuantizationError, "two extents"),
+    "empty": (np.ones((4, 0), np.float32), {}, QuantizationError, "two extents"),
     "a list": ([[1.0]], {}, ArgumentTypeError, "list"),
     "None": (None, {}, ArgumentTypeError, "NoneType"),
     "group size": (_with(1), {"group_size": 100}, QuantizationError, "group_size"),

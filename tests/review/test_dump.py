@@ -115,16 +115,18 @@ def test_a_config_option_that_is_refused(config: str, words: str, tmp_path: Path
 
 def test_a_refused_config_names_the_values_that_serve_with_the_rest(tmp_path: Path) -> None:
     words = ["attention_mma_sync", "--target", "sm_120a", "--config", "stages=1", "--out", str(tmp_path)]
-    with pytest.raises(ArgumentError, match=r"stages: got 1; allowed: 2(, [3-7])*; these values are valid on sm_120a"):
+    with pytest.raises(
+        ArgumentError, match=r"stages must be one of 2(, [3-7])*, got 1; these values are valid on sm_120a"
+    ):
         dump_kernels.main(words)
 
 
 @pytest.mark.parametrize(
     ("kernel", "config", "allowed"),
     [
-        ("marlin_skinny", "has_zeros=no", "has_zeros: got str; allowed: bool"),
-        ("tile_copy", "stages=x", "stages: got str; allowed: int"),
-        ("attention_a1", "v_head_dim=64.0", "v_head_dim: got float; allowed: int"),
+        ("marlin_skinny", "has_zeros=no", "has_zeros must be bool.*got str"),
+        ("tile_copy", "stages=x", "stages must be int.*got str"),
+        ("attention_a1", "v_head_dim=64.0", "v_head_dim must be int.*got float"),
         ("plain_copy", "entry=x", "a field of PlainConfig: element_bytes"),
     ],
 )
@@ -135,7 +137,7 @@ def test_a_field_of_another_type_is_refused(kernel: str, config: str, allowed: s
 
 def test_a_config_does_not_become_another_kernel(tmp_path: Path) -> None:
     words = ["attention_a3", "--target", "sm_90a", "--config", "version=a4", "--out", str(tmp_path)]
-    with pytest.raises(ArgumentError, match=r"--config: got version; allowed: a field of AttentionConfig: dtype, "):
+    with pytest.raises(ArgumentError, match=r"--config must be a field of AttentionConfig: dtype, .*got version"):
         dump_kernels.main(words)
 
 
@@ -214,16 +216,16 @@ def test_heads_and_batch_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["marlin", "--m", "16"], "--n: got none"),
-        (["tiny", "--m", "1", "--n", "1", "--k", "1"], "kernel: got tiny; allowed: marlin or gemm"),
-        (["marlin", "--m", "0", "--n", "64", "--k", "64"], "m: got 0; allowed: 1 to 2147483647"),
-        (["gemm", "--m", "9" * 50, "--n", "64", "--k", "64"], "m: got an int of 167 bits"),
-        (["gemm", "--dtype", "bfloat16"], "--dtype: got no sizes"),
+        (["marlin", "--m", "16"], "--n must be .*got none"),
+        (["tiny", "--m", "1", "--n", "1", "--k", "1"], "kernel must be marlin or gemm.*got tiny"),
+        (["marlin", "--m", "0", "--n", "64", "--k", "64"], "m must be from 1 to 2147483647.*got 0"),
+        (["gemm", "--m", "9" * 50, "--n", "64", "--k", "64"], "m must be .*got an int of 167 bits"),
+        (["gemm", "--dtype", "bfloat16"], "--dtype must be .*got no sizes"),
         (
             ["gemm", "--m", "1", "--n", "64", "--k", "64", "--sm-count", "0"],
-            "--sm-count: got 0; allowed: an integer",
+            "--sm-count must be an integer.*got 0",
         ),
-        (["marlin", "--m", "1", "--n", "64", "--k", "64", "--config", "stages=3"], "--config: got stages=3"),
+        (["marlin", "--m", "1", "--n", "64", "--k", "64", "--config", "stages=3"], "--config must be .*got stages=3"),
     ],
 )
 def test_sizes_that_name_no_problem(arguments: list[str], why: str, tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_several_processes_give_the_reports_in_order(tmp_path: Path, capsys: pyt
 
 def test_the_list_is_of_what_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     for option in (["--m", "64"], ["--causal"], ["--config", "stages=3"], ["--no-sass"]):
-        with pytest.raises(ArgumentError, match=f"^{option[0]}: got together with --list"):
+        with pytest.raises(ArgumentError, match=f"^{option[0]} must be omitted with --list"):
             dump_kernels.main(["attention_a3", "--list", *option])
     assert dump_kernels.main(["attention_a3", "--list", "--json", "--target", "sm_90a"]) == 0
     assert [each["kernel"] for each in json.loads(capsys.readouterr().out)] == ["attention_a3"]

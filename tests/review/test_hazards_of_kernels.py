@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from cudatma.target import get_target
 from cudatma.toolkit import find_program
 from tools.dump_kernels import dump, jobs_for
 
-TARGETS = ("sm_90a", "sm_120a")
 pytestmark = pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed here")
 
 #: `value` is read before the arrival and used after it: nothing makes the arrival wait for the read.
@@ -57,7 +57,7 @@ def code_of(text: str) -> Code:
     return code
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_a_read_that_is_used_after_the_release_is_found(target: str) -> None:
     text = disassembled(KERNEL.replace("FIRST", RELEASE).replace("SECOND", USE), target)
     code = code_of(text)
@@ -70,21 +70,20 @@ def test_a_read_that_is_used_after_the_release_is_found(target: str) -> None:
     assert hazard == ReleaseHazard("ring", arrive, opcodes[arrive], load, opcodes[load])
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_read_that_is_used_before_the_release_is_not(target: str) -> None:
-    text = disassembled(KERNEL.replace("FIRST", USE_AND_BRANCH).replace("SECOND", RELEASE), target)
+def test_a_read_that_is_used_before_the_release_is_not() -> None:
+    text = disassembled(KERNEL.replace("FIRST", USE_AND_BRANCH).replace("SECOND", RELEASE), "sm_90a")
     assert "SYNCS.ARRIVE" in text
     assert release_hazards(code_of(text)) == ()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_fence_makes_the_release_wait(target: str) -> None:
+def test_a_fence_makes_the_release_wait() -> None:
     fence = 'asm volatile("fence.acq_rel.cta;" ::: "memory");'
-    text = disassembled(KERNEL.replace("FIRST", fence + RELEASE).replace("SECOND", USE), target)
+    text = disassembled(KERNEL.replace("FIRST", fence + RELEASE).replace("SECOND", USE), "sm_90a")
     assert "SYNCS.ARRIVE" in text
     assert release_hazards(code_of(text)) == ()
 
 
+@lru_cache
 def wgmma_kernel(tile_k: int, in_flight: int) -> str:
     """Return a kernel in which a commit group covers a 64-deep block, so that a stage has tile_k / 64 groups."""
     config = wgmma(
@@ -114,7 +113,6 @@ def test_fragments_of_groups_within_the_loop_are_kept_apart() -> None:
     assert wgmma_hazards(code_of(text)) == ()
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("wait", ["WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0"])
 def test_a_real_kernel_needs_its_waits(wait: str) -> None:
     """The test removes one kind of wait from the kernel: for the next fragments or for the accumulators."""

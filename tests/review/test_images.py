@@ -118,7 +118,7 @@ def test_a_fatbin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(bool(image.ptx) for image in read_images(tmp_path / "k.fatbin")) == [False, True]
     content = (tmp_path / "k.fatbin").read_bytes()
     (tmp_path / "cut.fatbin").write_bytes(content[:-100])
-    with pytest.raises(ArgumentError, match=f"{len(content) - 100} bytes; allowed: the {len(content)} bytes"):
+    with pytest.raises(ArgumentError, match=f"the {len(content)} bytes .*got .*{len(content) - 100} bytes"):
         read_images(tmp_path / "cut.fatbin")
 
 
@@ -138,15 +138,15 @@ def amd(cubin: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        ("amd.co", amd, "amd.co, an AMD code object"),
-        ("cut.cubin", lambda cubin: cubin[:3000], "a corrupt or truncated cubin of 3000 bytes"),
-        ("short.cubin", lambda cubin: cubin[:20], "a corrupt or truncated cubin of 20 bytes"),
-        ("noise.cubin", lambda cubin: cubin[:64] + bytes(255 - b for b in cubin[64:]), "a corrupt or truncated cubin"),
+        ("amd.co", amd, "amd.co, which is an AMD code object"),
+        ("cut.cubin", lambda cubin: cubin[:3000], "truncated \\(3000 bytes"),
+        ("short.cubin", lambda cubin: cubin[:20], "truncated \\(20 bytes"),
+        ("noise.cubin", lambda cubin: cubin[:64] + bytes(255 - b for b in cubin[64:]), "corrupt or truncated"),
         ("text.ptx", lambda _: b"hello", "text.ptx, which has another format"),
-        ("half.ptx", lambda _: b".version 8.0\n", "PTX without a .target"),
+        ("half.ptx", lambda _: b".version 8.0\n", "no .target directive"),
         ("none.ptx", lambda _: b".version 8.0\n.target sm_90a\n.address_size 64\n", "none, which contains no kernel"),
-        ("last.cubin", lambda cubin: cubin[:-1], "a corrupt or truncated cubin"),
-        ("end.ptx", lambda _: PTX[: PTX.index(b"ret;")], "end.ptx, truncated PTX"),
+        ("last.cubin", lambda cubin: cubin[:-1], "corrupt or truncated"),
+        ("end.ptx", lambda _: PTX[: PTX.index(b"ret;")], "end.ptx, which is truncated"),
         ("missing/k.cubin", None, "a readable file"),
     ],
 )
@@ -161,20 +161,20 @@ def test_errors_in_ptx(tmp_path: Path) -> None:
     if find_program("ptxas") is None:
         pytest.skip("ptxas is not installed here")
     (tmp_path / "k.ptx").write_bytes(PTX.replace(b"ret", b"rat"))
-    with pytest.raises(ArgumentError, match=r"file: got k, PTX with an error in line 5: Not a name .*'rat'"):
+    with pytest.raises(ArgumentError, match=r"file must be .*got k with an error in line 5: Not a name .*'rat'"):
         dump_kernels.main([str(tmp_path / "k.ptx"), "--out", str(tmp_path / "out")])
 
 
 def test_files_that_are_too_old_or_too_large_and_folders_without_kernels(tmp_path: Path) -> None:
     (tmp_path / "old.ptx").write_text(".version 3.2\n.target sm_20\n.entry k() { ret; }\n")
-    with pytest.raises(TargetError, match=r"target: got sm_20 in old\.ptx; allowed: sm_75 and later"):
+    with pytest.raises(TargetError, match=r"target must be sm_75 or later.*got sm_20 in old\.ptx"):
         read_images(tmp_path / "old.ptx")
     with (tmp_path / "large.cubin").open("wb") as file:
         file.truncate(4 << 30)
-    with pytest.raises(ArgumentError, match="4294967296 bytes; allowed: at most"):
+    with pytest.raises(ArgumentError, match=r"must be at most .*4294967296 bytes"):
         read_images(tmp_path / "large.cubin")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ArgumentError, match=r"a folder without \.ptx and \.cubin files"):
+    with pytest.raises(ArgumentError, match=r"contains no \.ptx or \.cubin file"):
         read_images(tmp_path / "folder")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ArgumentError, match="a regular file"):
@@ -184,10 +184,10 @@ def test_files_that_are_too_old_or_too_large_and_folders_without_kernels(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["x.cubin", "--config", "stages=3"], "--config: got together with a file"),
-        (["x.cubin", "--jobs", "99"], "--jobs: got together with a file"),
-        (["tile_copy", "-D", "X"], "-D: got together with tile_copy, one of cudatma's own kernels"),
-        (["tile_copy", "--block", "64"], "--block: got together with tile_copy, one of cudatma's own kernels"),
+        (["x.cubin", "--config", "stages=3"], "--config must be omitted with a file"),
+        (["x.cubin", "--jobs", "99"], "--jobs must be omitted with a file"),
+        (["tile_copy", "-D", "X"], "-D must be omitted with tile_copy, one of cudatma's own kernels"),
+        (["tile_copy", "--block", "64"], "--block must be omitted with tile_copy, one of cudatma's own kernels"),
     ],
 )
 def test_options_of_the_other_kind_are_refused(arguments: list[str], why: str, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_kernels_of_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
     status, found = difference(capsys, first, second, "--target", "sm_90a")
     assert status == 1
     assert [name for name in found["kernels"][0]["values"] if name.startswith("config.")]
-    with pytest.raises(ArgumentError, match="A or B: got transpose; allowed: a file, a folder, or a kernel that"):
+    with pytest.raises(ArgumentError, match=r"A or B must be a file, a folder, or a kernel that.*got transpose"):
         diff_builds.main(["transpose", first, "--target", "sm_90a"])
 
 

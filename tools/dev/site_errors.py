@@ -74,7 +74,7 @@ def _message(name: str, arguments: list[ast.expr]) -> str:
     if name not in _FIELD_ERRORS:
         return ": ".join(text for text in texts if re.search(r"\w", text))
     field, got, allowed, remedy = (*texts, *("",) * (4 - len(texts)))
-    text = f"{field}: got {got}; allowed: {allowed}{f'; {remedy}' if remedy else ''}"
+    text = f"{field} must be {allowed}, got {got}{f'; {remedy}' if remedy else ''}"
     return text if re.search(r"\w", allowed) else ""
 
 

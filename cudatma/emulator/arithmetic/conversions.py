@@ -20,7 +20,7 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Binary floating-point format with a sign bit, ``exponent`` exponent bits and ``mantissa`` mantissa bits.
+    """Binary floating-point format with a sign bit and these numbers of exponent and mantissa bits.
 
     ``top`` is the bit pattern of the largest finite value. ``nan`` is the NaN that conversions write, or ``top`` if the
     format has no NaN. If ``has_inf`` is true, infinity is top + 1.

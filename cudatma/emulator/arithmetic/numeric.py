@@ -175,8 +175,8 @@ def mul32_mode(a: Array, b: Array, mode: str) -> Array:
 def div32_mode(a: Array, b: Array, mode: str) -> Array:
     """Return a / b in a rounding mode.
 
-    Rounding the float64 quotient is correct because the distance between an inexact quotient and any float32 exceeds
-    the rounding error of float64.
+    It is correct to round the float64 quotient because an inexact quotient differs from every float32 by more than the
+    rounding error of float64.
     """
     return canon(round32(a.astype(np.float64) / b.astype(np.float64), mode))
 
@@ -211,7 +211,7 @@ def fma_brain(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def mul_brain(a: Array, b: Array) -> Array:
-    """Return the bf16 product. The addend of the fused operation is -0, which does not change any value."""
+    """Return the bf16 product (a fused operation with the addend -0)."""
     return fma_brain(a, b, np.full_like(a, -0.0))
 
 

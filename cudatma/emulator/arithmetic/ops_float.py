@@ -31,7 +31,7 @@ def rounding(i: Instruction) -> str:
 
 
 class Values:
-    """The operands and the result of a float instruction, as expressions in the type of its arithmetic.
+    """Operands and result of a float instruction as expressions in the type of its arithmetic.
 
     f16 values are computed in float16, and bf16 values are computed in float32. Packed types become vectors of all
     their elements.

@@ -138,14 +138,14 @@ def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operatio
 
 
 def is_first(w: Warp, store: tuple[int, ...]) -> bool:
-    """Return False if a lower lane issues the same store with the same bytes in this execution of the instruction."""
+    """Return whether no lower lane issues the same store in this execution of the instruction."""
     issued = (*store, w.launch.scheduler.steps)
     last, w.async_state["stored"] = w.async_state.get("stored"), issued
     return last != issued
 
 
 def store_later(w: Warp, at: int, block: Any, chunks: Array, read: Any, write: Any, group: groups.Group) -> None:
-    """Submit the two halves of a store: the read of shared memory, and then the write of global memory."""
+    """Submit both parts of a store: the read of shared memory, then the write to global memory."""
     group.reading += 1
     group.writing += 1
     group.issued_at = at

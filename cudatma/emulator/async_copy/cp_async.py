@@ -21,7 +21,7 @@ from cudatma.emulator.ptx.writer import RUNTIME
 
 
 def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
-    """Copy ``size`` bytes (4, 8 or 16) in each lane: ``take`` bytes from memory, followed by zeros."""
+    """Copy ``take`` bytes in each lane, and fill up to ``size`` (4, 8 or 16) bytes with zeros."""
     active = np.asarray(active_lanes(mask))
     if np.bitwise_or.reduce(to[active] | source[active]) & np.uint64(size - 1):
         access.trap(w, at, f"the addresses of a cp.async of {size} bytes must be multiples of {size}")

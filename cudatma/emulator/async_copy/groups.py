@@ -53,9 +53,9 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Groups of a thread (bulk), or of lanes that have committed the same groups (cp.async), in order.
+    """Groups of a thread (bulk) or of lanes that have committed the same groups (cp.async), in order.
 
-    ``open`` collects operations until the next commit. ``lanes`` (bits) is used only for cp.async.
+    ``open`` contains the operations since the last commit. ``lanes`` (bits) is used only for cp.async.
     """
 
     open: Group = field(default_factory=lambda: Group(0))
@@ -86,7 +86,7 @@ class Queue:
         return self.closed[: ends[last - 1] + 1] if last > 0 else []
 
     def split(self, lanes: int, owner: int) -> Queue:
-        """Return a new queue for diverging lanes. It contains the groups that were committed together."""
+        """Return a new queue for diverging lanes with the groups that were committed together."""
         mine, rest = self.open, Group(self.count, owner=self.owner)
         if not mine.lanes & lanes:
             mine, rest = rest, mine
@@ -125,7 +125,7 @@ def queue(w: Warp, lane: int) -> Queue:
 def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
     """Return the cp.async queues of lanes. A warp has one queue until some of its lanes commit or wait separately.
 
-    If ``parts`` is true, divide queues that other lanes share, so that the returned queues contain only active lanes.
+    If ``parts`` is true, split queues so that the returned queues contain only active lanes.
     """
     queues: list[Queue] | None = w.async_state.get("cp")
     if queues is None:

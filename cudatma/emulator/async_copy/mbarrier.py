@@ -29,8 +29,8 @@ _TOKEN_SHIFT = 20
 class MBarrier:
     """An mbarrier.
 
-    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes. It is negative if more bytes
-    have arrived than expected.
+    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes, negative if more bytes have
+    arrived than expected.
     """
 
     block: Block
@@ -47,7 +47,7 @@ class MBarrier:
         self.pending = self.next_count = self.count
 
     def write_back(self) -> None:
-        """Write the state to shared memory, where kernels may read the opaque bytes."""
+        """Write the opaque state to shared memory, where kernels may read it."""
         state = BarrierBits(self.next_count, self.pending, self.tx, self.phase & 1)
         raw = encode(state).to_bytes(8, "little")
         self.block.shared.data[self.offset : self.offset + 8] = np.frombuffer(raw, np.uint8)
@@ -252,7 +252,7 @@ def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | N
 def wait(
     w: Warp, at: int, addresses: Array, phase: Array, by_parity: bool, suspends: bool, mask: Array | None, order: str
 ) -> Array | None:
-    """Execute test_wait or try_wait. Return the lanes whose phases have ended, or None if the split must first wait.
+    """Execute test_wait or try_wait. Return the lanes whose phases have ended, or None if the split must wait.
 
     ``order`` is, for example, "acquire.cta". A try_wait times out if the schedule decides so, or if no operation can
     end the phase.

@@ -126,10 +126,10 @@ RESPONSE_BYTES = 16
 
 
 def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, everywhere: bool) -> None:
-    """Execute clusterlaunchcontrol.try_cancel, which lets the caller do the work of a cluster that has not started.
+    """Execute clusterlaunchcontrol.try_cancel, which cancels a cluster that has not started.
 
-    The answer is written to 16 bytes in the shared memory of the CTA, or of all CTAs of the cluster. It contains the
-    index of the canceled cluster's first CTA, and a flag that is nonzero if a cluster was canceled.
+    The 16-byte result in the shared memory of the CTA, or of all CTAs of the cluster, contains the index of the
+    canceled cluster's first CTA and a flag that is nonzero if a cluster was canceled.
     """
     access.check_aligned(w, at, access.lanes_of(to, mask), RESPONSE_BYTES)
     for lane in active_lanes(mask):

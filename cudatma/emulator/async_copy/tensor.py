@@ -61,7 +61,7 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
 
 
 def check_map_place(w: Warp, at: int, address: int) -> None:
-    """Trap if the tensor map is in a memory that TMA cannot read tensor maps from."""
+    """Trap if the tensor map is in memory from which TMA cannot read it."""
     memory = access.memory_of(w, address) if address >> 60 else ""
     if not memory and access.is_shared_offset(w, address):
         memory = "shared memory, or a parameter without cvta.param"

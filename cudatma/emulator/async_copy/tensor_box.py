@@ -248,7 +248,7 @@ def _check_instruction(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
     """Raise BoxError unless the rank and mode of the instruction match the map."""
     if mode in FOUR_ROWS:
         if not isinstance(spec, TiledSpec) or spec.rank != 2 or spec.box[1] != 1:
-            raise BoxError(f"the map of .{mode} must be tiled, with rank 2 and a box of one row")
+            raise BoxError(f"the tensor map of .{mode} must be tiled, with rank 2 and a box of one row")
         coords, mode = coords[:2], "tile"
     if len(coords) != spec.rank:
         raise BoxError(f"the tensor map has rank {spec.rank}, but the instruction has {len(coords)} coordinates")

@@ -32,7 +32,7 @@ def raw_type(size: int) -> np.dtype[Any]:
 
 
 def fill_word(spec: MapSpec) -> int:
-    """Return 64 bits of the value with which loads fill elements outside the tensor."""
+    """Return 64 bits of the fill value for elements outside the tensor."""
     return _NAN_FILL if int(spec.oob_fill) else 0
 
 

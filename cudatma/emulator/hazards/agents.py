@@ -34,7 +34,7 @@ def lanes_now(w: Warp) -> int:
 
 
 def used_granules(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
-    """Return the granules of a load whose bytes the kernel uses (`.pragma "used_bytes_mask"`)."""
+    """Return the granules of a load with bytes that the kernel uses (`.pragma "used_bytes_mask"`)."""
     mask = w.split.frame.program.function.used_bytes.get(at)
     if mask is None:
         return indices
@@ -52,9 +52,9 @@ def only_lane(w: Warp) -> int:
 
 
 class Agents(Observer):
-    """The agents and clocks of a cluster, which all checks share.
+    """Agents and clocks of a cluster, shared by all checks.
 
-    ``clocks`` contains the clock that all lanes of a warp share, for each warp.
+    ``clocks`` contains, for each warp, the clock that its lanes share.
     """
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
@@ -127,7 +127,7 @@ class Agents(Observer):
     def flag_agent(self, w: Warp) -> int:
         """Return the agent of a warp's strong writes to global memory.
 
-        This agent is separate because a thread can acquire a published flag without the warp's other accesses.
+        It is a separate agent because a thread can acquire a published flag without the warp's other accesses.
         """
         return 4 * self.warps + w.agent
 
@@ -140,7 +140,7 @@ class Agents(Observer):
         return agent < self._own
 
     def is_copy(self, agents: Array) -> Array:
-        """Return which agents are copies. An mbarrier or a group identifies a copy."""
+        """Return a mask of the agents that are copies, identified by an mbarrier or a group."""
         result: Array = (agents >= self._own) | (agents // self.warps == 2)
         return result
 
@@ -155,10 +155,7 @@ class Agents(Observer):
             self._stamp_groups(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
-        """Return the clock that all lanes of a warp share, and the clocks of lanes that have acquired more.
-
-        All these clocks contain the same number of the warp's own accesses.
-        """
+        """Return the clock that all lanes of a warp share, and the clocks of lanes that have acquired more."""
         parted = self._parted.get(w.agent)
         if parted is None:
             return [self.clocks[w.agent]]
@@ -188,11 +185,11 @@ class Agents(Observer):
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     def count_acquire(self, w: Warp) -> None:
-        """Record that a lane has acquired, so that earlier accesses are not compared with later ones of other lanes."""
+        """Record an acquire by a lane, so that its earlier accesses are not compared with later ones of other lanes."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:
-        """Return a number that increases when the lanes of a warp synchronize or acquire."""
+        """Return a counter that increases when the lanes of a warp synchronize or acquire."""
         return 1 + w.meetings + self._acquired.get(w.agent, 0)
 
     # ---- clocks of the lanes of a warp
@@ -238,7 +235,7 @@ class Agents(Observer):
     def learners(self, w: Warp) -> list[Clock]:
         """Return the clocks to update when the executing lanes acquire.
 
-        The other lanes obtain this ordering when the warp synchronizes.
+        The other lanes acquire the same accesses when the warp synchronizes.
         """
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings != w.meetings:
@@ -261,7 +258,7 @@ class Agents(Observer):
             self.advance(w)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
-        """Synchronize the lanes of each group, which acquire everything that any lane of the group has acquired."""
+        """Synchronize the lanes of each group: each lane acquires what any lane of the group has acquired."""
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings == w.meetings:
             for bits in groups:
@@ -275,8 +272,8 @@ class Agents(Observer):
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
         """Return the agent and clock of an access by ``lanes`` lanes.
 
-        A release by a single lane always publishes accesses by one lane or by one warp-wide instruction (``together``).
-        It publishes accesses by several independent lanes only after these lanes have synchronized.
+        A release by a single lane publishes accesses by several independent lanes only after these lanes have
+        synchronized. It always publishes accesses by one lane or one warp-wide instruction (``together``).
         """
         clock = self.clocks[w.agent]
         if lanes == 1 or together:
@@ -312,7 +309,7 @@ class Agents(Observer):
     def without_unmet(self, w: Warp, known: Clock, alone: bool) -> Clock:
         """Remove from ``known`` the accesses that a release by a single lane (``alone``) does not publish.
 
-        These are the accesses of lanes that have not synchronized since the access.
+        The lanes of these accesses have not synchronized since the access.
         """
         if alone and self._met.get(w.agent) == w.meetings + w.part_meetings:
             limit = self._unmet_from[w.agent] - 1

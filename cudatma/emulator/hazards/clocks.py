@@ -52,7 +52,7 @@ def join_clocks(mine: dict[Any, Clock], theirs: dict[Any, Clock]) -> None:
 
 
 class Far:
-    """Part of a clock that extends the happens-before order inside a cluster.
+    """Extension of a clock beyond the happens-before order inside a cluster.
 
     Vectors in this object are replaced but never modified.
 
@@ -172,7 +172,7 @@ class Clock:
         return result
 
     def note(self, scope: int, number: int, clock: Clock, own: int) -> None:
-        """Store the clock that a relaxed read has observed until a fence of this scope acquires it.
+        """Store the clock observed by a relaxed read until a fence of this scope acquires it.
 
         ``number`` and ``own`` are the same as for absorb().
         """
@@ -336,7 +336,7 @@ def refine(extra: dict[str, Any], meeting: set[int]) -> None:
 
 
 class LaneGroups:
-    """Groups of a warp's lanes. Each synchronization so far included either all or none of the lanes of a group.
+    """Groups of a warp's lanes such that each synchronization so far included all or none of a group's lanes.
 
     All accesses by a group count as accesses by one agent. Groups exist from the first partial synchronization of any
     warp, for all warps and all later schedules of the launch.

@@ -22,7 +22,7 @@ _FILE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HazardExplanation:
-    """Explanation of a hazard kind, with a kernel that demonstrates it. ``str()`` returns it as text.
+    """Explanation of a kind of hazard, with a kernel that demonstrates it. ``str()`` returns the text.
 
     Parameters
     ----------

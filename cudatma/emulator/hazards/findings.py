@@ -220,7 +220,7 @@ class Reporter(Observer):
         return accesses
 
     def out_of_step(self, *, by_bytes: bool) -> None:
-        """Record whether a wrong byte count or an unordered access first caused threads to get out of step."""
+        """Record whether a wrong byte count or an unordered access first put threads out of step."""
         if self._order_broke is None:
             self._order_broke = not by_bytes
 
@@ -298,7 +298,7 @@ def _position(split: Split, deadlock: Deadlock) -> tuple[Program, int, str]:
 
 
 def lines_of(deadlock: Deadlock) -> list[str]:
-    """Return lines that state where splits wait. Splits with the same description share a line."""
+    """Return lines that describe where splits wait. Splits with the same description share a line."""
     alike: dict[tuple[str, str], list[Split]] = {}
     for split in sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index)):
         program, at, what = _position(split, deadlock)

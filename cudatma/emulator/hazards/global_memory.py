@@ -20,7 +20,7 @@ Seen = Callable[[Array, Array], Array]
 
 
 class GlobalShadow:
-    """Shadow of a region of global memory: the last writer of each granule, and two of its readers since that write.
+    """Shadow of a region of global memory: the last writer of each granule and two readers since that write.
 
     The emulator creates the shadow of a buffer at the kernel's first write to the buffer, and in later schedules at the
     start. Buffers that are only read have no shadow. Agents are numbered over the whole grid as cluster number * agents
@@ -68,7 +68,7 @@ class GlobalShadow:
     # ---- readers, two slots per granule with (who, clock, strength, instruction, lanes) each
 
     def forget_readers(self, indices: Array) -> None:
-        """Delete readers that have been reported, so that each access is reported only once."""
+        """Delete reported readers, so that each access is reported only once."""
         if self._readers is not None:
             self._readers[indices] = 0
 
@@ -100,7 +100,7 @@ class GlobalShadow:
 
 
 def prepare(launch: Launch) -> None:
-    """Replace the shadows of the last schedule with new shadows for the buffers that the kernel is known to write."""
+    """Replace the shadows of the last schedule with empty ones for the buffers that the kernel is known to write."""
     extra = launch.setup.extra
     produced: set[int] = extra.get("produced", set())
     written: set[int] = extra.setdefault("written", set())

@@ -164,7 +164,7 @@ class GlobalRaces(Observer):
                 self._copy_reads(copy.w, copy.at, region, places[box.valid == length], length, until, True)
 
     def cp_async_source(self, w: Warp, at: int, addresses: Array, counts: Array, group: Group) -> None:
-        """Check only the bytes that each lane reads, because the last lane's source may reach the end of the buffer."""
+        """Check only the bytes that each lane reads."""
         until = self._agents.copies_until(w, group)
         least, most = int(counts.min()), int(counts.max())
         for size in (most,) if least == most else np.unique(counts).tolist():

@@ -73,7 +73,7 @@ Place = tuple[str, int, int] | tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Another instruction that contributes to a hazard, such as an earlier access to the same bytes.
+    """Another instruction involved in a hazard, such as an earlier access to the same bytes.
 
     Parameters
     ----------

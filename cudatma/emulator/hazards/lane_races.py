@@ -98,7 +98,7 @@ class LaneRaces(Observer):
         return active if each == 1 else active.repeat(each)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
-        """Synchronize the lanes of each group, which acquire everything that any lane of the group has acquired."""
+        """Synchronize the lanes of each group: each lane acquires what any lane of the group has acquired."""
         epoch = self._agents.epoch(w)
         met = self._part_meetings(w)
         if met is None:
@@ -118,7 +118,7 @@ class LaneRaces(Observer):
         return known[1] if known is not None and known[0] == self._agents.epoch(w) else None
 
     def conflict(self, w: Warp, known: Array, stamps: Array) -> int:
-        """Return the position of an access by another lane that no synchronization follows, or -1."""
+        """Return the position of an unsynchronized access by another lane, or -1."""
         difference = known ^ stamps
         late = (difference > 0) & (difference < 1 << _COUNT_BITS + _LANE_BITS)
         if not np.count_nonzero(late):

@@ -38,7 +38,7 @@ _SYNC = (
 class Use:
     """An access to shared memory, or to an mbarrier in shared memory, at ``place``.
 
-    A thread is ordered after the access if its clock of ``agent`` is at least ``clock``. An arrival or a copy is also
+    The access happens before a thread whose clock for ``agent`` is at least ``clock``. An arrival or a copy is also
     complete after ``phase`` of ``barrier`` has ended.
     """
 
@@ -119,7 +119,7 @@ class PeerUses(Observer):
             self._barriers.setdefault(id(barrier), {})[key] = use
 
     def block_ended(self, block: Block) -> None:
-        """Report uses by other CTAs that do not happen before the exit of any thread of the CTA.
+        """Report uses by other CTAs that do not happen before the exit of any thread of this CTA.
 
         mbarriers.MBarriers checks copies into the CTA.
         """

@@ -150,9 +150,8 @@ class MBarriers(Observer):
     def arrivals_over(self, w: Warp, program: Program, at: int, barrier: MBarrier, number: int, expects: bool) -> None:
         """Report an instruction with more arrivals than are pending.
 
-        The overflow is the root cause if the instruction exceeds the mbarrier's count, or if no other hazard precedes
-        it. For example, a producer that does not wait for its slot arrives with the bytes of the next phase before it
-        copies.
+        The overflow is the root cause if the instruction exceeds the mbarrier's count or if no other hazard precedes
+        it.
         """
         reporter = self._reporter
         is_derived = number <= barrier.count and (expects or reporter.bytes_follow or self._races.is_astray)

@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array
 
 
 class SharedAccesses(Observer):
-    """Observer that passes the granules of each access to the race checks and then records them in the shadow."""
+    """Observer that passes each access to the race checks and then records it in the shadow."""
 
     def __init__(
         self, agents: Agents, memory: SharedMemory, order: MemoryOrder, races: SharedRaces, lanes: LaneRaces

@@ -34,7 +34,7 @@ _AT_BITS = 24
 class Shadow:
     """The last writer of each granule of a CTA's shared memory (or -1), its clock, and the readers since that write.
 
-    A granule is as large as the kernel's narrowest access to shared memory, and at most 16 bytes.
+    A granule has the size of the kernel's narrowest access to shared memory, at most 16 bytes.
     """
 
     def __init__(self, rank: int, size: int, granule: int) -> None:
@@ -79,7 +79,7 @@ class Shadow:
         return (first[:, None] + steps).reshape(-1)
 
     def bytes_of(self, indices: Array) -> Place:
-        """Return the byte range of some granules, as the place of a hazard."""
+        """Return the byte range of granules as the place of a hazard."""
         return "bytes", self.rank, int(indices.min()), int(indices.max())
 
     def record_read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
@@ -142,7 +142,7 @@ class Shadow:
         self.writer_clock[indices] = _NEVER
 
     def end_copy(self, indices: Array, number: int, agent: int, clock: int, at: int, is_async: bool) -> None:
-        """Record that a copy has written its bytes, except bytes that a later copy will write."""
+        """Record that a copy has written its bytes, except those that a later copy will overwrite."""
         self._copies -= 1
         landed = indices[self.in_flight[indices] == number]
         self.in_flight[landed] = 0
@@ -157,9 +157,7 @@ class Shadow:
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))
 
     def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
-        """Return the agent and granule of an unordered write, and whether only a proxy fence is missing.
-
-        The result is None if all writes are ordered.
+        """Return the agent and granule of an unordered write, and whether only a proxy fence is missing, or None.
 
         ``order`` contains the ordered accesses. For an access through the async proxy, ``fenced`` contains the accesses
         that are visible to this proxy. The result may also be a granule that is unwritten or that a copy in flight will

@@ -122,10 +122,7 @@ class SharedRaces(Observer):
         return barrier.pending == 0 and barrier.tx > 0 and not memory.is_filling(barrier) and not memory.has_peers
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
-        """Record the phase for which a wait has returned.
-
-        If a second wait returns in the same phase, its parity is wrong.
-        """
+        """Record the phase of a wait that has returned. A second wait in the same phase has the wrong parity."""
         agent, lanes = self._agents.barrier_agent(barrier), lanes_now(w)
         last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
         if last != barrier.phase:

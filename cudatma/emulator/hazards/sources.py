@@ -15,7 +15,7 @@ _MANGLED = re.compile(r"_Z(\d+)(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """PTX text of a module and the source lines from which it was compiled.
+    """PTX text of a module and its source lines.
 
     Parameters
     ----------

@@ -121,7 +121,7 @@ class Swizzles(Observer):
     def shared_write(
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
     ) -> None:
-        """Treat an earlier linear read as an in-place update if the whole warp now stores to the same bytes."""
+        """Treat an earlier linear read as part of an in-place update if the whole warp now stores to the same bytes."""
         boxes = self._boxes[block.rank]
         if boxes.has_boxes and self._linear:
             read = self._linear.pop((w.agent, offsets.tobytes()), None)
@@ -165,7 +165,7 @@ class Swizzles(Observer):
             self._linear[w.agent, offsets.tobytes()] = (w, program, at, mode)
 
     def cluster_ended(self) -> None:
-        """Warn about linear reads of swizzled boxes that were not in-place updates."""
+        """Warn about linear reads of swizzled boxes, except for in-place updates."""
         for w, program, at, mode in self._linear.values():
             if self._findings.reads_to_check.get((program.function.name, at)) == 0:
                 continue
@@ -178,7 +178,7 @@ class Swizzles(Observer):
     def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
         """Check that eight matrix rows from eight rows of a box are in the same column of the box.
 
-        Otherwise, the code that computed the addresses assumes a swizzle that differs from the tensor map's.
+        Otherwise, the code assumes a swizzle that differs from the tensor map's.
         """
         boxes = self._boxes[block.rank]
         chunks = (offsets // CHUNK).reshape(-1, 8)

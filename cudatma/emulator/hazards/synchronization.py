@@ -193,7 +193,7 @@ class Synchronization(Observer):
         self._released(barrier).near.join(self._arrivals.pop(arrival))
 
     def wgmma_waited(self, w: Warp, at: int, done: int, warps: list[Warp]) -> None:
-        """Record that all four warps have finished the wgmma's reads of shared memory."""
+        """Record that the wgmma's reads of shared memory are complete in all four warps."""
         for clock in self._agents.learners(w):
             for other in warps:
                 agent = self._agents.wgmma_agent(other)

@@ -57,7 +57,7 @@ def stores_of(program: Program, load: int) -> frozenset[int] | None:
 
 
 class UnusedLoads:
-    """Races of loads that matter only if a lane of the load executes one of certain stores.
+    """Races of loads whose values are used only by guarded stores.
 
     Threads are identified by agents and lanes (as bits).
     """
@@ -67,14 +67,14 @@ class UnusedLoads:
         self._waiting: dict[int, list[tuple[int, frozenset[int], Callable[[], None]]]] = {}
 
     def defer(self, agent: int, lanes: int, stores: frozenset[int], report: Callable[[], None]) -> None:
-        """Report a race of a load as soon as one of the load's lanes executes one of the stores."""
+        """Defer the report of a race until one of the load's lanes executes one of the stores."""
         if any(self._stored.get((agent, store), 0) & lanes for store in stores):
             report()
         elif stores:
             self._waiting.setdefault(agent, []).append((lanes, stores, report))
 
     def stored(self, agent: int, at: int, lanes: int) -> None:
-        """Record that lanes execute a guarded store, and report the deferred races that now matter."""
+        """Record that lanes execute a guarded store, and report the deferred races that depend on it."""
         self._stored[agent, at] = self._stored.get((agent, at), 0) | lanes
         for race in self._waiting.pop(agent, ()):
             if at in race[1] and race[0] & lanes:

@@ -41,7 +41,7 @@ class SharedVariables:
         return cls(tuple(variables))
 
     def byte(self, address: int) -> str:
-        """Return "byte 64 of tile" for a shared-memory address without the CTA's rank, or "" outside variables."""
+        """Describe a shared address without the CTA rank as "byte 64 of tile", or as "" outside variables."""
         name, offset = self._find(address)
         return f"byte {offset} of {name}" if name else ""
 

@@ -85,7 +85,7 @@ class Warpgroups(Observer):
     def registers_set(self, w: Warp, at: int, count: int, is_increase: bool) -> None:
         """Check a setmaxnreg against the other warps of the warpgroup.
 
-        A setmaxnreg with the same number as the previous one does not require synchronization.
+        Repeating a setmaxnreg with the same number does not require synchronization.
         """
         own = self._settings.setdefault(w.agent, [])
         event = _Event(w, w.split.frame.program, at, (count, is_increase), self._agents.stamp(w, 1))
@@ -108,7 +108,7 @@ class Warpgroups(Observer):
         own.append(event)
 
     def block_ended(self, block: Block) -> None:
-        """Report instructions that only some warps of a warpgroup have executed in a CTA that has exited."""
+        """When a CTA exits, report instructions that only some warps of a warpgroup have executed."""
         self._report_missing(block.warps)
 
     def deadlocked(self) -> None:

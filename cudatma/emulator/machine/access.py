@@ -26,7 +26,7 @@ SHARED_OPERAND = "an address of the .shared state space, from cvta.to.shared (__
 
 
 def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
-    """Raise the error that would stop the kernel on a GPU. ``error`` is the name of the CUresult.
+    """Raise a TrapError with the CUresult that a GPU would report.
 
     The launch adds the instruction, the source line, the CTA and the warp to the message.
     """
@@ -107,7 +107,7 @@ def is_shared_offset(w: Warp, address: int) -> bool:
 
 
 def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
-    """Trap if an address is in a memory that the instruction cannot access. ``allowed`` is text for the message."""
+    """Trap if an address is in memory that the instruction cannot access. ``allowed`` is text for the message."""
     memory = memory_of(w, address)
     if memory:
         trap(
@@ -197,7 +197,7 @@ class FlagWait:
 
 
 def yield_if_unchanged(w: Warp, at: int, elements: Array, order: str, address: int) -> None:
-    """Yield to other splits if a strong load or an atomic operation again reads the same values and changes nothing.
+    """Yield to other splits if a strong load or atomic operation repeatedly reads the same values.
 
     ``address`` is the generic address of the first element.
     """

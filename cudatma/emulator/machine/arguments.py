@@ -32,7 +32,9 @@ def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory, 
     """
     params = program.function.params
     if len(args) != len(params):
-        raise ArgumentError("args", f"{len(args)} arguments", f"{len(params)} for kernel {program.function.name}")
+        raise ArgumentError(
+            "args", f"{len(args)} arguments", f"a sequence of {len(params)} values for kernel {program.function.name}"
+        )
     buffer = bytearray(program.param_bytes)
     for name, param, value in zip(names, params, args, strict=False):
         raw = _encode(value, param, name, memory)
@@ -48,7 +50,9 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
             if value.nbytes == size:
                 return value.tobytes()
             raise ArgumentError(
-                name, f"an array of {value.nbytes} bytes", f"a value of {size} bytes, or a pointer parameter"
+                name,
+                f"an array of {value.nbytes} bytes",
+                f"a value of {size} bytes because the parameter is not a pointer",
             )
         return memory.add(value, name).to_bytes(8, "little")
     if value is None and size == 8:
@@ -56,7 +60,7 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
     register_array(value, name, memory)
     is_float = param.kind in ("f16", "f32", "f64")
     if isinstance(value, float | np.floating) and param.kind[0] in "us":
-        raise ArgumentError(name, float(value), f"an integer of {size} bytes for a .{param.kind} parameter")
+        raise ArgumentError(name, float(value), f"a {size}-byte integer for a .{param.kind} parameter")
     if isinstance(value, np.bool_ | np.integer) and (value.nbytes != size or is_float):
         value = int(value)
     if isinstance(value, np.floating) and value.nbytes != size:
@@ -65,7 +69,7 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
         return _sized(value.tobytes(), size, name)
     if isinstance(value, bool | int) and not is_float:
         if not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):
-            raise ArgumentError(name, value, f"an integer of {size} bytes")
+            raise ArgumentError(name, value, f"a {size}-byte integer")
         return (int(value) & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
     if isinstance(value, bool | int | float):
         return _float_bytes(value, size, name)
@@ -83,15 +87,13 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
     except CudaTmaError:
         raise
     except Exception as error:  # The conversion is the caller's code and may raise any exception.
-        raise ArgumentTypeError(
-            name, type(value).__name__, "an object that can be converted to bytes", str(error)
-        ) from error
+        raise ArgumentTypeError(name, type(value).__name__, "an object that converts to bytes", str(error)) from error
     raise ArgumentTypeError(name, type(value).__name__, "a NumPy array, a number, bytes or a tensor map")
 
 
 def _float_bytes(value: float, size: int, name: str) -> bytes:
     if size not in (2, 4, 8):
-        raise ArgumentError(name, value, f"a number, because the parameter is a float of {size} bytes")
+        raise ArgumentError(name, value, f"a number because the parameter is a {size}-byte float")
     try:
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
     except OverflowError:

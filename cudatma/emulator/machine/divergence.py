@@ -63,7 +63,7 @@ class Wait:
 
 
 def release_hopeless(w: Warp) -> None:
-    """Release splits whose missing lanes have exited or wait at a join."""
+    """Release splits that wait for lanes that have exited or wait at a join."""
     for wait in list(w.waiting):
         if not may_come(w, wait):
             w.waiting.remove(wait)
@@ -71,7 +71,7 @@ def release_hopeless(w: Warp) -> None:
 
 
 def may_come(w: Warp, wait: Wait) -> bool:
-    """Return whether all missing lanes may still arrive.
+    """Return whether all missing lanes can still arrive.
 
     A lane cannot arrive if it is parked at a join or waits for lanes of this split.
     """
@@ -135,7 +135,7 @@ def remove(w: Warp, split: Split) -> None:
 def arrive(w: Warp, split: Split) -> None:
     join = split.join
     if join is None:
-        raise EmulatorError("a split without a join has arrived at a join (internal error)")
+        raise EmulatorError("internal error: a split without a join arrived at a join")
     remove(w, split)
     join.mask = join.mask | split.mask
     count_down(w, join)
@@ -144,7 +144,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Decrement the number of splits and inner joins for which a join waits. At zero, resume execution at the join."""
+    """Decrement the number of splits and inner joins that a join waits for, and resume execution at zero."""
     join.missing -= 1
     if join.missing:
         return
@@ -161,7 +161,7 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
     if pc == -1:
         caller = frame.caller
         if caller is None:
-            raise EmulatorError("a kernel's end was joined (internal error)")
+            raise EmulatorError("internal error: a split joined the end of the kernel")
         pc, frame = frame.return_to, caller
     _place(w, Split(w, pc, lanes, frame, join.parent))
 
@@ -186,7 +186,7 @@ def _release(w: Warp, lanes: Array) -> Array:
 
 
 def release_parked(w: Warp) -> bool:
-    """Let all lanes that are parked at joins continue without the other lanes. Return whether there are such lanes."""
+    """Release all lanes that are parked at joins. Return whether there were any."""
     released = bool(_release(w, w.alive).any())
     w.has_left_joins = w.has_left_joins or released
     return released
@@ -202,7 +202,7 @@ def leave(w: Warp, mask: Array | None) -> int:
     rest = split.mask & ~lanes
     join = split.join
     if join is None or join.at != -1:
-        raise EmulatorError("a return has no matching call (internal error)")
+        raise EmulatorError("internal error: a return has no matching call")
     if rest.any():
         join.mask = join.mask | lanes
         split.mask, split.is_full = rest, False
@@ -260,7 +260,7 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
     while walk.caller is not None:
         depth, walk = depth + 1, walk.caller
     if depth >= MAX_CALLS:
-        raise TrapError(f"the stack is exhausted because calls are nested more than {MAX_CALLS} deep")
+        raise TrapError(f"the call stack is exhausted because calls are nested more than {MAX_CALLS} deep")
     base = max(caller.local_base + caller.program.local_bytes, w.stack_top)
     frame = Frame(program, caller, return_to, base)
     w.reserve_local(frame.local_base + program.local_bytes)
@@ -278,8 +278,7 @@ def meet(w: Warp, at: int) -> int:
     """Synchronize the lanes of a warp for an instruction that all of them must execute.
 
     Returns 0 to continue, BLOCK to wait, or SWITCH if the running split has gained lanes and restarts the segment. The
-    result is 0 if all lanes have arrived or the missing lanes cannot arrive. In the second case, the instruction
-    reports a hazard.
+    result is also 0 if the missing lanes cannot arrive; the instruction then reports a hazard.
     """
     split = w.split
     if split.token is not None:  # The barrier has released this split.

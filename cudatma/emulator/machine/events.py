@@ -25,13 +25,13 @@ Same = Callable[[], bool]
 
 
 def never() -> bool:
-    """Return False, as the ``same`` argument of a store whose bytes are not compared."""
+    """Return False (the ``same`` argument of a store whose bytes are not compared)."""
     return False
 
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """An asynchronous operation on a CTA's shared memory, from its issue to its completion.
+    """An asynchronous operation on a CTA's shared memory.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Copy:
 
 
 class Observer:
-    """Observer of a cluster. All methods of this base class do nothing.
+    """Base class of observers of a cluster. Its methods do nothing.
 
     Common arguments
     ----------------
@@ -134,19 +134,19 @@ class Observer:
         """No warp of the grid can proceed. This event precedes the report of the deadlock."""
 
     def trapped(self) -> None:
-        """The grid has ended in a trap after a time in which all warps only waited."""
+        """The grid has ended in a trap while all warps were only waiting."""
 
     # ---- hazards
 
     def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
-        """The machine has found a hazard, an instruction that violates a rule of its execution.
+        """The machine has found a hazard: an instruction that violates a rule of execution.
 
         ``kind`` is a key of hazards.hazard.CAUSES. ``places`` contains the locations that the hazard concerns
         (hazards.hazard.Place).
         """
 
     def warning(self, kind: str, w: Any, at: int, message: str, /) -> None:
-        """The machine has found code that may be intended but that relies on behavior that PTX does not guarantee."""
+        """The machine has found code that relies on behavior that PTX does not guarantee."""
 
     def hazard_found(self, hazard: Any, w: Any) -> None:
         """A hazard (hazards.hazard.Hazard) has been recorded at a new place during an access by this warp."""
@@ -223,7 +223,7 @@ class Observer:
         """
 
     def tensor_source(self, copy: Copy, region: Region | None, group: Any, /) -> None:
-        """A tensor load will read its box. This event follows its ``copy_issued``.
+        """A tensor load is about to read its box. This event follows the load's ``copy_issued``.
 
         ``region`` is the memory that contains the tensor, or None if the box is completely outside the tensor.
         ``group`` is the issuing thread's open bulk group. A wait for this group also covers reads of the tensor map.
@@ -311,7 +311,7 @@ class Observer:
         """
 
     def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
-        """The number of arrivals exceeds the number of pending arrivals.
+        """An instruction arrives more often than there are pending arrivals.
 
         ``number`` is the number of arrivals by this instruction. ``expects`` is true if the instruction has .expect_tx.
         """

@@ -58,7 +58,7 @@ class Setup:
 class GridLaunch:
     """A running grid.
 
-    The schedule selects the order in which clusters start. Live clusters are interleaved.
+    The schedule determines the order in which clusters start. Live clusters are interleaved.
     """
 
     grid: Dim
@@ -131,13 +131,13 @@ class GridLaunch:
             self.scheduler.run()
 
     def admit(self) -> bool:
-        """Start the cluster that the schedule selects, unless no cluster is left or too many are live."""
+        """Start the cluster that the schedule selects unless none is left or too many are live."""
         if len(self.resident) >= self.setup.resident_clusters:
             return False
         return self._start(self._take(self.scheduler.pick))
 
     def admit_beyond(self) -> bool:
-        """Start more clusters than the limit of live clusters allows, because all live clusters may wait for them.
+        """Start more clusters than the limit allows, because all live clusters may be waiting for them.
 
         Raises ResidencyError if the live clusters would use too much memory.
         """
@@ -222,7 +222,7 @@ class GridLaunch:
         return self.scheduler.has_stalled
 
     def pass_time(self) -> bool:
-        """Advance the clock because all threads wait, and return whether this may let a thread continue.
+        """Advance the clock because all threads are waiting, and return whether a thread may now continue.
 
         Time passes only up to a limit, and only if a thread has read a clock since the last advance. Waits with a
         time limit therefore end, while a kernel that reads a clock only once still deadlocks. Each advance equals the

@@ -19,7 +19,7 @@ _READS = ("ld", "ldu", "atom", "mbarrier")
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Instructions that a warp executes repeatedly.
+    """Instructions that a warp repeats.
 
     ``at`` is the first instruction that reads memory, or the first instruction if none reads memory.
     """
@@ -47,7 +47,7 @@ class Loop:
 
 
 def is_plain(instruction: Instruction) -> bool:
-    """Return whether an instruction is a weak load, which need not observe writes by other threads."""
+    """Return whether an instruction is a weak load."""
     root, *rest = instruction.parts
     return root in ("ld", "ldu") and not {"volatile", "relaxed", "acquire", "mmio"} & set(rest)
 
@@ -70,7 +70,7 @@ def _state_of(split: Split) -> tuple[int, bool]:
 
 
 class Recorder:
-    """Recording of the segments that the warps of a launch execute."""
+    """Recorder of the segments that the warps of a launch execute."""
 
     def __init__(self, ready: Iterable[Split], blocked: Iterable[Split]) -> None:
         """Start a recording of the given splits, which are ready or blocked.

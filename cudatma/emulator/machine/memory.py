@@ -118,12 +118,14 @@ def bytes_of(array: Any, name: str = "array") -> Array:
     if not isinstance(array, np.ndarray):
         raise ArgumentError(name, type(array).__name__, "a NumPy array")
     if array.dtype.hasobject or not array.dtype.isnative:
-        raise ArgumentError(name, f"dtype {array.dtype!s}", "numbers in native byte order", "pass a converted copy")
+        raise ArgumentError(
+            name, f"dtype {array.dtype!s}", "an array of numbers in native byte order", "pass a converted copy"
+        )
     array = array.view(np.ndarray)  # Subclasses such as np.matrix index differently.
     while not (array.flags.c_contiguous or array.flags.f_contiguous) and isinstance(array.base, np.ndarray):
         array = array.base
     if not array.flags.c_contiguous and not array.flags.f_contiguous:
-        raise ArgumentError(name, f"strides {array.strides}", "a contiguous array, or a view of one", "pass a copy")
+        raise ArgumentError(name, f"strides {array.strides}", "a contiguous array or a view of one", "pass a copy")
     flat = array.reshape(-1, order="A") if array.ndim != 1 else array
     if array.size == 0:
         return np.zeros(0, np.uint8)

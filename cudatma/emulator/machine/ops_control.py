@@ -139,7 +139,7 @@ def call_function(w: Warp, name: str, arguments: list[str], results: list[str], 
     expected = (len(program.function.params), len(program.function.returns))
     if expected != (len(arguments), len(results)):
         message = f"{name} is called with {len(arguments)} arguments and {len(results)} results"
-        raise TrapError(f"{message}, but declares {expected[0]} and {expected[1]}")
+        raise TrapError(f"{message}, but it declares {expected[0]} and {expected[1]}")
     return divergence.call(w, program, arguments, results, following)
 
 

@@ -17,7 +17,7 @@ Dim = tuple[int, int, int]
 
 
 class Schedule(Protocol):
-    """Order in which splits run and asynchronous work completes (scheduler.Scheduler)."""
+    """The order in which splits run and asynchronous work completes (scheduler.Scheduler)."""
 
     schedule: int
     seed: int

@@ -29,9 +29,9 @@ _IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; see the ptxa
 class RegisterPool:
     """Register pool of a CTA.
 
-    ``start`` is the number of registers per thread when the kernel starts, and ``source`` states how this number was
-    determined. ``owned`` maps each warp to its current number of registers per thread. ``freed`` and ``taken`` count
-    the registers that .dec has returned and .inc has taken.
+    ``start`` is the number of registers per thread when the kernel starts, and ``source`` states its origin. ``owned``
+    maps each warp to its current number of registers per thread. ``freed`` and ``taken`` count the registers that .dec
+    has returned and .inc has taken.
     """
 
     start: int
@@ -58,7 +58,7 @@ class RegisterWait:
         return f"setmaxnreg.inc {self.count} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
 
     def arithmetic(self) -> str:
-        """Return a text that states the numbers of initial, freed, taken and missing registers."""
+        """Return the numbers of initial, freed, taken and missing registers as text."""
         pool = self.pool
         return (
             f"setmaxnreg.inc {self.count} needs {self.count} - {self.owned} more registers per thread, "

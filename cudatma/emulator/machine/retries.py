@@ -41,8 +41,8 @@ def state_of(split: Split) -> int:
 class Retries:
     """Timeouts of try_waits.
 
-    A loop that returns to an unchanged state retries forever, so waits in this loop block until their phase ends. All
-    other waits may time out again, so that their loops can give up.
+    A loop that returns to an unchanged state would retry forever, so its waits block until their phase ends. All other
+    waits may time out again, so that their loops can give up.
     """
 
     def __init__(self, chance: float, draw: random.Random) -> None:
@@ -68,7 +68,7 @@ class Retries:
 
 
 class Stall:
-    """Detector of splits that only repeat their states. Counters of attempts may differ."""
+    """Detector of splits that only repeat their states, except for counters of attempts."""
 
     def __init__(self) -> None:
         self.progress = -1
@@ -78,8 +78,7 @@ class Stall:
     def repeats(self, progress: int, steps: int, splits: Iterable[Split]) -> bool:
         """Return whether every split has already been in its current state since the last progress.
 
-        A loop with a limited number of attempts never repeats. ``progress`` counts the events that may have released a
-        waiter. ``steps`` counts the steps of all splits.
+        ``progress`` counts the events that may have released a waiter. ``steps`` counts the steps of all splits.
         """
         if progress != self.progress:
             self.progress, self._began = progress, steps

@@ -138,7 +138,7 @@ class Scheduler:
         self.unchanged += 1
 
     def store(self, is_same: Callable[[], bool]) -> None:
-        """Count a store before its execution. ``is_same`` returns whether memory already contains the stored values."""
+        """Count a store before it executes. ``is_same`` returns whether memory already contains the values."""
         if self.progress - self.unchanged == self._looked_at and is_same():
             self.unchanged += 1
         self.progress += 1
@@ -149,7 +149,7 @@ class Scheduler:
         self.is_polling = True
 
     def synchronized(self) -> None:
-        """In random schedules, randomly yield to other splits after a strong access by the running split."""
+        """In random schedules, sometimes yield to other splits after a strong access."""
         if self._may_switch and self._draw.random() < 0.5:
             self.is_polling = True
 
@@ -332,8 +332,8 @@ class Scheduler:
             return
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
-            f"the kernel has not completed after {self.steps} steps (schedule {self.schedule}, seed {self.seed}) "
-            f"because of an infinite loop{loop and ' ' + loop}, or step_limit is too low"
+            f"the kernel has not completed after {self.steps} steps (schedule {self.schedule}, seed {self.seed}): "
+            f"it has an infinite loop{loop and ' ' + loop}, or step_limit is too low"
         )
 
     def _choose(self) -> Split:

@@ -54,7 +54,7 @@ class Frame:
 
 
 class Join:
-    """A point at which splits reconverge.
+    """Reconvergence point of splits.
 
     ``at`` is a segment, or -1 for the end of the frame's function. ``missing`` is the number of splits that may still
     arrive.
@@ -71,7 +71,7 @@ class Split:
     """Lanes of a warp at the same program position.
 
     If ``is_full`` is true, the lanes run the unmasked version of a segment, which does not track undefined values.
-    ``waits_for`` is the reason why the lanes wait, or None if they can run.
+    ``waits_for`` is what the lanes wait for, or None if they can run.
     """
 
     __slots__ = (

@@ -110,7 +110,7 @@ def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
 
 
 def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> bool:
-    """Execute bar.sync and return whether the split must wait. A split that a barrier has released has a token."""
+    """Execute bar.sync and return whether the split must wait. A split released by a barrier has a token."""
     split = w.split
     if split.token is not None:
         split.token = None

@@ -16,9 +16,9 @@ MAX_ALIGN = 1 << 16
 def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterator[Variable]:
     """Yield the variables of a declaration.
 
-    The cursor starts after the directive of the state space and stops before ``;``, ``,`` or ``)``. Examples of
-    declarations are ``.align 16 .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name`` and ``.v4 .f32
-    name``. Each declaration may have an initializer.
+    The cursor starts after the state-space directive and stops before ``;``, ``,`` or ``)``. Examples of declarations
+    are ``.align 16 .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name`` and ``.v4 .f32 name``. Each
+    declaration may have an initializer.
     """
     align, size, count, kind, is_pointer = 0, 0, 1, "", False
     while cursor.token.kind == "directive":

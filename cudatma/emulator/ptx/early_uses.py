@@ -46,8 +46,8 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
 def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
     """Map the index of each wgmma to the bit set of its registers that some path writes without a fence.
 
-    On such a path, no fence follows the write, and no fence follows the last wgmma.commit_group. Compilers rename
-    accumulators by copying them, so a copy counts as fenced if its source is fenced. Constants always count as fenced.
+    A copy counts as fenced if its source is fenced, because compilers rename accumulators by copying them. Constants
+    always count as fenced.
     """
     body = flow.function.body
     if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in body):

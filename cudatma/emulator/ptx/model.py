@@ -39,7 +39,7 @@ class Sym:
 
 @dataclass(frozen=True, slots=True)
 class Mem:
-    """A memory operand, ``[base+offset]`` or ``[base, {coordinates}]``. ``extra`` contains further parts."""
+    """A memory operand, ``[base+offset]`` or ``[base, {coordinates}]``. ``extra`` contains any further parts."""
 
     base: Reg | Imm | Sym
     offset: int = 0
@@ -120,7 +120,7 @@ class Instruction:
 
     @property
     def names_all(self) -> bool:
-        """Return whether the member mask is a constant that selects all lanes."""
+        """Return whether the member mask is constant and selects all lanes."""
         mask = self.members
         return isinstance(mask, Imm) and mask.bits & 0xFFFFFFFF == 0xFFFFFFFF
 

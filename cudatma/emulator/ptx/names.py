@@ -39,7 +39,7 @@ def plain_name(symbol: str) -> str:
 
 
 def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
-    """Return the symbol that matches ``name`` by its whole name, its plain name, a prefix, or any other part.
+    """Return the symbol whose full name, plain name, prefix or other part is ``name``.
 
     An empty ``name`` selects the only symbol. Raises an ArgumentError with candidates if ``name`` does not match
     exactly one symbol. ``field`` is the argument's name in the message, and ``what`` is the plural noun for the
@@ -48,7 +48,7 @@ def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
     if not isinstance(name, str):
         raise ArgumentTypeError(field, type(name).__name__, "a str")
     if not symbols:
-        raise ArgumentError(field, name or "none", f"none, because the PTX has no {what}")
+        raise ArgumentError(field, name or "none", f"omitted because the PTX has no {what}")
     if name in symbols:
         return name
     if not name and len(symbols) == 1:
@@ -64,9 +64,11 @@ def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise ArgumentError(field, name, _some(matches), f"pass a longer part, because {len(matches)} names match")
+            raise ArgumentError(
+                field, name, _some(matches), f"pass a longer part of the name because {len(matches)} names match"
+            )
     if not name:
-        raise ArgumentError(field, "none", _some(symbols), f"pass a name, because the PTX has {len(symbols)} {what}")
+        raise ArgumentError(field, "none", _some(symbols), f"select one of the {len(symbols)} {what} in the PTX")
     near = difflib.get_close_matches(stem, symbols, _LISTED, 0.3)
     raise ArgumentError(field, name, _some([*near, *(symbol for symbol in symbols if symbol not in near)]))
 

@@ -28,7 +28,7 @@ _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
 
 def parse(text: str) -> Module:
-    """Parse a module that NVRTC or nvcc has emitted (PTX 7.x to 9.x).
+    """Parse a PTX module from NVRTC or nvcc (PTX 7.x to 9.x).
 
     Raises PtxError with the line number if the text is malformed. Unknown instructions are reported when a kernel that
     contains them is prepared.
@@ -41,7 +41,7 @@ def parse(text: str) -> Module:
     try:
         return _ModuleParser(_INLINE_ASM.sub(_without_locs, text)).read()
     except RecursionError:
-        raise PtxError("the scopes are nested too deeply") from None
+        raise PtxError("scopes are nested too deeply") from None
     finally:
         if was_enabled:
             gc.enable()
@@ -61,9 +61,9 @@ class _ModuleParser:
         while self.cursor.token.kind != "end":
             self._statement()
         if self.module.version == (0, 0):
-            raise PtxError("the text has no .version directive and is therefore not PTX")
+            raise PtxError("the text is not PTX because it has no .version directive")
         if not self.module.target:
-            raise PtxError("the text has no .target directive, so the architecture is unknown")
+            raise PtxError("the PTX has no .target directive")
         return self.module
 
     def _statement(self) -> None:

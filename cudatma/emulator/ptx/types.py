@@ -35,7 +35,7 @@ _UNWRITTEN_IDS: set[int] = set()
 
 
 def unwritten(code: str) -> Array:
-    """Return the vector of zeros that a register of a type contains before an instruction writes it."""
+    """Return the initial contents of a register of a type, a vector of zeros."""
     zeros = _UNWRITTEN.get(code)
     if zeros is None:
         zeros = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])

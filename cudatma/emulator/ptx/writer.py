@@ -60,7 +60,7 @@ def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
 
 
 def runtime(function: Helper) -> Helper:
-    """Make a helper available to generated code under its own name."""
+    """Make a helper available to generated code under its name."""
     RUNTIME[function.__name__] = function
     return function
 
@@ -282,7 +282,7 @@ class SegmentWriter:
         return self.error(f"{count} operands do not match the instruction and its modifiers")
 
     def try_one(self, at: int) -> PtxError | None:
-        """Emit code for an instruction of the segment. Return the error, or None if the instruction is supported."""
+        """Emit code for an instruction. Return the error, or None if the instruction is supported."""
         self.at, self.current = at, self.flow.function.body[at]
         self.guarded, self.mask = False, self.base_mask
         try:

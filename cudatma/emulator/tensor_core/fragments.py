@@ -42,7 +42,7 @@ _VIEWS: dict[str, Any] = {
 
 
 def numbers(raw: Array, kind: str) -> Array:
-    """Convert raw bits, with whole elements of ``kind`` along the last axis, to float64.
+    """Convert the raw bits of elements of ``kind`` along the last axis to float64.
 
     Float64 represents all integer element types exactly.
     """

@@ -37,7 +37,7 @@ class Slice:
 
     @property
     def inside(self) -> float:
-        """Time just before the end of the slice, to which an arrow can be attached."""
+        """Time just before the end of the slice, where an arrow can be attached."""
         return round(self.end - _SLIVER / 2, 6)
 
 

@@ -38,7 +38,7 @@ def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] |
     if window is None and hazard >= last:
         first, last = hazard - (last - first) // 2, hazard + (last - first + 1) // 2
     if not 0 <= first < last:
-        raise ArgumentError("window", (first, last), "(first, last) with 0 <= first < last")
+        raise ArgumentError("window", (first, last), "a pair (first, last) with 0 <= first < last")
     return _Picture(trace, width, first, last).draw(shown, title)
 
 

@@ -144,7 +144,7 @@ class Recording(Observer):
             collection.clear()
 
     def end(self) -> None:
-        """Drop references to everything except the events, so that a trace does not keep the launch's memory alive."""
+        """Drop references to everything except the events, so that the trace does not keep memory alive."""
         self._steps, self._clock = self.steps, None
         for collection in (self._waits, self._products, self._groups, self._copies, self._lives, self._accesses):
             collection.clear()
@@ -234,7 +234,7 @@ class Recording(Observer):
         event.end, event.barrier, event.phase = event.begin, barrier.offset, barrier.phase - 1
 
     def blocked(self, split: Split, reason: Any) -> None:
-        """Record the start of a wait, unless the split only repeats a wait that has timed out."""
+        """Record the start of a wait unless the split repeats a wait that has timed out."""
         w, barrier = split.warp, getattr(reason, "barrier", None)
         self._products.pop(w, None)
         offset = int(getattr(barrier, "offset", -1))
@@ -307,7 +307,7 @@ class Recording(Observer):
         self._access("issues a copy to", w, at, box.spec.address, box.gmem[written], 16)
 
     def hazard_found(self, hazard: Hazard, w: Warp) -> None:
-        """Record a hazard, and those of its accesses that are among the most recent accesses."""
+        """Record a hazard and those of its accesses that are recent."""
         here = self._latest(hazard.ptx_line, hazard.address, w)
         earlier = [
             # An earlier access may be by the same instruction, for example in the previous iteration of a loop.

@@ -26,7 +26,7 @@ _ROLES = {
 
 @dataclass(slots=True)
 class Fill:
-    """One use of the slot of a stage. ``lap`` is the phase of the full barrier.
+    """One use of a slot. ``lap`` is the phase of the full barrier.
 
     The first copy is issued at ``begin``, all copies have completed at ``full``, and the slot may be refilled at
     ``freed``. None means that the event had not occurred when the schedule ended.
@@ -73,7 +73,7 @@ class BlockView:
     issued
         Copies that warps of this CTA issued to other CTAs of the cluster.
     votes
-        Number of times that each full barrier occurred together with each empty barrier.
+        Number of times that each full barrier was used together with each empty barrier.
     last
         Last step of the schedule.
     rings

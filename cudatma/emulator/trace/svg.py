@@ -51,7 +51,7 @@ def contrast(colour: str, other: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Return white or the dark ink, depending on which is more readable on a color."""
+    """Return white or dark ink, whichever is more readable on a color."""
     return max(("#ffffff", INK), key=lambda ink: contrast(ink, fill))
 
 

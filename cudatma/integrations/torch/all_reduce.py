@@ -36,9 +36,9 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
     """
     if not dist.is_available() or not dist.is_initialized():
         remedy = "call torch.distributed.init_process_group(), for example in a program started by torchrun"
-        raise ArgumentError("group", "no process group", "a process group of torch.distributed", remedy)
+        raise ArgumentError("group", "no process group", "a torch.distributed process group", remedy)
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ArgumentError("group", "a group without this process", "a group that contains this process")
+        raise ArgumentError("group", "a group without it", "one that contains this process")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ArgumentTypeError("group", type(group).__name__, "None or a torch.distributed.ProcessGroup")
     return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
@@ -74,8 +74,8 @@ class AllReduce:
         max_bytes of device memory. By default, a performance model of the kernel and of NCCL determines the size, and
         the inboxes take 49 MB for two ranks, 13 MB for four ranks and 9 MB for eight ranks.
     timeout_s : float, default 30.0
-        Time in seconds for which a kernel waits for a peer. After a timeout, calls and check() raise PeerTimeout, and
-        the missing sums and the results of all later launches, including graph replays, are NaN.
+        Maximum time in seconds for which a kernel waits for a peer. After a timeout, calls and check() raise
+        PeerTimeout. The missing sums and all later results, including those of graph replays, are NaN.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class AllReduce:
         self.rank, self.members = rank_and_members(group)
         self.group, self.ranks = group, len(self.members)
         if self.ranks > MAX_RANKS:
-            raise ArgumentError("group", f"a group of {self.ranks} ranks", f"1 to {MAX_RANKS} ranks")
+            raise ArgumentError("group", f"{self.ranks} ranks", f"at most {MAX_RANKS} ranks")
         self.timeout_s = real_number(timeout_s, "timeout_s")
         if not 0 < self.timeout_s < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "a positive number of seconds")
@@ -119,7 +119,7 @@ class AllReduce:
         """
         limits = [int(limit) for limit, _, _ in self._gather((str(self.max_bytes), b"", ""))]
         if len(set(limits)) > 1:
-            raise ArgumentError("max_bytes", self.max_bytes, f"the same value on all ranks, not {limits}")
+            raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, whose values are {limits}")
 
     def _connect(self) -> None:
         """Create the inbox and map the peers' inboxes. All ranks raise an error if one rank fails."""
@@ -132,7 +132,10 @@ class AllReduce:
         if errors := [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(everyone) if error]:
             self._disconnect()
             raise DriverError(
-                "AllReduce", None, "; ".join(errors), "pass max_bytes=0 to use the group's all-reduce for all tensors"
+                "AllReduce",
+                None,
+                "; ".join(errors),
+                "pass max_bytes=0 to use the process group's all-reduce for all tensors",
             )
 
     def _attempt(self, function: Callable[[], bytes]) -> tuple[bytes, str]:
@@ -158,7 +161,7 @@ class AllReduce:
         memories = []
         for peer, (host, handle) in enumerate(everyone):
             if host != socket.gethostname():
-                raise ArgumentError("group", f"ranks on {host} and {socket.gethostname()}", "ranks on one host")
+                raise ArgumentError("group", f"ranks on {host} and {socket.gethostname()}", "on one host")
             if peer == self.rank:
                 memories.append(self._memory.pointer)
             else:
@@ -229,7 +232,7 @@ class AllReduce:
     def close(self) -> None:
         """Free the inboxes.
 
-        All ranks must call this method after the last launch, including launches of captured graphs.
+        All ranks must call this method after the last launch, including replays of captured graphs.
         """
         if _known.pop(self._number, None) is None or not self.max_bytes:
             return
@@ -248,7 +251,7 @@ class AllReduce:
 def _all_reduce(x: Any, number: int) -> None:
     if number not in _known:
         raise ArgumentError(
-            "number", number, "the number of an open AllReduce", "compile the graph again with a new AllReduce"
+            "number", number, "the number of an open AllReduce", "recompile the graph with a new AllReduce"
         )
     _known[number]._run(x)
 

@@ -123,7 +123,7 @@ def gemm(
         if _name(matrix.dtype) not in OPERAND_TYPES:
             raise ArgumentTypeError(f"{field}.dtype", _name(matrix.dtype), ", ".join(OPERAND_TYPES))
         if matrix.dim() not in (2, 3):
-            raise ArgumentError(f"{field}.shape", tuple(matrix.shape), "a matrix, or a batch of matrices")
+            raise ArgumentError(f"{field}.shape", tuple(matrix.shape), "a tuple of 2 or 3 extents")
     _check_like("b", b, a, "a")
     batch = product_batch(a.shape, b.shape)
     if activation is not None and activation not in ACTIVATIONS:
@@ -133,7 +133,7 @@ def gemm(
         raise ArgumentTypeError("out_dtype", _name(dtype), ", ".join(RESULT_TYPES))
     if bias is not None:
         if bias.dtype != dtype:
-            raise ArgumentTypeError("bias.dtype", _name(bias.dtype), f"{_name(dtype)}, the type of the result")
+            raise ArgumentTypeError("bias.dtype", _name(bias.dtype), f"{_name(dtype)}, the dtype of the result")
         _check_shape("bias", bias, (b.shape[-1],))
     for field, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
         if scale is not None and scale.dtype != torch.float32:
@@ -190,7 +190,9 @@ def attention_decode(
     if page_table is not None:
         _check_offsets(q, 2, page_table=page_table)
         if page_table.shape[0] != q.shape[0]:
-            raise ArgumentError("page_table.shape", tuple(page_table.shape), f"a batch of {q.shape[0]}, the batch of q")
+            raise ArgumentError(
+                "page_table.shape", tuple(page_table.shape), f"({q.shape[0]}, pages), with the batch size of q"
+            )
     return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
 
 
@@ -223,7 +225,7 @@ def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int
 def _check_like(field: str, tensor: Any, other: Any, name: str) -> None:
     """Raise ArgumentError or ArgumentTypeError unless two tensors have the same dtype and device."""
     if tensor.dtype != other.dtype:
-        raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), f"{_name(other.dtype)}, the type of {name}")
+        raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), f"{_name(other.dtype)}, the dtype of {name}")
     _check_device(field, tensor, other, name)
 
 
@@ -250,7 +252,7 @@ def _check_ranks(rank: int, types: Iterable[str] = ACTIVATION_TYPES, /, **tensor
     for field, tensor in tensors.items():
         _check_like(field, tensor, reference, first_field)
         if tensor.dim() != rank:
-            raise ArgumentError(f"{field}.shape", tuple(tensor.shape), f"{rank} dimensions")
+            raise ArgumentError(f"{field}.shape", tuple(tensor.shape), f"a tuple of {rank} extents")
     _check_gradients(**tensors)
 
 
@@ -259,7 +261,9 @@ def _check_offsets(q: Any, rank: int, **tensors: Any) -> None:
         if tensor.dtype != torch.int32:
             raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), "int32")
         if tensor.dim() != rank:
-            raise ArgumentError(f"{field}.shape", tuple(tensor.shape), f"{rank} dimension{'s' if rank > 1 else ''}")
+            raise ArgumentError(
+                f"{field}.shape", tuple(tensor.shape), f"a tuple of {rank} extent{'s' if rank > 1 else ''}"
+            )
         _check_device(field, tensor, q, "q")
 
 
@@ -278,7 +282,7 @@ def _check_kv_scales(cache: Any, **scales: Any) -> None:
         if scale is None:
             continue
         if _name(cache.dtype) != CACHE_TYPE:
-            raise ArgumentError(field, "a scale", f"None, because the cache is {_name(cache.dtype)}")
+            raise ArgumentError(field, "a scale", f"None because the cache is {_name(cache.dtype)}")
         if scale.dtype != torch.float32:
             raise ArgumentTypeError(f"{field}.dtype", _name(scale.dtype), "float32", "convert the tensor")
         if tuple(scale.shape) not in ((), (1,)):

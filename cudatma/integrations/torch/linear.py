@@ -36,8 +36,8 @@ from cudatma.quantization.weight_format import weight_format
 class MarlinLinear(PackedModule):
     """A linear layer y = x W + b with a quantized weight, by default int4, for inference.
 
-    MarlinLinear replaces torch.nn.Linear and has no backward pass. ``from_linear``, ``from_packed`` and the importers
-    create layers with a weight. The constructor leaves the buffers uninitialized.
+    MarlinLinear replaces torch.nn.Linear and has no backward pass. The constructor leaves the buffers uninitialized.
+    Use ``from_linear``, ``from_packed`` or an importer to create a layer with a weight.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class MarlinLinear(PackedModule):
     symmetric : bool, default True
         Whether the weight has no zero points.
     act_order : bool, default False
-        Whether the weight has an activation order, which permutes the activations' columns.
+        Whether the weight is in activation order, so that the columns of the activations are permuted.
     dtype : torch.dtype, default torch.float16
         Type of activations, scales and bias, float16 or bfloat16. The type cannot be changed later, because it
         determines the quantized weight.
@@ -398,7 +398,7 @@ class MarlinLinear(PackedModule):
         )
 
     def warm_up(self, m_values: int | Iterable[int]) -> None:
-        """Compile and load the kernels for later calls, and read the weight's values.
+        """Compile and load the kernels for later calls, and check the weight's values.
 
         Call this method at startup or before a graph capture. On the CPU, the method only checks ``m_values`` and the
         weight.
@@ -406,9 +406,8 @@ class MarlinLinear(PackedModule):
         Parameters
         ----------
         m_values : int or iterable of int
-            Numbers of rows of x. The number of rows is the product of all dimensions of x except the last. An int n
-            prepares calls with 1 to n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is
-            faster.
+            Numbers of rows of x (the product of all dimensions of x except the last). An int n prepares calls with 1 to
+            n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
 
         Raises
         ------

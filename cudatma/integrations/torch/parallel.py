@@ -82,7 +82,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         part = shard(weight, rank, len(members), by="columns")
         if bias is not None:
             if (got := describe(bias, "bias").shape) != weight.shape[1:]:
-                raise ArgumentError("bias.shape", got, f"({weight.shape[1]},) for the whole bias")
+                raise ArgumentError("bias.shape", got, f"({weight.shape[1]},), the shape of the whole bias")
             n = part.shape[1]
             bias = bias[rank * n : (rank + 1) * n]
         layer = MarlinLinear.from_packed(part, bias, batch_invariant=batch_invariant)
@@ -142,14 +142,14 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
             raise ArgumentTypeError("all_reduce", type(all_reduce).__name__, "AllReduce or None")
         if all_reduce is not None and all_reduce.members != members:
             raise ArgumentError(
-                "all_reduce", f"an object for ranks {all_reduce.members}", f"an object for ranks {members}"
+                "all_reduce", f"an AllReduce for ranks {all_reduce.members}", f"an AllReduce for ranks {members}"
             )
         if self.rank and layer.bias is not None:
             raise ArgumentError(
                 "layer.bias",
-                f"a bias on rank {self.rank}",
-                "a bias on rank 0 only",
-                "omit the bias, so that it is added only once",
+                "a bias",
+                f"None on rank {self.rank}",
+                "pass the bias only on rank 0, so that it is added once",
             )
 
     @classmethod

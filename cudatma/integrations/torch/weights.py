@@ -152,7 +152,7 @@ def known_experts(
 
 
 def forget(qweight: Any) -> None:
-    """Discard the cached values of a weight, so that the next call reads the values again.
+    """Discard the cached properties of a weight, so that the next call reads its values again.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def _create(
 def _reading(device: int) -> Iterator[None]:
     """Wait for torch's current stream, because CuPy reads the tensors on a different stream."""
     stream = current_stream("torch", device)
-    check_not_capturing(device, stream, "a weight whose values were read before the capture")
+    check_not_capturing(device, stream, "outside a graph capture until the weight's values have been read")
     with context.using(device) as driver, context.outside_captures(driver):
         torch.cuda.current_stream(device).synchronize()
         yield

@@ -43,7 +43,7 @@ _LOCATION = ("revision", "subfolder", "token", "cache_dir", "local_files_only", 
 def register() -> None:
     """Register the quantization method, attention and experts "cudatma" with transformers, and MarlinLinear with peft.
 
-    Further calls have no effect.
+    Repeated calls have no effect.
     """
     if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(METHOD)(CudatmaConfig)
@@ -104,7 +104,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
         remedy = "load a float model with from_pretrained(..., quantization_config=CudatmaConfig())"
         if method == "none":
             remedy += ", or specify the quant_method of a quantized model in config.json"
-        raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
+        raise ArgumentError("quant_method", method, f"{METHOD}, {', '.join(METHODS)}", remedy)
     if method != METHOD:
         config.quantization_config = CudatmaConfig(source=section).to_dict()
     loaded = loader.from_pretrained(model, config=config, **options)
@@ -128,14 +128,17 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     text = os.fspath(model)
     is_path = not isinstance(model, str) or text.count("/") > 1 or text[:1] in ("/", ".", "~") or "\\" in text
     if is_path and not os.path.exists(text):
-        raise ArgumentError("model", text, "an existing folder, or a name on the Hugging Face Hub")
+        raise ArgumentError("model", text, "an existing folder or a name on the Hugging Face Hub")
     path = Path(model, options.get("subfolder", ""))
     check_suffix(path)
     if not path.is_dir():
         return
     if (path / ADAPTER).is_file() and find_spec("peft") is None:
         raise WeightFileError(
-            str(path / ADAPTER), "an adapter without peft installed", "peft installed", "run `pip install peft`"
+            str(path / ADAPTER),
+            "an adapter",
+            "a model without an adapter unless peft is installed",
+            "run `pip install peft`",
         )
     config = read_config(path) if "config" not in options else {}
     read_section(path)
@@ -145,11 +148,11 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     if file.name not in MAIN_FILES:
         remedy = "convert the model with `cudatma convert`"
         raise WeightFileError(
-            str(path), file.name, f"{' or '.join(MAIN_FILES)}, the names that transformers loads", remedy
+            str(path), file.name, f"a folder with a file that transformers loads, {' or '.join(MAIN_FILES)}", remedy
         )
     if file.suffix == ".json" and not isinstance(read_json(file).get("metadata"), dict):
         remedy = "add an empty object, or convert the model with `cudatma convert`"
-        raise WeightFileError(f"{file}: metadata", "none", "an object, because transformers reads the metadata", remedy)
+        raise WeightFileError(f"{file}: metadata", "none", "an object because transformers reads the metadata", remedy)
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv
 def attention_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
     """Return a call (function, operands, options) for each kind of kernel that a model's attention layers may use.
 
-    The operands are uninitialized. Attention layers are recognized by the attributes that all attention modules of
+    The operands are uninitialized. Attention layers are recognized by attributes that all attention modules of
     transformers have.
     """
     kinds: dict[tuple[Any, ...], None] = {}
@@ -372,7 +372,7 @@ def _fall_back(
     if not torch.compiler.is_compiling() and reason not in _warned:
         _warned.add(reason)
         warnings.warn(
-            f"attention with {reason} is not supported by cudatma and uses {name}", RuntimeWarning, stacklevel=3
+            f"cudatma does not support attention with {reason}, so this call uses {name}", RuntimeWarning, stacklevel=3
         )
     if mask is None or mask.dtype == torch.int32:
         mask = dense_mask(mask, query, key, causal, call["sliding_window"])
@@ -382,7 +382,7 @@ def _fall_back(
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
         raise ArgumentError(
-            "attn_implementation", "cudatma", "sdpa, eager", f"select one of these implementations for {reason}"
+            "attn_implementation", "cudatma", f"sdpa or eager for {reason}", "pass one of these to from_pretrained()"
         )
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(

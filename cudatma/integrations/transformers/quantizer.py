@@ -166,7 +166,7 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         distributed = DistributedConfig.from_dict(settings)
     if (count := distributed.tp_size or 1) > 1:
         remedy = "load the model on one GPU, serve it with vLLM, or shard layers with ColumnParallel and RowParallel"
-        raise ArgumentError("tp_size", count, "1, because int4 layers are not sharded across processes", remedy)
+        raise ArgumentError("tp_size", count, "1 because int4 layers are not sharded across processes", remedy)
 
 
 def packing_conversions(
@@ -228,8 +228,8 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def update_dtype(self, dtype: Any) -> Any:
         """Return the dtype for loading the model.
 
-        This is the type of the converted layers if there are any, otherwise ``dtype`` if it is fp16 or bf16, otherwise
-        float16.
+        The result is the dtype of the converted layers if there are any, otherwise ``dtype`` if it is fp16 or bf16,
+        otherwise float16.
         """
         stated = self.quantization_config.dtype
         chosen = getattr(torch, stated) if stated else dtype if dtype in _DTYPES else torch.float16
@@ -260,7 +260,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             if not linears and not experts:
                 got = f"no layer of {type(model).__name__} to quantize"
                 raise ArgumentError(
-                    "quantization_config", got, "nn.Linear layers of at least 64 x 64 in numbered blocks"
+                    "quantization_config",
+                    got,
+                    "for a model whose numbered blocks have nn.Linear layers of at least 64 x 64",
                 )
             for name in () if config.vision_tower else tower_layers((*linears, *experts), model.config.model_type):
                 linears.pop(name, None)
@@ -373,9 +375,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if missing := [*missing, *(name for name in sorted(self.float_experts) if name not in layers)]:
             raise WeightFileError(
                 ", ".join(missing[:4]),
-                "no weights for these layers",
-                "a complete checkpoint",
-                "check the load report of transformers",
+                "no weights",
+                "in the checkpoint",
+                "see the load report of transformers",
             )
         dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
         self.quantization_config.describe(
@@ -453,7 +455,7 @@ def open_files(files: Iterable[str]) -> Checkpoint:
 def require_arrays(
     checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, Any]], rename: Callable[[str], str]
 ) -> None:
-    """Raise WeightFileError for a missing tensor of a packed layer, which transformers would initialize at random.
+    """Raise WeightFileError if a tensor of a packed layer is missing (transformers would initialize it at random).
 
     ``layers`` maps each module's name to its facts.
     """
@@ -465,5 +467,8 @@ def require_arrays(
         missing = [part for part in required if f"{layer}.{part}" not in stored]
         if missing:
             raise WeightFileError(
-                layer, f"no {' and no '.join(missing)}", ", ".join(required), "convert the model again"
+                layer,
+                f"no {' and no '.join(missing)}",
+                f"stored as {' and '.join(required)}",
+                "convert the model again",
             )

@@ -1,4 +1,4 @@
-"""A vLLM plugin that registers cudatma's W4A16 GEMM as the first of vLLM's mixed-precision linear kernels."""
+"""A vLLM plugin that registers cudatma's W4A16 GEMM and experts as the first of vLLM's kernels for these layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SWITCH = "CUDATMA_VLLM"
 
 
 def register() -> None:
-    """Register CudatmaW4A16LinearKernel as vLLM's first kernel for 4-bit layers on CUDA devices.
+    """Register CudatmaW4A16LinearKernel and CudatmaW4A16Experts as vLLM's first kernels for 4-bit layers.
 
     vLLM calls this function in each of its processes through the entry point group ``vllm.general_plugins``. Further
-    calls have no effect. For layers and GPUs that the kernel does not support, vLLM uses the next kernel in its list.
+    calls have no effect. For layers and GPUs that the kernels do not support, vLLM uses its own kernels.
     CUDATMA_VLLM=0 disables this function. If CuPy is not installed or this version of vLLM is not supported, the
-    function logs a warning and changes nothing.
+    function logs a warning and does not register the kernel.
 
     Raises
     ------
@@ -37,23 +37,35 @@ def register() -> None:
     if importlib.util.find_spec("cupy") is None:
         log.warning("cudatma does not register a kernel with vLLM because CuPy is not installed; run %s", INSTALL_CUDA)
         return
-    try:
-        from vllm import envs
-        from vllm.model_executor.kernels import linear
-        from vllm.platforms import PlatformEnum
+    for name, add in (("linear layers", _add_linear), ("experts", _add_experts)):
+        try:
+            add()
+        except (ImportError, AttributeError, KeyError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            log.warning(
+                "cudatma does not register a kernel for %s because this version of vLLM is not supported: %s",
+                name,
+                cause,
+            )
 
-        from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
 
-        kernels, variables = linear._POSSIBLE_KERNELS[PlatformEnum.CUDA], envs.environment_variables
-    except (ImportError, AttributeError, KeyError) as error:
-        cause = f"{type(error).__name__}: {error}"
-        log.warning(
-            "cudatma does not register a kernel with vLLM because this version of vLLM is not supported: %s", cause
-        )
-        return
+def _add_linear() -> None:
+    from vllm import envs
+    from vllm.model_executor.kernels import linear
+    from vllm.platforms import PlatformEnum
+
+    from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
+
+    kernels, variables = linear._POSSIBLE_KERNELS[PlatformEnum.CUDA], envs.environment_variables
     if CudatmaW4A16LinearKernel not in kernels:
         kernels.insert(0, CudatmaW4A16LinearKernel)
     # vLLM caches compiled models on disk, keyed by a digest of these values. A model compiled for different kernels
     # would pass packed weights to those kernels.
     version = importlib.metadata.version("cudatma")
     variables[SWITCH] = lambda: version
+
+
+def _add_experts() -> None:
+    from cudatma.integrations.vllm.moe import install
+
+    install()

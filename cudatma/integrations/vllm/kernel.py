@@ -27,7 +27,7 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         """Return whether marlin_gemm supports a layer on the current GPU, and the reason if it does not."""
-        reason = _unfit_platform() or refusal(c)
+        reason = unfit_platform() or refusal(c)
         return reason is None, reason
 
     @property
@@ -42,7 +42,7 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
         return None if config is None else int(config.scheduler_config.max_num_batched_tokens)
 
 
-def _unfit_platform() -> str | None:
+def unfit_platform() -> str | None:
     if not current_platform.is_cuda():
         return "cudatma requires a CUDA device"
     capability = current_platform.get_device_capability()

@@ -192,7 +192,12 @@ def repack(
     zeros = None
     if zero_words is not None:
         _require("zero_words", zero_words, (groups, -(-n // WORD_VALUES)))
-        zeros = _nibbles(zero_words)[:, :n]
+        zeros = unpack_nibbles(zero_words)[:, :n]
+    return pack_columns(words, scales, zeros, group_size)
+
+
+def pack_columns(words: Any, scales: Any, zeros: Any | None, group_size: int) -> tuple[Any, Any, Any | None]:
+    """Return the result of repack() for zero points uint8 (G, N). The shapes must match each other."""
     padding = zeros[0] if zeros is not None and group_size == -1 else None
     packed_zeros = None if zeros is None else _ordered(zeros, SYMMETRIC_ZERO)
     return _packed(words, padding), _ordered(scales, 0), packed_zeros
@@ -209,7 +214,7 @@ def _bytes(words: Any) -> Any:
     return words.view(torch.uint8).reshape(*words.shape, 4)
 
 
-def _nibbles(words: Any) -> Any:
+def unpack_nibbles(words: Any) -> Any:
     """Unpack words (R, C) into uint8 (R, 8 C), lowest nibble first."""
     data = _bytes(words)
     return torch.stack((data & 15, data >> 4), dim=-1).reshape(len(words), -1)

@@ -63,7 +63,7 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
         rows, columns = problem.batch * heads, -(-q_length // tile_m)
         tiles = rows * columns
         if tiles > MAX_EXTENT:
-            allowed = f"at most {MAX_EXTENT} tiles of {tile_m} queries per head"
+            allowed = f"small enough for {MAX_EXTENT} tiles of {tile_m} queries per head"
             raise ArgumentError("q.shape", layouts.q.shape, allowed)
         values = {"tiles_m": rows, "tiles_n": columns, "q_length": q_length, "k_length": k_length}
         if is_varlen:
@@ -127,7 +127,7 @@ def decode_sizes(
         row_tiles, partial_rows = -(-rows // tile_m), min(rows, tile_m)
         tiles, tile_bytes = problem.batch * problem.kv_heads * row_tiles, partial_rows * row_bytes
         if tiles > MAX_EXTENT:
-            allowed = f"at most {MAX_EXTENT} tiles of {tile_m} rows"
+            allowed = f"small enough for {MAX_EXTENT} tiles of {tile_m} rows"
             raise ArgumentError("q.shape", layouts.q.shape, allowed)
         count = divided(problem, tiles, tile_bytes)
         left, right = _bounds(problem)

@@ -53,8 +53,8 @@ def attention(
 ) -> Any:
     """Compute softmax(scale q k^T) v for each head.
 
-    The function computes in fp32 and rounds once. The result is bitwise reproducible. The function has no backward
-    pass, so it raises an error for tensors that require grad while autograd records operations.
+    The computation is in fp32 with a single rounding, and the result is bitwise reproducible. There is no backward
+    pass: tensors that require grad raise an error while autograd is recording.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def attention(
         Values. ``dim`` must be 32, 64, 96, 128, 192 or 256. ``v_dim`` must be equal to ``dim``, or 128 if ``dim`` is
         192.
     causal : bool, default False
-        Whether query i attends only to keys up to i + k_length - q_length. The last query then attends to all keys.
+        Whether query i attends only to keys up to i + k_length - q_length, so that the last query attends to all keys.
     scale : float, optional
         Positive factor by which q k^T is multiplied. Default: 1 / sqrt(dim).
     window : (left, right), optional
@@ -76,14 +76,14 @@ def attention(
     softcap : float, optional
         Cap of the logits. Each logit x becomes softcap tanh(x / softcap).
     sink : array (heads,), optional
-        One fp32 logit per head, for an additional key that all queries attend to and whose value is zero.
+        One fp32 logit per head for an additional key with value zero that all queries attend to.
     out : array (batch, q_length, heads, v_dim), optional
         The result. Default: a new array of q's library.
     return_lse : bool, default False
         Whether to also return the logarithm of the sum of the exponentials of each query's logits.
     version : str, default "auto"
-        Version of the kernel (docs/design/attention.md). The environment or a file can also set it
-        (kernels/version.py).
+        Version of the kernel (docs/design/attention.md). ``$CUDATMA_ATTENTION_VERSION`` or cudatma.toml can also set
+        it.
     backend : str, optional
         Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
     stream : stream, optional
@@ -139,7 +139,7 @@ def attention_varlen(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute attention over a batch of variable-length sequences, independently for each sequence.
+    """Compute attention independently for each of several concatenated sequences of different lengths.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def attention_explain(
     stream: Any = None,
     target: str | Target | None = None,
 ) -> Explanation:
-    """Explain which kernel attention() would run and how long it should take, without compiling or launching it.
+    """Explain which kernel attention() would run and its predicted time, without compiling or launching it.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def named_options(options: Any) -> dict[str, Any]:
 
 
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
-    """Return the types of options. A call's key contains them because 1, which may be valid, compares equal to True."""
+    """Return the types of options for a call's key, because 1 and True compare equal."""
     kinds = [option.__class__ for option in options]
     if isinstance(window, tuple):
         kinds += [side.__class__ for side in window]
@@ -315,7 +315,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
 
     @abstractmethod
     def configs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield every configuration that may run the problem at other sizes with the same kinds of limits."""
+        """Yield every configuration that may run the problem at other sizes with the same kinds of masks."""
 
     @abstractmethod
     def sizes_for(
@@ -401,7 +401,7 @@ class Attention(AttentionOperation[Problem]):
         return choose(ATTENTION, problem, gpu, memo, key)
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield all candidates. There are few candidates, and almost every one is the best at some size."""
+        """Yield all candidates, because almost every one is the best at some size."""
         yield from (config for config, _ in times(problem, np.ones(1, np.int64), gpu))
         yield from every_entry_config(ATTENTION, problem, gpu)
 

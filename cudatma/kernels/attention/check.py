@@ -125,7 +125,7 @@ def check_decode(
             raise ArgumentError("page_table.shape", table.shape, allowed)
         capacity = length * table.shape[1]
         if has_fp8_cache and length % MIN_BOX_ROWS:
-            allowed = f"a page size that is a multiple of {MIN_BOX_ROWS} keys for {CACHE_TYPE}"
+            allowed = f"one with a page size that is a multiple of {MIN_BOX_ROWS} keys for {CACHE_TYPE}"
             raise ArgumentError("k_cache.shape", key.shape, allowed)
     k_factor, k_array = _checked_kv_scale(k_scale, "k_scale", key, query)
     v_factor, v_array = _checked_kv_scale(v_scale, "v_scale", key, query)
@@ -182,14 +182,16 @@ def _checked(
         result = None
         layouts.append(_layout(shape, dense_strides(shape, q.dtype), q.dtype))
         if outer and outer[0] > 1 and layouts[3].strides_bytes[0] >= STRIDE_LIMIT:
-            raise ArgumentError("q.shape", q.shape, "strides of less than 2**40 bytes between the results of sequences")
+            raise ArgumentError(
+                "q.shape", q.shape, "small enough that the strides between sequences stay below 2**40 bytes"
+            )
     else:
         result = describe(out, "out")
         read = {name: info for name, info in {**arrays, **others}.items() if info is not None}
         check_out(result, q.dtype, f"{q.dtype}, the dtype of q", shape, read, function)
         layouts.append(_addressable(result, "out"))
         if result.size_elems and not layouts[3].is_disjoint:
-            allowed = "elements that do not overlap"
+            allowed = "free of overlaps"
             raise ArgumentError("out.strides", result.strides_bytes, allowed, "pass an array without overlaps")
     batch, q_length, k_length = sizes
     is_causal, has_window = limits.kind(q_length, k_length)
@@ -255,22 +257,26 @@ def check_shapes(
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
         remedy = "pad the head dim with zeros and pass scale="
-        raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}", remedy)
+        raise ArgumentError("q.shape", tuple(q), f"one with a head dim of {', '.join(map(str, known))}", remedy)
     if not heads:
-        raise ArgumentError("q.shape", tuple(q), "at least 1 head")
+        raise ArgumentError("q.shape", tuple(q), "one with at least 1 head")
     if k_dim != dim:
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, the head dim of q")
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"one with the head dim of q, {dim}")
     if not kv_heads or heads % kv_heads:
         remedy = f"pass the axes in the order {_AXES[len(q)]}"
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides q's {heads} heads", remedy)
+        raise ArgumentError(
+            f"{k_name}.shape", tuple(k), f"one with a number of heads that divides q's {heads} heads", remedy
+        )
     if has_batch and k[0] != q[0]:
         remedy = "pass page_table for a paged cache" if is_cache else ""
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, the batch of q", remedy)
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"one with the batch size of q, {q[0]}", remedy)
     if cache != list(k[:-1]):
-        raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim), to match {k_name}")
+        raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim) to match {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:
         allowed = " or ".join(str(v_dims) for q_dim, v_dims in HEAD_DIMS if q_dim == dim)
-        raise ArgumentError(f"{v_name}.shape", tuple(v), f"a head dim of {allowed}, because q and {k_name} have {dim}")
+        raise ArgumentError(
+            f"{v_name}.shape", tuple(v), f"one with a head dim of {allowed} because q and {k_name} have {dim}"
+        )
 
 
 def _addressable(info: ArrayInfo, field: str) -> Layout:
@@ -278,11 +284,11 @@ def _addressable(info: ArrayInfo, field: str) -> Layout:
     if info.size_elems:
         *outer, across = info.strides_bytes
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
-            allowed = "contiguous elements in the last dimension"
+            allowed = "contiguous in the last dimension"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "pass a contiguous copy")
         steps = [stride for stride, extent in zip(outer, info.shape, strict=False) if extent > 1]
         if any(stride % TMA_ALIGNMENT_BYTES or not 0 <= stride < STRIDE_LIMIT for stride in steps):
-            allowed = f"multiples of {TMA_ALIGNMENT_BYTES} bytes from 0 to 2**40, except in the last dimension"
+            allowed = f"multiples of {TMA_ALIGNMENT_BYTES} bytes from 0 to 2**40 except in the last dimension"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "pass a contiguous copy")
         if info.pointer % TMA_ALIGNMENT_BYTES:
             raise ArgumentError(
@@ -327,7 +333,7 @@ def _plain_array(
     if shapes and info.shape not in shapes:
         raise ArgumentError(f"{field}.shape", info.shape, allowed)
     if not info.is_contiguous or info.pointer % info.dtype.itemsize:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "pass a contiguous copy")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous", "pass a contiguous copy")
     check_place(info, field, q, "q", function)
     return info
 
@@ -348,7 +354,7 @@ def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) ->
     if scale is None:
         return 1.0, None
     if cache.dtype.name != CACHE_TYPE:
-        raise ArgumentError(field, "a scale", f"None, because the cache is {cache.dtype}")
+        raise ArgumentError(field, "a scale", f"None because the cache is {cache.dtype}")
     if isinstance(scale, Real):
         return _positive(scale, field, "pass None for 1"), None
     heads = cache.shape[2:3]
@@ -398,7 +404,7 @@ def _checked_limits(causal: Any, window: Any) -> Mask:
         )
     if len(window) != 2:
         raise ArgumentError("window", tuple(window), "a pair (left, right)")
-    allowed = "a number of keys, at least 0, or None for all keys"
+    allowed = "a nonnegative number of keys, or None for all keys"
     sides = [None if side is None else checked_count(side, f"window[{i}]", allowed) for i, side in enumerate(window)]
     return Mask(sides[0], sides[1] if right is None else right)
 
@@ -407,12 +413,12 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
     """Raise ArgumentError unless the offsets in host memory divide the rows of q or k into sequences."""
     field = f"cu_seqlens_{letter}"
     if len(offsets) == 1 and total:
-        raise ArgumentError(f"{field}.shape", (1,), f"(sequences + 1,), because {letter} has {total} rows")
+        raise ArgumentError(f"{field}.shape", (1,), f"(sequences + 1,) because {letter} has {total} rows")
     if offsets[0]:
         raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
     lengths = np.diff(offsets.astype(np.int64))
     for index in np.flatnonzero(lengths < 0)[:1].tolist():
-        allowed = f"at least {offsets[index]}, the value of {field}[{index}]"
+        allowed = f"at least {field}[{index}] = {offsets[index]}"
         raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
     if offsets[-1] != total:
         raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
@@ -427,7 +433,7 @@ def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tupl
     table = None if page_table is None else host_array(page_table)
     pages, page_size = cache[:2]
     if not pages and lengths.any():
-        raise ArgumentError("k_cache.shape", cache, "at least one page, because seqlens contains keys")
+        raise ArgumentError("k_cache.shape", cache, "one with at least one page because seqlens is not zero")
     for index, length in enumerate(lengths.tolist()):
         if not 0 <= length <= capacity:
             allowed = f"0 to {capacity}, the capacity of the cache per sequence"

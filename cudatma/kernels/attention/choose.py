@@ -139,7 +139,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
         Option("is_causal", False, (False, True), "queries attend only to keys up to their own position"),
         Option("batch", 1, (), "sequences"),
         Option("heads", 1, (), "number of heads of q"),
-        Option("kv_heads", 0, (), "number of heads of k and v; 0 for the number of heads of q"),
+        Option("kv_heads", 0, (), "number of heads of k and v; 0: same as q"),
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=VERSIONS,
@@ -185,8 +185,8 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
 def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
     """Return the configs of a version for dumps and compile checks.
 
-    For each pair of head dims, the result contains every other tile, or only one tile if the version has no producer.
-    The configs cycle through DUMPED_OPTIONS.
+    For each pair of head dims, the result contains every other tile, or one tile if the version has no producer. The
+    configs cycle through DUMPED_OPTIONS.
     """
     preset = PRESETS[version]
     if preset.is_decode:

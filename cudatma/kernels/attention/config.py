@@ -44,7 +44,7 @@ from cudatma.pipeline import MBARRIER_BYTES
 
 
 class Tile(NamedTuple):
-    """Fields of a configuration that the choice ranks: m queries per tile, n keys per block, and CTAs per SM."""
+    """Ranked fields of a configuration: m queries per tile, n keys per block, and CTAs per SM."""
 
     m: int
     n: int
@@ -290,10 +290,10 @@ class AttentionConfig(KernelConfig):
         self.check_values()
         check_kind(self)
         if self.ctas_per_sm > 1 and self.warpgroups > 1:
-            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1, because the tile has several warpgroups")
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 because the tile has several warpgroups")
         limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]
         if self.reallocates_registers and self.held_registers > limit:
-            allowed = f"a tile whose scores, probabilities and output need at most {limit} registers"
+            allowed = f"small enough that scores, probabilities and output need at most {limit} registers"
             remedy = f"reduce tile_n; this tile needs {self.held_registers} registers"
             raise ArgumentError("tile_n", self.tile_n, allowed, remedy)
         if self.preset.loader == "cp_async":
@@ -303,18 +303,18 @@ class AttentionConfig(KernelConfig):
                 raise ArgumentError("tile_n", self.tile_n, allowed)
         if not self.is_decode:
             if self.box_rows:
-                raise ArgumentError("box_rows", self.box_rows, "0, because the kernel reads no cache")
+                raise ArgumentError("box_rows", self.box_rows, "0 because the kernel does not read a cache")
             return
         if not self.is_paged and self.box_rows != self.tile_n:
             raise ArgumentError(
                 "box_rows",
                 self.box_rows,
-                f"{self.tile_n}, the number of keys per block, because the cache has no pages",
+                f"{self.tile_n}, the number of keys per block, because the cache is not paged",
             )
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
             raise ArgumentError("box_rows", self.box_rows, f"0, or a divisor of tile_n that is at least {MIN_BOX_ROWS}")
         if self.kv_bytes == 1 and not self.box_rows:
-            allowed = f"at least {MIN_BOX_ROWS}, because an e4m3 cache is loaded only by TMA"
+            allowed = f"at least {MIN_BOX_ROWS} because an e4m3 cache is loaded only by TMA"
             raise ArgumentError("box_rows", self.box_rows, allowed)
 
     def check_problem(self, problem: Problem) -> None:
@@ -331,7 +331,7 @@ class AttentionConfig(KernelConfig):
             serving = [name for name in DECODE_VERSIONS if (PRESETS[name].kv_bytes == 1) == problem.has_fp8_cache]
             raise ArgumentError("version", self.version, f"{' or '.join(serving)} for a cache of {dtype}")
         if (problem.page_size > 0) != self.is_paged:
-            raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged}, to match the cache")
+            raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged} to match the cache")
         if self.is_paged and self.box_rows and problem.page_size % self.box_rows:
             allowed = f"0, or a divisor of the {problem.page_size} keys of a page"
             raise ArgumentError("box_rows", self.box_rows, allowed)
@@ -452,7 +452,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Number of producer warps. With setmaxnreg, there are 4, because setmaxnreg acts on whole warpgroups."""
+        """Number of producer warps: 4 with setmaxnreg, which applies to whole warpgroups, otherwise 1."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
@@ -508,7 +508,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def tile_k(self) -> int:
-        """Number of keys per stage, the dimension along which a tile's mainloop proceeds."""
+        """Number of keys per stage, the mainloop's equivalent of elements of K."""
         return self.tile_n
 
     @property
@@ -529,7 +529,7 @@ class AttentionConfig(KernelConfig):
         return sum(self.block_bytes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Return (name, bytes) of the queries and the arrays that accompany them.
+        """Return (name, bytes) of the array of queries and of the arrays that accompany it.
 
         The result reuses the memory of the queries.
         """

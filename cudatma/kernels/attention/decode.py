@@ -38,10 +38,10 @@ def attention_decode(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute attention of new queries over a cache that already contains their keys and values.
+    """Compute attention for new queries over a cache that already contains their keys and values.
 
-    The split of a sequence's keys among CTAs depends only on the capacity, and partial results are added in a fixed
-    order. The result is therefore bitwise reproducible.
+    The result is bitwise reproducible: the split of a sequence's keys among CTAs depends only on the capacity, and
+    partial results are added in a fixed order.
 
     Parameters
     ----------
@@ -52,9 +52,8 @@ def attention_decode(
     v_cache : array (batch, capacity, kv_heads, v_dim), or (pages, page_size, kv_heads, v_dim) with a page_table
         Values in the dtype of k_cache.
     seqlens : int32 array (batch,)
-        Number of keys of each sequence, including the new keys. The kernel reads the lengths and the page table, so
-        that a captured graph uses their contents at replay. Lengths in device memory are clamped to the range 0 to
-        capacity.
+        Number of keys of each sequence, including the new keys. The kernel reads the lengths and the page table, so a
+        graph replay uses their current contents. Lengths in device memory are clamped to the range 0 to capacity.
     page_table : int32 array (batch, pages), optional
         Element [i, j] is the page that contains keys j * page_size up to, but not including, (j + 1) * page_size of
         sequence i. The keys and values of a page outside the cache are treated as zeros. Entries after the end of a

@@ -83,9 +83,9 @@ def rounded_up(size: int) -> int:
 def size_class(batch: int, q_length: int, k_length: int, is_varlen: bool) -> tuple[int, int]:
     """Return the rounded numbers of keys and sequences on which the choice of a configuration depends.
 
-    The first number is 0 if ``k_length`` equals ``q_length``, so that both lengths change together. Otherwise it is
+    The first number is 0 if ``k_length`` equals ``q_length``, so that both lengths change together. Otherwise, it is
     ``k_length``, rounded up to eight steps per octave and at least 2. The number of variable-length sequences is also
-    rounded up, because their number of tiles is only an estimate.
+    rounded up.
     """
     keys = 0 if q_length == k_length else rounded_up(max(2, k_length))
     return keys, rounded_up(batch) if is_varlen else batch
@@ -146,7 +146,7 @@ class Mask(NamedTuple):
     def kind(self, q_length: int, k_length: int) -> tuple[bool, bool]:
         """Return whether the mask is causal and whether it has a window.
 
-        A limit that excludes no key of sequences with at most these lengths is ignored.
+        A limit that excludes no key at these lengths is ignored.
         """
         left, right = self
         has_left = left is not None and left < k_length - 1
@@ -174,7 +174,7 @@ P = TypeVar("P", bound="Problem")
 
 @dataclass(frozen=True, kw_only=True)  # Without slots, for resized_copy()
 class Problem:
-    """One computation of out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, separately for each head.
+    """Computation of out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, separately for each head.
 
     Attributes
     ----------
@@ -189,7 +189,7 @@ class Problem:
     dtype : str
         One of OPERAND_TYPES.
     is_causal, has_window : bool
-        Whether queries attend to no later keys, and whether another limit excludes keys.
+        Whether later keys are excluded, and whether another limit excludes keys.
     has_softcap, has_sink, has_lse : bool
         Whether logits are capped, whether heads have sinks, and whether the call returns lse.
     is_varlen : bool
@@ -240,7 +240,7 @@ class Problem:
             if not min_value <= value <= MAX_EXTENT:
                 raise ArgumentError(name, value, f"{min_value} to {MAX_EXTENT}")
         if self.heads % self.kv_heads:
-            raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of the {self.heads} heads of q")
+            raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of {self.heads}, the number of heads of q")
         check_kind(self)
         for name in _FLAGS:
             if type(getattr(self, name)) is not bool:
@@ -274,7 +274,10 @@ class Problem:
         if not self.has_keys:
             shapes = self.layouts.q.shape, self.layouts.k.shape
             raise ArgumentError(
-                "q.shape, k.shape", shapes, "a batch size and sequence lengths of at least 1", "pass nonempty arrays"
+                "q.shape, k.shape",
+                shapes,
+                "shapes with a batch size and sequence lengths of at least 1",
+                "pass nonempty arrays",
             )
 
     def resized(
@@ -320,7 +323,7 @@ class Problem:
 
     @property
     def m(self) -> int:
-        """Number of queries per sequence, the size that changes from call to call."""
+        """Number of queries per sequence."""
         return self.q_length
 
     @property

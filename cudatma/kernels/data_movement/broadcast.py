@@ -72,7 +72,7 @@ class BroadcastConfig(CopyRing):
     def ring(self) -> PipelineSpec:
         """Ring with one tile per stage.
 
-        One thread of each CTA releases a slot to all CTAs of the cluster, because all of them send to the slot.
+        One thread of each CTA releases a slot to all CTAs of the cluster, all of which send to it.
         """
         tile = Operand("tile", self.stage_bytes, self.stage_bytes)
         return PipelineSpec(self.stages, (tile,), consumer_arrivals=1, cluster=self.copies)
@@ -94,14 +94,14 @@ class BroadcastConfig(CopyRing):
 
 
 def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """Copy an array several times, but read each tile only once.
+    """Make several copies of an array while reading each tile only once.
 
     Parameters
     ----------
     src : array
         The source, in C order without gaps. Its address and size must be multiples of 16 bytes.
     copies : int
-        Number of copies, at least 1. Clusters of 8, 4 and 2 CTAs write them; ``copy`` writes a single remaining copy.
+        Number of copies, at least 1. Clusters of 8, 4 and 2 CTAs write the copies, and ``copy`` writes a remaining one.
     out : array (copies, ...), optional
         The result, in C order. Default: a new array.
     stream : stream, optional
@@ -134,14 +134,14 @@ class _Problem(NamedTuple):
 
 
 class Broadcast(Movement[_Problem]):
-    """Operation of broadcast(). The option is the number of copies."""
+    """Operation of broadcast(), whose option is the number of copies."""
 
     name: ClassVar[str] = "broadcast"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
-            raise ArgumentError("copies", copies, "an int, at least 1")
+            raise ArgumentError("copies", copies, "an int of at least 1")
         if not info.is_contiguous:
             raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
         shape = (copies, *info.shape)
@@ -166,7 +166,7 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tupl
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
         got = f"{nbytes} bytes from {chunk_place(src.pointer)} to {chunk_place(out.pointer)}"
-        raise DescriptorError("src.address", got, "multiples of 16 bytes", "call copy(), which accepts any array")
+        raise DescriptorError("src.address", got, "a multiple of 16 bytes", "call copy(), which accepts any array")
     plans: list[Arguments] = []
     first = 0
     while first < copies:

@@ -19,7 +19,7 @@ def described(array: object, field: str) -> ArrayInfo:
     """Return the ArrayInfo of an array. Raises ArgumentTypeError if its elements are Python objects."""
     info = describe(array, field)
     if info.dtype.hasobject:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype without Python objects")
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "one without Python objects")
     return info
 
 
@@ -54,13 +54,13 @@ def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
     if out.readonly:
         raise ArgumentError(field, "a read-only array", "a writable array")
     if not out.is_disjoint:
-        raise ArgumentError(f"{field}.strides", out.strides_bytes, "elements that do not share memory")
+        raise ArgumentError(f"{field}.strides", out.strides_bytes, "free of overlaps")
     if overlaps(source, out):
         raise ArgumentError(field, "memory that overlaps the source", "an array with its own memory")
 
 
 def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None:
-    """Raise an ArgumentError that names the option ``field`` unless an array of this shape can be addressed."""
+    """Raise an ArgumentError for the option ``field`` unless an array of this shape is addressable."""
     # Libraries also reject an empty array if its other axes are too large.
     if prod(max(extent, 1) for extent in shape) * dtype.itemsize >= _INT64:
         got = f"a result of shape ({', '.join(map(shown, shape))})"
@@ -72,17 +72,17 @@ def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
     try:
         numbers = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError as error:
-        raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one per axis") from error
+        raise ArgumentTypeError(field, repr(values), f"a sequence of {counted(count, 'int')}, one per axis") from error
     if len(numbers) != count:
-        raise ArgumentError(field, numbers, f"{counted(count, 'int')}, one per axis")
+        raise ArgumentError(field, numbers, f"a sequence of {counted(count, 'int')}, one per axis")
     return numbers
 
 
 def as_key(*options: Any) -> Any:
-    """Return options as a tuple that can be part of a call's key, with sequences of ints as tuples.
+    """Convert options to a tuple for a call's key, with sequences of ints as tuples.
 
-    Options of any type other than int, str, None or a sequence of ints may compare equal but have different meanings.
-    The result is a list if there is such an option. A list cannot be hashed, so check() validates every call.
+    If an option is not an int, str, None or a sequence of ints, the result is a list, which is not hashable, so that
+    check() validates every call. Such options may compare equal although they have different meanings.
     """
     key = []
     for option in options:

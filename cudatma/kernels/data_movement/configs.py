@@ -32,7 +32,7 @@ _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 
 def check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise ArgumentError unless the value is one of the allowed words."""
+    """Raise ArgumentError unless the value is one of these strings."""
     if not isinstance(value, str) or value not in allowed:
         raise ArgumentError(field, value, ", ".join(word or "''" for word in allowed))
 
@@ -157,7 +157,7 @@ class PlainConfig:
     rank : int
         Number of axes.
     index_bits : int
-        Number of bits per index: 32 for fewer than 2**31 elements, which makes divisions cheaper, otherwise 64.
+        Number of bits per index: 32 (faster divisions) for fewer than 2**31 elements, otherwise 64.
 
     Raises
     ------

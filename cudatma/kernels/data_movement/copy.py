@@ -51,7 +51,7 @@ def copy(
     src : array
         The source, with any strides and any dtype without Python objects: a CuPy array, a torch tensor, or an object
         that supports DLPack or ``__cuda_array_interface__``. On the emulator, also a NumPy array. The launch waits for
-        the stream that ``__cuda_array_interface__`` names.
+        the stream in ``__cuda_array_interface__``.
     out : array, optional
         The result, with the window's shape and the source's dtype. Its elements must not share memory with each other
         or with the window. Default: a new C-ordered array from the source's library, allocated on the stream of the
@@ -113,7 +113,7 @@ class _Problem(NamedTuple):
 
 
 class Copy(Movement[_Problem]):
-    """Operation of copy(). The options are offset, shape, pad, cache and via."""
+    """Operation of copy(), with the options offset, shape, pad, cache and via."""
 
     name: ClassVar[str] = "copy"
 
@@ -180,8 +180,7 @@ def check_window(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (offset, shape) with one int per axis. Raises ArgumentError or ArgumentTypeError.
 
-    If the window contains no element of the source, the offset is replaced with the nearest offset for which the window
-    contains no element. This keeps offsets small.
+    If the window contains no element of the source, its offset is clamped to the nearest such offset.
     """
     if pad is not None:
         check_choice("pad", pad, PADS)
@@ -192,10 +191,12 @@ def check_window(
         if extent < 0:
             raise ArgumentError(f"shape[{axis}]", extent, "at least 0")
         if pad is None and not 0 <= start <= size - extent:
-            allowed = f"0 to {size - extent}" if extent <= size else f"a window of at most {size} elements"
-            raise ArgumentError(f"offset[{axis}]", start, allowed, "pass pad to fill elements outside the source")
+            allowed = (
+                f"0 to {size - extent}" if extent <= size else f"the offset of a window of at most {size} elements"
+            )
+            raise ArgumentError(f"offset[{axis}]", start, allowed, "pass pad to fill the elements outside the source")
         if not -_INT64 <= start < _INT64:
-            raise ArgumentError(f"offset[{axis}]", start, "signed 64-bit integers")
+            raise ArgumentError(f"offset[{axis}]", start, "a signed 64-bit integer")
     check_size(extents, info.dtype, "offset" if shape is None else "shape")
     nearest = zip(starts, extents, info.shape, strict=True)
     return tuple(max(-extent, min(start, size)) for start, extent, size in nearest), extents
@@ -208,7 +209,10 @@ def nan_type(info: ArrayInfo, pad: str | None) -> TmaType | None:
     kind = tma_type(info.dtype) if info.dtype.itemsize in (2, 4, 8) and info.dtype.kind in "fV" else None
     if kind is None or not kind.is_float:
         raise ArgumentError(
-            "pad", f"nan for {info.dtype}", "float16, bfloat16, float32 and float64", 'pass pad="zeros"'
+            "pad",
+            f"nan for {info.dtype}",
+            "zeros unless the dtype is float16, bfloat16, float32 or float64",
+            'pass pad="zeros"',
         )
     return kind
 

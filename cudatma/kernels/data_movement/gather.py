@@ -46,7 +46,7 @@ class GatherConfig(CopyRing):
     rank : int
         Number of axes of the source, 1 to 5.
     places : str
-        "table" if an array contains the starts of the boxes, "grid" if the boxes form a grid.
+        "table" if an array contains the starts of the boxes; "grid" if the boxes form a grid.
     stage_bytes : int
         Maximum bytes of a box.
     stages, in_flight : int
@@ -91,7 +91,7 @@ def gather(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Gather boxes of an array, so that ``out[i] = src[starts[i] : starts[i] + box]``.
+    """Gather boxes of an array: ``out[i] = src[starts[i] : starts[i] + box]``.
 
     Parameters
     ----------
@@ -109,8 +109,8 @@ def gather(
     pad : {"zeros", "nan"}, default "zeros"
         Fill value for elements outside the source.
     check : bool, default True
-        Whether to copy starts in device memory to the host and check them, which waits for the device. Without the
-        check, a start that is not a multiple of 16 bytes traps and destroys the CUDA context.
+        Whether to validate starts in device memory, which synchronizes the device. Without this check, a start that is
+        not a multiple of 16 bytes traps and destroys the CUDA context.
     stream : stream, optional
         Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
@@ -222,7 +222,7 @@ class Gather(Movement[_Problem]):
 
 
 class HaloTiles(Movement[_Problem]):
-    """Operation of halo_tiles(). The options are tile, halo and pad."""
+    """Operation of halo_tiles(), with the options tile, halo and pad."""
 
     name: ClassVar[str] = "halo_tiles"
 
@@ -262,13 +262,13 @@ def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[
     size = whole_numbers(field, box, len(info.shape))
     check_rank(len(size))
     if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError("src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes")
+        raise ArgumentError("src.dtype", str(info.dtype), "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     for axis, extent in enumerate(size):
         if not 1 <= extent <= 256:
             raise ArgumentError(f"{field}[{axis}]", extent, "1 to 256")
     if size[-1] * info.dtype.itemsize % 16:
         got = f"{size[-1]} elements of {info.dtype.itemsize} bytes"
-        raise ArgumentError(f"{field}[{len(size) - 1}]", got, "rows that are multiples of 16 bytes")
+        raise ArgumentError(f"{field}[{len(size) - 1}]", got, "a multiple of 16 bytes")
     return size
 
 
@@ -279,13 +279,13 @@ def check_pad(info: ArrayInfo, pad: str) -> TmaType | None:
 
 
 def check_starts(info: ArrayInfo, starts: np.ndarray[Any, Any], field: str = "starts") -> None:
-    """Raise ArgumentError for a start at which the hardware would trap."""
+    """Raise ArgumentError for a start that would trap."""
     unit = max(1, 16 // info.dtype.itemsize)
     wrong = np.nonzero(starts[:, -1] % unit)[0]
     if wrong.size:
         row = int(wrong[0])
         name, value = f"{field}[{row}][{starts.shape[1] - 1}]", int(starts[row, -1])
-        raise ArgumentError(name, value, f"multiples of {unit} elements (16 bytes)")
+        raise ArgumentError(name, value, f"a multiple of {unit} elements (16 bytes)")
 
 
 def plan_boxes(
@@ -303,7 +303,7 @@ def plan_boxes(
     and ArgumentError if two boxes do not fit in shared memory.
     """
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "a nonempty array", "fill the result directly")
+        raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")
     kind = tma_type(f"uint{8 * src.dtype.itemsize}") if fill is None else fill
     load = tensor_map("src", src, box, limits, dtype=kind, oob_fill=OobFill.ZEROS if fill is None else OobFill.NAN)
     check_load(load.spec, (0,) * len(box))
@@ -314,7 +314,7 @@ def plan_boxes(
     config = GatherConfig(len(box), "grid" if grid else "table", *usual_ring(limits.target, slot))
     boxes = out.size_elems // prod(box)
     if boxes >= _INT32:
-        raise DescriptorError("boxes", boxes, "fewer than 2**31", "split the call into several calls")
+        raise DescriptorError("boxes", boxes, "fewer than 2**31", "split the work into several calls")
     places = [value for axis in reversed(grid) for value in axis] if grid else [At("starts")]
     return Arguments(TEMPLATE, config, (load, At("out"), *places, box_bytes, boxes), Sizes(min(limits.ctas, boxes)))
 

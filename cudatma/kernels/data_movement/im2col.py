@@ -112,7 +112,7 @@ def im2col(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Arrange the inputs of a convolution in columns, one column for each output pixel.
+    """Arrange the inputs of a convolution as columns, one per output pixel.
 
     Parameters
     ----------
@@ -157,20 +157,20 @@ class _Problem(NamedTuple):
 
 
 class Im2col(Movement[_Problem]):
-    """Operation of im2col(). The options are kernel, stride, padding and dilation."""
+    """Operation of im2col(), with the options kernel, stride, padding and dilation."""
 
     name: ClassVar[str] = "im2col"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info = described(inputs[0], "src")
         if not 3 <= len(info.shape) <= 5:
-            raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
-        if info.dtype.itemsize not in (1, 2, 4, 8):
             raise ArgumentError(
-                "src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes"
+                "src.shape", info.shape, "a tuple of 3 to 5 extents (images, depth, height, width, channels)"
             )
+        if info.dtype.itemsize not in (1, 2, 4, 8):
+            raise ArgumentError("src.dtype", str(info.dtype), "1, 2, 4 or 8 bytes wide", "view the array as bytes")
         if not info.size_elems:
-            raise ArgumentError("src.shape", info.shape, "a nonempty array")
+            raise ArgumentError("src.shape", info.shape, "the shape of a nonempty array")
         conv = convolution(info.shape[1:-1], *options)
         shape = (info.shape[0], *conv.out, *conv.taps, info.shape[-1])
         check_size(shape, info.dtype, "kernel, padding")
@@ -200,7 +200,7 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
         except TypeError:
             extent = value
         if isinstance(value, bool):
-            raise ArgumentTypeError(field, value, "an int, or one int per spatial axis")
+            raise ArgumentTypeError(field, value, "an int or a sequence of one int per spatial axis")
         sizes[field] = whole_numbers(field, extent, len(size))
         for axis, number in enumerate(sizes[field]):
             if not minimum <= number < _INT32:
@@ -231,7 +231,12 @@ def plan_im2col(
     channel_boxes = -(-channels // channel_box)
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
     if boxes >= _INT32:
-        raise ArgumentError("src.shape", f"{boxes} boxes", "fewer than 2**31", "split the images among several calls")
+        raise ArgumentError(
+            "src.shape",
+            f"{boxes} boxes",
+            "small enough for fewer than 2**31 boxes",
+            "split the images into several calls",
+        )
     config = Im2colCopyConfig(len(src.shape), *usual_ring(limits.target))
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
@@ -257,7 +262,7 @@ def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixe
         pixels_per_column=pixels,
     )
     if src.pointer % TMA_ALIGNMENT_BYTES:
-        raise DescriptorError("address", chunk_place(src.pointer), "multiples of 16 bytes", "pass an aligned copy")
+        raise DescriptorError("address", chunk_place(src.pointer), "a multiple of 16 bytes", "pass an aligned copy")
     check_map_target(spec, limits.target)
     check_load(spec, (0, *lower, 0), tuple(reversed(reach)))
     return Map("src", spec)
@@ -270,7 +275,7 @@ def _pitches(src: ArrayInfo) -> tuple[int, ...]:
     """
     itemsize = src.dtype.itemsize
     if src.shape[-1] > 1 and src.strides_bytes[-1] != itemsize:
-        raise DescriptorError("src.strides", src.strides_bytes, f"a stride of {itemsize} bytes between channels")
+        raise DescriptorError("src.strides", src.strides_bytes, f"{itemsize} bytes between channels")
     dense = dense_strides(src.shape, src.dtype)
     kept = [s if n > 1 else d for n, s, d in zip(src.shape, src.strides_bytes, dense, strict=True)]
     return tuple(reversed(kept[:-1]))

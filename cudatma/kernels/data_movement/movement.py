@@ -29,7 +29,7 @@ class LaunchLimits(NamedTuple):
 class Movement(Operation[P, tuple[Arguments, ...]]):
     """An operation that moves data between arrays.
 
-    plan() chooses both the split of the bytes among CTAs and the ring, because the ring depends on the split.
+    plan() chooses the split of the bytes among CTAs and the ring, which depends on it.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("src",)
@@ -65,7 +65,7 @@ def _planned(operation: Movement[Any], problem: Any, target: str, sm_count: int)
 def layout(info: ArrayInfo) -> ArrayInfo:
     """Return the properties of an array on which a launch depends.
 
-    The address is reduced modulo 16, and the memory is not referenced.
+    The address is reduced modulo 16, and no reference to the memory is kept.
     """
     return ArrayInfo(
         info.pointer % TMA_ALIGNMENT_BYTES, info.shape, info.strides_bytes, info.dtype, None, None, "layout"

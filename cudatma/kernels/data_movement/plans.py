@@ -41,13 +41,13 @@ def tensor_map(
     tiled = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
     if info.pointer % TMA_ALIGNMENT_BYTES:
         remedy = "begin the view at an aligned element"
-        raise DescriptorError("address", chunk_place(info.pointer), "multiples of 16 bytes", remedy)
+        raise DescriptorError("address", chunk_place(info.pointer), "a multiple of 16 bytes", remedy)
     check_target(tiled.spec, limits.target)
     return tiled
 
 
 def chunk_place(address: int) -> str:
-    """Return a description of an address's position in its 16-byte chunk."""
+    """Describe the position of an address in its 16-byte chunk."""
     return f"byte {address % TMA_ALIGNMENT_BYTES} of a 16-byte chunk"
 
 
@@ -70,11 +70,13 @@ def run_plan(
     tail = (nbytes - head) % TMA_ALIGNMENT_BYTES
     if (first - window.destination) % TMA_ALIGNMENT_BYTES:
         got = f"{chunk_place(first)} and {chunk_place(window.destination)}"
-        raise DescriptorError("address", got, "the same offset in a 16-byte chunk", "pass an aligned copy")
+        raise DescriptorError(
+            "address", got, "at the same offset within 16 bytes in both arrays", "pass an aligned copy"
+        )
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
         raise DescriptorError(
-            "address", got, "an address and a size that are multiples of 16 bytes in a reduction", "pad the arrays"
+            "address", got, "a multiple of 16 bytes, and so must be the size, in a reduction", "pad the arrays"
         )
     body = nbytes - head - tail
     ring_setting = setting or _run_setting(limits, op, body)
@@ -118,11 +120,11 @@ def window_plan(
     part = cropped(window)
     chosen = tma_type(f"uint{8 * part.itemsize}") if kind is None else kind
     if part.itemsize not in (1, 2, 4, 8):
-        raise DescriptorError(
-            "dtype", f"{part.itemsize} bytes", "elements of 1, 2, 4 or 8 bytes", "view the array as bytes"
-        )
+        raise DescriptorError("dtype", f"{part.itemsize} bytes", "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     if not part.has_body:
-        raise DescriptorError("offset", "a window outside the source", "a window that contains elements of the source")
+        raise DescriptorError(
+            "offset", "the offset of a window outside it", "the offset of a window that overlaps the source"
+        )
     extents = tuple(axis.extent for axis in part.axes)
     ring = setting or (rings.BOXES if op == "copy" else rings.REDUCTIONS)
     slot = slot or ring.slot(limits.target)
@@ -152,7 +154,9 @@ def window_plan(
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
     if boxes >= _MAX_BOXES:
-        raise DescriptorError("shape", f"{boxes} boxes", "fewer than 2**31", "split the window among several calls")
+        raise DescriptorError(
+            "shape", f"{boxes} boxes", "small enough for fewer than 2**31 boxes", "split the window into several calls"
+        )
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
     return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(limits.ctas), boxes)))
 
@@ -178,7 +182,7 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: Laun
         if fill:
             got = f"{chunk_place(window.source)} and {chunk_place(window.destination)}"
             raise DescriptorError(
-                "address", got, f"multiples of {window.itemsize} bytes to fill with NaN", 'pass pad="zeros"'
+                "address", got, f"a multiple of {window.itemsize} bytes to fill with NaN", 'pass pad="zeros"'
             )
         count = window.itemsize // width
         axes = (*axes, Axis(0, count, count, width, width))

@@ -57,7 +57,7 @@ class PrefetchConfig:
         if not 0 <= self.rank <= 5:
             raise ArgumentError("rank", self.rank, "0 to 5")
         if self.segment_bytes < TMA_ALIGNMENT_BYTES or self.segment_bytes % TMA_ALIGNMENT_BYTES:
-            raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {TMA_ALIGNMENT_BYTES}")
+            raise ArgumentError("segment_bytes", self.segment_bytes, f"a multiple of {TMA_ALIGNMENT_BYTES}")
 
     @property
     def at(self) -> str:
@@ -114,7 +114,7 @@ class _Problem(NamedTuple):
 
 
 class Prefetch(Movement[_Problem]):
-    """Operation of prefetch(), which has no result. The options are offset and shape."""
+    """Operation of prefetch(), with the options offset and shape and no result."""
 
     name: ClassVar[str] = "prefetch"
 

@@ -89,7 +89,7 @@ class RaggedCopyConfig(BoxRing):
         check_field_types(self)
         self.check_box()
         if self.maps < self.stages:
-            why = "use more maps, because a map must not be edited while copies use it"
+            why = "a map must not be edited while copies use it, so use more maps"
             raise ArgumentError("maps", self.maps, f"at least {self.stages}, the number of stages", why)
 
     def check_target(self, target: Target) -> None:
@@ -104,18 +104,18 @@ class RaggedCopyConfig(BoxRing):
 
 
 class RaggedCopy:
-    """Copies many 2D arrays to arrays of the same shapes in one launch, repeatedly.
+    """Repeatable copy of many 2D arrays to arrays of the same shapes in one launch.
 
-    Runs of one object share tensor maps, so they must not overlap. Order them on a stream, or create several objects.
-    run() can be captured into a graph.
+    Runs of one object share tensor maps and must not overlap. Order them on a stream, or create several objects. run()
+    can be captured into a graph.
 
     Parameters
     ----------
     sources, destinations : sequence of array (rows, columns)
         Pairs of arrays: CuPy arrays, torch tensors, or objects that support DLPack or ``__cuda_array_interface__``. On
-        the emulator, also NumPy arrays. The constructor waits for the streams that ``__cuda_array_interface__`` names.
-        The arrays of a pair must have the same shape. All arrays must have the same dtype of 1, 2, 4 or 8 bytes and be
-        on the same device. Rows must be contiguous, and their address, pitch and length must be multiples of 16 bytes.
+        the emulator, also NumPy arrays. The constructor waits for the streams in ``__cuda_array_interface__``. The
+        arrays of a pair must have the same shape. All arrays must have the same dtype of 1, 2, 4 or 8 bytes and be on
+        the same device. Rows must be contiguous, and their address, pitch and length must be multiples of 16 bytes.
         Arrays may be empty. A destination must not share a byte with another array. The object keeps all arrays alive.
     config : RaggedCopyConfig, optional
         Configuration of the kernel. Its element size must be that of the arrays. Default: the usual box and ring.
@@ -131,8 +131,8 @@ class RaggedCopy:
 
     Notes
     -----
-    All tensor maps have the properties that the driver sets for the allocations of the first pair. On SM100 and SM120,
-    these properties depend on the size of the allocation, so allocate all arrays from one pool.
+    On SM100 and SM120, tensor maps depend on the size of the allocation. All maps use the properties of the first pair,
+    so allocate all arrays from one pool.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ class RaggedCopy:
     ) -> None:
         chosen = backend_for("ragged_copy", backend)
         if chosen == "reference":
-            raise ArgumentError("backend", chosen, "auto, cuda, emulator", "call numpy.copyto to copy host arrays")
+            raise ArgumentError("backend", chosen, "auto, cuda, emulator", "copy host arrays with numpy.copyto")
         pairs = _check_pairs(sources, destinations)
         self.kind = pairs[0][0].kind if pairs else "numpy"
         self.device = pairs[0][0].device if pairs else None
         if pairs and (self.device is None) != (chosen == "emulator"):
-            allowed = "the host for backend 'emulator', a CUDA device for 'cuda'"
+            allowed = "the host for backend 'emulator', or a CUDA device for 'cuda'"
             raise ArgumentError(
                 "sources[0].device",
                 place_name(self.device),
@@ -224,7 +224,7 @@ class RaggedCopy:
             Report of ``Kernel.emulate``.
         """
         if self.device is not None or not self.blocks:
-            raise ArgumentError("sources", "arrays on a GPU, or no elements", "nonempty NumPy arrays")
+            raise ArgumentError("sources", "arrays that are empty or on a GPU", "nonempty NumPy arrays")
         arguments, arrays = self.on_host(self.blocks if blocks is None else blocks)
         return arguments.emulate(self._target, arrays, kernel=self.kernel, **options)
 
@@ -258,8 +258,7 @@ def ragged_copy(
 ) -> Sequence[Any]:
     """Copy many 2D arrays to arrays of the same shapes in one launch, with TMA.
 
-    The call waits until the copy has completed, because it then frees the tensor maps in device memory. To repeat a
-    copy, use ``RaggedCopy``.
+    The call waits for the copy and then frees its tensor maps. To repeat a copy, use ``RaggedCopy``.
 
     Parameters
     ----------
@@ -314,7 +313,9 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
         if not isinstance(arrays, Sequence) or isinstance(arrays, str | bytes):
             raise ArgumentTypeError(field, type(arrays).__name__, "a sequence of arrays")
     if len(sources) != len(destinations):
-        raise ArgumentError("destinations", f"{len(destinations)} arrays", f"{len(sources)}, the number of sources")
+        raise ArgumentError(
+            "destinations", f"{len(destinations)} arrays", f"a sequence of {len(sources)} arrays, the number of sources"
+        )
     pairs = [
         (_described(source, f"sources[{i}]"), _described(destination, f"destinations[{i}]"))
         for i, (source, destination) in enumerate(zip(sources, destinations, strict=True))
@@ -330,7 +331,7 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
             first = pairs[0][0]
             if (info.dtype, info.device) != (first.dtype, first.device):
                 got, allowed = (f"{array.dtype} on {place_name(array.device)}" for array in (info, first))
-                raise ArgumentError(field, got, f"{allowed}, to match the first source")
+                raise ArgumentError(field, got, f"{allowed} to match the first source")
     _check_overlaps(pairs)
     return pairs
 
@@ -340,23 +341,25 @@ def _described(array: Any, field: str) -> ArrayInfo:
     if len(info.shape) != 2:
         raise ArgumentError(f"{field}.shape", info.shape, "(rows, columns)")
     if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError(f"{field}.dtype", info.dtype, "elements of 1, 2, 4 or 8 bytes")
+        raise ArgumentError(f"{field}.dtype", info.dtype, "1, 2, 4 or 8 bytes wide")
     if not info.size_elems:
         return info
     rows, columns = info.shape
     width = columns * info.dtype.itemsize
     if columns > 1 and info.strides_bytes[1] != info.dtype.itemsize:
-        got = f"{info.strides_bytes[1]} bytes from one element to the next"
-        raise ArgumentError(f"{field}.strides", got, "contiguous rows", "pass a copy in C order")
+        got = f"a stride of {info.strides_bytes[1]} bytes between elements"
+        raise ArgumentError(f"{field}.strides", got, "contiguous within rows", "pass a copy in C order")
     if width % TMA_ALIGNMENT_BYTES:
-        why = "pad the rows, because TMA stores whole 16-byte chunks"
-        raise ArgumentError(f"{field}.shape", f"rows of {width} bytes", "a multiple of 16 bytes", why)
+        why = "TMA stores whole 16-byte chunks, so pad the rows"
+        raise ArgumentError(
+            f"{field}.shape", f"rows of {width} bytes", "one with rows that are a multiple of 16 bytes", why
+        )
     if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 16")
     pitch = info.strides_bytes[0]
     if rows > 1 and (pitch % TMA_ALIGNMENT_BYTES or not width <= pitch < 2**40):
-        allowed = "a multiple of 16 that is at least the row length and less than 2**40"
-        raise ArgumentError(f"{field}.strides", f"{pitch} bytes from one row to the next", allowed)
+        allowed = "a multiple of 16 bytes from the row length to 2**40 for the rows"
+        raise ArgumentError(f"{field}.strides", f"a pitch of {pitch} bytes", allowed)
     return info
 
 
@@ -387,13 +390,18 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfi
     table["source_pitch"], table["destination_pitch"] = zip(*((_pitch(a), _pitch(b)) for a, b in pairs), strict=True)
     for i, (source, _) in enumerate(pairs):
         if max(source.shape) > _MAX_BOXES:
-            raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} boxes along each axis")
+            raise ArgumentError(
+                f"sources[{i}].shape", source.shape, f"small enough for {_MAX_BOXES} boxes along each axis"
+            )
     table["rows"], table["columns"] = zip(*(source.shape for source, _ in pairs), strict=True)
     boxes = _boxes(table["rows"], table["columns"], config)
     total = int(boxes.sum())
     if total > _MAX_BOXES:
         raise ArgumentError(
-            "sources", f"{total} boxes", f"at most {_MAX_BOXES}", "split the arrays among several launches"
+            "sources",
+            f"{total} boxes",
+            f"small enough for {_MAX_BOXES} boxes",
+            "split the arrays into several launches",
         )
     table["first_box"] = boxes.cumsum() - boxes
     table["boxes_x"] = -(-table["columns"].astype(np.int64) // config.box_columns)

@@ -65,8 +65,8 @@ def reduce_into(
     Parameters
     ----------
     dst : array
-        The array that is updated. In both arrays, the addresses, the pitches and the rows of the window must be
-        multiples of 16 bytes, as TMA requires.
+        Array to update. The addresses, the pitches and the rows of the window must be multiples of 16 bytes in both
+        arrays.
     src : array
         The operand, with dst's dtype and number of axes. Elements that would be outside dst are ignored.
     op : str
@@ -110,7 +110,7 @@ class _Problem(NamedTuple):
 
 
 class ReduceInto(Movement[_Problem]):
-    """Operation of reduce_into(), whose result is dst. The options are op, offset and cache."""
+    """Operation of reduce_into(), with the options op, offset and cache. The result is dst."""
 
     name: ClassVar[str] = "reduce_into"
 
@@ -121,7 +121,7 @@ class ReduceInto(Movement[_Problem]):
         policy = checked_cache(cache)
         if info.dtype != into.dtype or len(info.shape) != len(into.shape):
             got = f"{len(info.shape)} axes of {info.dtype}"
-            raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, to match dst")
+            raise ArgumentError("src", got, f"an array with {len(into.shape)} axes of {into.dtype} to match dst")
         check_dtype(info.dtype, op)
         starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
         check_written(into, info, "dst")

@@ -38,7 +38,7 @@ class CopyRing:
     stages : int
         Number of slots, at least 2.
     in_flight : int
-        Number of stores that may still read their slots when the next load is issued, less than ``stages``.
+        Number of stores in flight when the next load is issued, less than ``stages``.
     stage_bytes : int
         Bytes per slot, a multiple of 128. A work unit has at most this size.
     """
@@ -57,7 +57,7 @@ class CopyRing:
                 "stages",
                 self.stages,
                 allowed,
-                "use more stages, because one slot is filled while another slot is stored",
+                "one slot is filled while another is stored, so use more stages",
             )
         if not 1 <= self.in_flight < self.stages:
             allowed = f"1 to {self.stages - 1}"
@@ -68,7 +68,7 @@ class CopyRing:
                 "stage_bytes",
                 self.stage_bytes,
                 allowed,
-                "round the size up, because TMA writes boxes to aligned addresses",
+                "TMA writes boxes only to aligned addresses, so round the size up",
             )
         _ = self.ring
 
@@ -160,7 +160,7 @@ class BoxRing:
             raise ArgumentError("box_columns", got, f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
         if self.stages < 2:
             raise ArgumentError(
-                "stages", self.stages, "at least 2", "use more stages, because a slot is released one store late"
+                "stages", self.stages, "at least 2", "a slot is released one store late, so use more stages"
             )
 
     @property
@@ -210,9 +210,9 @@ class Setting:
     ctas_per_sm : int
         Number of CTAs per SM.
     max_stages : int
-        Number of slots per CTA if they fit in shared memory.
+        Number of slots per CTA, fewer if they do not fit in shared memory.
     in_flight : int
-        Number of stores that may still read their slots, or 0 for half of the slots.
+        Number of stores in flight, or 0 for half of the slots.
     load_cache, store_cache : str
         L2 policies of calls that do not specify one, or "" for the GPU's default.
 
@@ -237,10 +237,10 @@ class Setting:
                 "max_stages",
                 self.max_stages,
                 "at least 2",
-                "use more stages, because one slot is filled while another is stored",
+                "one slot is filled while another is stored, so use more stages",
             )
         if self.in_flight < 0:
-            raise ArgumentError("in_flight", self.in_flight, "at least 0", "pass 0 for half of the slots")
+            raise ArgumentError("in_flight", self.in_flight, "at least 0", "pass 0 to select half of the slots")
 
     def slot(self, target: Target) -> int:
         """Return the number of bytes per slot on a target, which is smaller if two slots of slot_bytes do not fit."""

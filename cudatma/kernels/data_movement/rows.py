@@ -86,7 +86,7 @@ class RowsConfig(CopyRing):
 
 
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """Gather rows of a matrix, so that ``out[i] = src[rows[i]]``. A row that does not exist is filled with zeros.
+    """Gather rows of a matrix: ``out[i] = src[rows[i]]``. Rows outside the matrix are filled with zeros.
 
     Parameters
     ----------
@@ -125,16 +125,16 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
 
 
 def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: str | None = None) -> Any:
-    """Scatter rows of a matrix, so that ``dst[rows[i]] = src[i]``. Indices outside dst are skipped.
+    """Scatter rows of a matrix: ``dst[rows[i]] = src[i]``. Indices outside dst are skipped.
 
     Parameters
     ----------
     dst : array (rows, columns)
-        The array that is updated. ``dst`` must meet the requirements for the source of ``gather_rows``.
+        Array to update. It must meet the requirements for the source of ``gather_rows``.
     rows : array (count,) of int
-        Row indices; see ``gather_rows``. If an index occurs twice, either of the source rows may be stored.
+        Row indices; see ``gather_rows``. If an index occurs twice, either source row may be stored.
     src : array (count, columns)
-        The rows to store, with the dtype of ``dst``.
+        Rows to store, with the dtype of ``dst``.
     stream : stream, optional
         Stream of the launch. Default: the current stream of the source's library.
     backend : str, optional
@@ -196,9 +196,9 @@ class ScatterRows(Movement[_Problem]):
         check_device(into, info, "dst")
         if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
             got = f"{info.shape[1]} columns of {info.dtype}"
-            raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, to match dst")
+            raise ArgumentError("src", got, f"an array with {into.shape[1]} columns of {into.dtype} to match dst")
         if index.shape[0] != info.shape[0]:
-            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},), one index per row of src")
+            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},) because src has that number of rows")
         check_written(into, info, "dst")
         return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
@@ -220,16 +220,14 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
     if len(info.shape) != 2:
         raise ArgumentError(f"{field}.shape", info.shape, "(rows, columns)")
     if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError(
-            f"{field}.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes"
-        )
+        raise ArgumentError(f"{field}.dtype", str(info.dtype), "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     return info
 
 
 def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: LaunchLimits) -> Arguments:
     """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
-        raise DescriptorError("src.shape", src.shape, "a nonempty array", "fill the result directly")
+        raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
     kind = tma_type(f"uint{8 * itemsize}")
     # Four rows take a multiple of 128 bytes, so that the next four rows begin at an address that TMA can write.
@@ -246,7 +244,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
     boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
         raise DescriptorError(
-            "rows", f"{outside} rows, {boxes} boxes", "fewer than 2**31", "split the rows among several calls"
+            "rows", f"{outside} rows in {boxes} boxes", "fewer than 2**31", "split the rows into several calls"
         )
     config = RowsConfig(op, *usual_ring(limits.target))
     sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)

@@ -35,7 +35,7 @@ class Table(NamedTuple):
     def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
         """Return the table as an int32 array of the source's library and device.
 
-        An upload is allocated and copied in the order of the call's stream. ``out`` is the argument of the call.
+        The upload is ordered on the call's stream. ``out`` is the argument of the call.
         """
         words = self.values
         if self.given is not None or words is None:
@@ -73,7 +73,9 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
         try:
             table = np.asarray(values)
         except ValueError:  # The rows have different lengths.
-            raise ArgumentError(field, "rows of different lengths", f"integers of shape {shape}") from None
+            raise ArgumentError(
+                field, "rows of different lengths", f"an array of integers with shape {shape}"
+            ) from None
         if table.size == 0:
             table = table.reshape(0) if columns is None else table.reshape(0, columns)
             table = table.astype(np.int32)
@@ -89,7 +91,7 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
         return Table(table.astype(np.int32, order="C"), None)
     if on_device.device != src.device or on_device.dtype != np.int32 or not on_device.is_contiguous:
         got = f"{on_device.dtype} on device {on_device.device}"
-        raise ArgumentError(field, got, "int32 in C order on the device of src, or ints on the host")
+        raise ArgumentError(field, got, "an int32 array in C order on the device of src, or ints on the host")
     _check_shape(on_device.shape, columns, shape, field)
     return Table(_read(on_device) if check else None, values)
 

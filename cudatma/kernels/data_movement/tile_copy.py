@@ -102,7 +102,7 @@ class _Problem(NamedTuple):
 
 
 class TileCopy(Movement[_Problem]):
-    """Operation of tile_copy(), whose result is dst. The option is the number of stages."""
+    """Operation of tile_copy(), whose option is the number of stages. The result is dst."""
 
     name: ClassVar[str] = "tile_copy"
 
@@ -112,7 +112,7 @@ class TileCopy(Movement[_Problem]):
             raise ArgumentError("src.shape", info.shape, "(rows, columns)")
         if (info.shape, info.dtype, info.device) != (into.shape, into.dtype, into.device):
             got, allowed = (f"{array.shape} of {array.dtype} on {place_name(array.device)}" for array in (into, info))
-            raise ArgumentError("dst", got, f"{allowed}, to match src")
+            raise ArgumentError("dst", got, f"{allowed} to match src")
         check_written(into, info, "dst")
         stages = checked_count(options[0], "stages", "an int, at least 2")
         # The reference backend also rejects a ring that fits on no target.

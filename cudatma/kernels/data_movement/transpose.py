@@ -167,7 +167,7 @@ class TransposeConfig:
 
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
-    """Return a config with three slots and two transposed tiles if two CTAs then fit on an SM, else two and one."""
+    """Return a config with three slots and two transposed tiles if two CTAs fit on an SM, otherwise two and one."""
     smem_bytes = target.smem_share_bytes(CTAS_PER_SM)
     larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
     return larger if larger.smem_bytes <= smem_bytes else replace(larger, stages=2, transposed_tiles=1)
@@ -218,7 +218,7 @@ class _Problem(NamedTuple):
 
 
 class Transpose(Movement[_Problem]):
-    """Operation of transpose(). The option is ``via``."""
+    """Operation of transpose(), with the option ``via``."""
 
     name: ClassVar[str] = "transpose"
 
@@ -226,7 +226,7 @@ class Transpose(Movement[_Problem]):
         info, (via,) = described(inputs[0], "src"), options
         check_choice("via", via, VIAS)
         if len(info.shape) < 2:
-            raise ArgumentError("src.shape", info.shape, "at least two dimensions")
+            raise ArgumentError("src.shape", info.shape, "a tuple of at least two extents")
         shape = exchanged(info).shape
         return checked(_Problem, (info,), check_out(out, info, shape), shape, via)
 
@@ -261,7 +261,7 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
     """Return the launch that transposes tiles by TMA. Raises DescriptorError if TMA cannot transpose."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
-        raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view the array as bytes")
+        raise DescriptorError("dtype", str(src.dtype), "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     config = config or choose_transpose(size, limits.target)
     source, destination = _as_batch(src, out)
     rows, columns = config.tile
@@ -273,7 +273,12 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
     tiles = tiles_x * tiles_y * source.shape[0]
     # place_of() in the template multiplies a row of tiles by a raster group.
     if max(tiles, tiles_x * config.raster_group) >= _MAX_TILES:
-        raise DescriptorError("src.shape", f"{tiles} tiles", "fewer than 2**31", "split the array among several calls")
+        raise DescriptorError(
+            "src.shape",
+            f"{tiles} tiles",
+            "small enough for fewer than 2**31 tiles",
+            "split the array into several calls",
+        )
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(limits.ctas, tiles)))
 
 
@@ -300,7 +305,10 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
     batch, *others = simplify(Window(0, 0, src.dtype.itemsize, axes)).axes
     if others:
         raise DescriptorError(
-            "src.shape", src.shape, "batch axes without gaps between them", "transpose each matrix separately"
+            "src.shape",
+            src.shape,
+            "the shape of an array without gaps between its batch axes",
+            "transpose each matrix separately",
         )
 
     def batched(info: ArrayInfo, stride: int) -> ArrayInfo:

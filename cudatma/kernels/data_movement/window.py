@@ -90,7 +90,7 @@ class Window:
 
     @property
     def first_byte(self) -> int:
-        """Address of the first copied element, which is undefined unless has_body is True."""
+        """Address of the first copied element; undefined unless has_body is True."""
         return self.source + sum(axis.first * axis.source_stride for axis in self.axes)
 
     @property
@@ -163,7 +163,7 @@ def carried(window: Window, widest: int = 4) -> Window:
 def cropped(window: Window) -> Window:
     """Return the part of the window that is in the source, as a window of an array that ends with this part.
 
-    Every start is then 0, or minus the number of filled elements.
+    Each start becomes 0 or minus the number of filled elements.
     """
     axes = tuple(
         Axis(-axis.lead, axis.extent, axis.body, axis.source_stride, axis.destination_stride) for axis in window.axes
@@ -172,9 +172,9 @@ def cropped(window: Window) -> Window:
 
 
 def folded(window: Window) -> Window:
-    """Divide a long dense axis into rows of equal length if the window and the source begin and end with whole rows.
+    """Split a long dense axis into rows of equal length if the window and the source consist of whole rows.
 
-    A box can have only 256 elements of an axis that simplify() has merged, but many rows.
+    A box has at most 256 elements per axis, but it can have many rows.
     """
     *outer, inner = window.axes
     width = gcd(inner.lead, inner.body, inner.extent)
@@ -192,9 +192,7 @@ def folded(window: Window) -> Window:
 
 
 def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tuple[int, ...]:
-    """Return a box of about ``slot_bytes`` for tensors with these extents, in NumPy order.
-
-    The box has at most 256 elements per axis.
+    """Return a box of about ``slot_bytes`` for tensors with these extents, in NumPy order, at most 256 per axis.
 
     Rows of the box are multiples of 16 bytes. An axis with several boxes is divided evenly.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from cudatma.descriptor import L2Promotion, TiledSpec
@@ -10,7 +11,7 @@ from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
 from cudatma.dtypes import tma_type
 from cudatma.kernels.arguments import ROWS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.experts.choose import MoeConfig
-from cudatma.kernels.experts.config import ExpertsConfig
+from cudatma.kernels.experts.config import PRODUCTS, ExpertsConfig, SumConfig
 from cudatma.kernels.experts.problem import ELEMENT_BYTES, MoeProblem
 from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.marlin.problem import scale_values
@@ -21,10 +22,10 @@ from cudatma.quantization.layout_v1 import BLOCK, blocks, group_count, row_block
 
 _WORD_BYTES, _BLOCK_BYTES = 4, 16
 _ALIGNMENT_BYTES = 128
+#: Arrays that the second product reads before the first one has completed, in addition to the routing kernel's arrays.
+_EARLY = ("w2_qweight", "w2_scales", "w2_zeros", "topk_ids", "expert_map")
 #: Number of columns that a thread of the sum adds up, and the maximum number of rows of its grid.
 _CHUNK_ELEMS, _MAX_GRID_ROWS = 8, 65535
-#: Maximum number of CTAs of the gather, as a multiple of the number that run at the same time.
-_GATHER_CTAS = 2
 
 
 class Workspace(NamedTuple):
@@ -33,7 +34,7 @@ class Workspace(NamedTuple):
     Attributes
     ----------
     hidden : int
-        Results of the first product. Sorted rows of x precede them if the kernels need these rows.
+        Results of the first product, at offset 0.
     results : int
         Results of the second product.
     blocks, pairs, places : int
@@ -58,8 +59,6 @@ def max_blocks(problem: MoeProblem, tile_m: int) -> int:
 def workspace(problem: MoeProblem, config: MoeConfig) -> Workspace:
     """Return the layout of the workspace."""
     pairs, row_bytes = problem.pairs, problem.down.k * ELEMENT_BYTES
-    # The tensor map of the hidden rows begins at offset 0, so their offset is a multiple of their pitch.
-    gathered = 0 if config.gather is None else align_up(pairs * problem.up.k * ELEMENT_BYTES, row_bytes)
     sizes = (
         pairs * row_bytes,
         pairs * problem.down.n * ELEMENT_BYTES,
@@ -67,7 +66,7 @@ def workspace(problem: MoeProblem, config: MoeConfig) -> Workspace:
         pairs * _WORD_BYTES,
         pairs * _WORD_BYTES,
     )
-    offsets = [gathered]
+    offsets = [0]
     for size in sizes:
         offsets.append(align_up(offsets[-1] + size, _ALIGNMENT_BYTES))
     return Workspace(*offsets)
@@ -80,15 +79,21 @@ def launches(problem: MoeProblem, config: MoeConfig, resident: tuple[int, ...]) 
     """
     parameters = {
         "route": (At("topk_ids"), At("expert_map"), At(ROWS), Value(0)),
-        "gather": (At("x"), At(ROWS), Value(0)),
-        "up": _product_parameters(problem, config.up, "w1", "x" if config.gather is None else ROWS),
-        "down": _product_parameters(problem, config.down, "w2", ROWS),
-        "sum": (At("topk_weights"), At(ROWS), At("out"), Value(0)),
+        "up": _product_parameters(problem, config.up, "w1", "x", "bias1"),
+        "down": _product_parameters(problem, config.down, "w2", ROWS, "bias2"),
+        "sum": (At("topk_weights"), *_ids(config.sum), At(ROWS), At("out"), Value(0)),
     }
     sizes = sizes_for(problem, config, resident)(problem)
     return tuple(
         [
-            Arguments(template, kernel, parameters[name], size)
+            Arguments(
+                template,
+                kernel,
+                parameters[name],
+                size,
+                size.grid if name == "route" and isinstance(size.grid, int) else 1,
+                early=_EARLY if name == "down" else (),
+            )
             for (name, template, kernel), size in zip(config.named_kernels, sizes, strict=True)
         ]
     )
@@ -104,34 +109,40 @@ def sizes_for(
     pack = {name: packer(kernel.problem_members, fixed[name]) for name, _, kernel in config.named_kernels}
     tiles_n = {name: int(fixed[name]["tiles_n"]) for name in ("up", "down")}
     sum_columns = ceil_div(problem.down.n, config.sum.threads * _CHUNK_ELEMS)
-    hidden_bytes, tile_m = problem.down.k * ELEMENT_BYTES, config.up.tile_m
+    tile_m = config.up.tile_m
+
+    cached_values = cache(scale_values)
+
+    def factors(config: ExpertsConfig, problem: MoeProblem) -> dict[str, Any]:
+        index = PRODUCTS.index(config.product)
+        return cached_values(config, problem.exponents[index], problem.tensor_scales[index])
 
     def sizes(problem: MoeProblem) -> tuple[Sizes, ...]:
         at, m, pairs = workspace(problem, config), problem.m, problem.pairs
-        hidden_row = at.hidden // hidden_bytes
         values = {"m": m, "pairs": pairs, "blocks_at": at.blocks, "pairs_at": at.pairs, "places_at": at.places}
-        up = values | {"result_at": at.hidden, "source_row": 0}
-        down = values | {"result_at": at.results, "source_row": hidden_row}
+        up = values | {"result_at": at.hidden} | factors(config.up, problem)
+        down = values | {"result_at": at.results} | factors(config.down, problem)
         most = max_blocks(problem, tile_m)
         launched = {
-            "route": Sizes(1, (pack["route"](values),), programmatic=problem.programmatic, rows_bytes=at.nbytes),
             "up": Sizes(
                 min(ctas["up"], most * tiles_n["up"]),
                 (pack["up"](up),),
-                (m if config.gather is None else pairs,),
-                programmatic=True,
+                () if config.up.copies_rows else (m,),
+                programmatic=config.route is not None or problem.programmatic,
             ),
             "down": Sizes(
                 min(ctas["down"], most * tiles_n["down"]),
                 (pack["down"](down),),
-                (hidden_row + pairs,),
+                (pairs,),
                 programmatic=True,
+                early_rows_at=0 if config.route is None else at.blocks,
             ),
             "sum": Sizes((sum_columns, min(m, _MAX_GRID_ROWS)), (pack["sum"](down),), programmatic=True),
         }
-        if config.gather is not None:
-            grid = min(pairs, ctas["gather"] * _GATHER_CTAS)
-            launched["gather"] = Sizes(grid, (pack["gather"](values),), programmatic=True)
+        if config.route is not None:
+            struct = pack["route"](values)
+            launched["route"] = Sizes(config.route.ctas, (struct,), programmatic=problem.programmatic)
+        launched[names[0]] = launched[names[0]]._replace(rows_bytes=at.nbytes)
         return tuple([launched[name] for name in names])
 
     return sizes
@@ -151,16 +162,18 @@ def _fixed_values(problem: MoeProblem, config: MoeConfig) -> Mapping[str, dict[s
     }
     up = common | _product_values(problem, config.up) | {"n": problem.down.k}
     down = common | _product_values(problem, config.down) | {"n": problem.down.n}
-    return {"route": common, "gather": common, "up": up, "down": down, "sum": common | {"n": problem.down.n}}
+    return {"route": common, "up": up, "down": down, "sum": common | {"n": problem.down.n}}
+
+
+def _ids(config: SumConfig) -> tuple[At, ...]:
+    return (At("topk_ids"), At("expert_map")) if config.direct else ()
 
 
 def _product_values(problem: MoeProblem, config: ExpertsConfig) -> dict[str, Any]:
     shape = problem.product(config.product)
     rows = blocks(shape.n)
     tiles_n = ceil_div(rows * BLOCK, config.tile_n)
-    exponent, tensor_scale = problem.up_scale if config.product == "up" else problem.down_scale
-    factors = scale_values(config, exponent, tensor_scale) if config.has_scale_back else {}
-    return factors | {
+    return {
         "tiles_n": tiles_n,
         "by_tiles_n": tiles_n,
         "k_iterations": ceil_div(shape.k, config.tile_k),
@@ -169,7 +182,9 @@ def _product_values(problem: MoeProblem, config: ExpertsConfig) -> dict[str, Any
     }
 
 
-def _product_parameters(problem: MoeProblem, config: ExpertsConfig, weight: str, source: str) -> tuple[Any, ...]:
+def _product_parameters(
+    problem: MoeProblem, config: ExpertsConfig, weight: str, source: str, bias: str
+) -> tuple[Any, ...]:
     shape = problem.product(config.product)
     rows = problem.experts * blocks(shape.n)
     groups = group_count(shape.k, shape.group_size)
@@ -185,8 +200,12 @@ def _product_parameters(problem: MoeProblem, config: ExpertsConfig, weight: str,
         "scale_map": lambda: table("scales", shape.dtype),
         "zero_map": lambda: table("zeros", "uint8"),
         "activation_map": lambda: _rows_map(problem, config, source),
+        "activations": lambda: At(source),
+        "bias": lambda: At(bias),
         "scales": lambda: At(f"{weight}_scales"),
         "zeros": lambda: At(f"{weight}_zeros"),
+        "topk_ids": lambda: At("topk_ids"),
+        "expert_map": lambda: At("expert_map"),
         "space": lambda: At(ROWS),
         "problem": lambda: Value(0),
     }
@@ -194,7 +213,7 @@ def _product_parameters(problem: MoeProblem, config: ExpertsConfig, weight: str,
 
 
 def _rows_map(problem: MoeProblem, config: ExpertsConfig, source: str) -> Map:
-    """Return the tensor map of x or of sorted rows, whose number is a size-dependent field.
+    """Return the tensor map of x or of the first product's results, whose number of rows is a size-dependent field.
 
     A box is one row of a stage, or 64 elements of one or more rows.
     """
@@ -202,7 +221,7 @@ def _rows_map(problem: MoeProblem, config: ExpertsConfig, source: str) -> Map:
     pitch = problem.x_pitch_bytes if source == "x" else k * ELEMENT_BYTES
     dims: tuple[int, ...] = (k, 1)
     strides: tuple[int, ...] = (pitch,)
-    box: tuple[int, ...] = (64, 1 if config.gathers_rows else config.tile_m)
+    box: tuple[int, ...] = (64, 1 if config.gathers_rows else config.row_box)
     if config.deep_box:
         dims, strides, box = (64, k // 64, 1), (64 * ELEMENT_BYTES, pitch), (64, config.tile_k // 64, 1)
     spec = TiledSpec(

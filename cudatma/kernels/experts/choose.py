@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from math import expm1, inf
+from dataclasses import replace
+from functools import partial
+from math import ceil, expm1, inf, sqrt
 from typing import Any, NamedTuple
 
 from cudatma.kernels.experts.config import (
+    MAX_EXPERTS,
     MAX_STAGES,
     PRODUCTS,
+    ROUTE_CTAS,
     ROUTE_THREADS,
+    ROW_BOX,
     ExpertsConfig,
-    GatherConfig,
     RouteConfig,
     SumConfig,
 )
@@ -20,43 +24,57 @@ from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, LinearShape
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: (tile_m, maximum mean number of rows of an expert that has rows) of each kernel. A larger tile_m reads weights less
-#: often, but computes more padding rows. [H200]
+#: (tile_m, maximum mean number of rows of an expert that has rows) of the skinny kernel. A larger tile_m reads weights
+#: less often, but computes more padding rows. [H200]
 _SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
-_WGMMA_TILE_MS = ((32, 20.0), (64, 72.0), (128, inf))
-#: tile_n of the wgmma kernel.
-_WGMMA_N = 256
+_MAX_TILE_M = 128
+#: Maximum tile_m for stages of 256 elements of K instead of 128, if three stages fit. [H100]
+_DEEP_TILE_M = 64
+#: tile_n of the wgmma kernel, and the one for few tiles.
+_WGMMA_N, _NARROW_WGMMA_N = 256, 128
+#: Minimum number of wide tiles per SM. If there are fewer, the tiles are narrow. [H100]
+_MIN_WIDE_TILES = 0.6
+#: Minimum number of pairs for a routing kernel with several CTAs.
+_MIN_PAIRS_OF_CLUSTER = 4096
+#: Each pair is a block up to this mean number of rows of an expert, and up to this number of pairs. The weights of an
+#: expert are then read once for each of its rows, most of the time from L2.
+_MAX_DIRECT_ROWS, _MAX_DIRECT_PAIRS = 1.2, 64
 #: Minimum mean number of rows for the wgmma kernel. [H200]
-_MIN_WGMMA_ROWS = 12.0
+_MIN_WGMMA_ROWS = 7.5
 #: (tile_k, slice_k, ctas_per_sm) of each tile_n, and of tile_n 64 for a long K. [H200]
 _FIELDS = {256: (256, 1, 1), 128: (256, 2, 2), 64: (256, 2, 2)}
 _LONG_FIELDS, _LONG_K = (512, 4, 1), 4096
+#: tile_n of the two products, and (tile_k, slice_k, ctas_per_sm), with which the skinny kernel adds in the same order
+#: for every number of tokens.
+_INVARIANT_SKINNY_NS, _INVARIANT_FIELDS = (64, 64), (256, 1, 1)
 #: Relative speed of each tile_n if all SMs are busy. [H200]
 _RATES = {256: 1.0, 128: 0.96, 64: 0.93}
 
 
 class MoeConfig(NamedTuple):
-    """Kernels of a call: the routing, a copy of x in sorted order or None, the two grouped GEMMs, and the sum."""
+    """Kernels of a call: the routing unless each pair is a block, the two grouped GEMMs, and the sum."""
 
-    route: RouteConfig
-    gather: GatherConfig | None
+    route: RouteConfig | None
     up: ExpertsConfig
     down: ExpertsConfig
     sum: SumConfig
 
     @classmethod
-    def of(cls, experts: int, up: ExpertsConfig, down: ExpertsConfig) -> MoeConfig:
+    def of(cls, threads: int, up: ExpertsConfig, down: ExpertsConfig, ctas: int = 1) -> MoeConfig:
         """Return the kernels for these grouped GEMMs, which must have the same tile_m and version."""
-        gather = None if up.gathers_rows else GatherConfig()
-        return cls(RouteConfig(up.tile_m, route_threads(experts)), gather, up, down, SumConfig(up.dtype))
+        route = None if up.direct else RouteConfig(up.tile_m, short_rows(up), threads, ctas)
+        return cls(route, up, down, SumConfig(up.dtype, up.direct))
 
     @property
     def named_kernels(self) -> tuple[tuple[str, str, Any], ...]:
         """(name, template, config) of each kernel in order of launch."""
-        kernels: list[tuple[str, str, Any]] = [("route", "kernels/experts_route.cu.j2", self.route)]
-        kernels += [] if self.gather is None else [("gather", "kernels/experts_gather.cu.j2", self.gather)]
-        kernels += [("up", self.up.template, self.up), ("down", self.down.template, self.down)]
-        return (*kernels, ("sum", "kernels/experts_sum.cu.j2", self.sum))
+        route = () if self.route is None else (("route", "kernels/experts_route.cu.j2", self.route),)
+        return (
+            *route,
+            ("up", self.up.template, self.up),
+            ("down", self.down.template, self.down),
+            ("sum", "kernels/experts_sum.cu.j2", self.sum),
+        )
 
     @property
     def kernels(self) -> tuple[tuple[str, Any], ...]:
@@ -65,7 +83,7 @@ class MoeConfig(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Version and tiles of the kernels, which determine their configurations.
+    """Version, tiles and threads of the kernels, which determine their configurations.
 
     Attributes
     ----------
@@ -75,12 +93,19 @@ class Choice(NamedTuple):
         Maximum number of rows of a block.
     up_n, down_n : int
         ``tile_n`` of the two products.
+    route_threads, route_ctas : int
+        Number of threads per CTA and of CTAs of the routing kernel.
+    direct : bool
+        Whether each pair is a block, so that no routing kernel is needed.
     """
 
     version: str
     tile_m: int
     up_n: int
     down_n: int
+    route_threads: int
+    route_ctas: int = 1
+    direct: bool = False
 
 
 def mean_rows(pairs: int, experts: int) -> float:
@@ -91,14 +116,35 @@ def mean_rows(pairs: int, experts: int) -> float:
 
 def choose(problem: MoeProblem, gpu: Gpu) -> Choice:
     """Return the version and the tiles for a problem."""
+    target, invariant = get_target(gpu.target), problem.batch_invariant
     rows = mean_rows(problem.pairs, problem.global_experts)
-    if get_target(gpu.target).has_wgmma and problem.m >= 8 and rows >= _MIN_WGMMA_ROWS:
-        return Choice("wgmma", _tile_m(_WGMMA_TILE_MS, rows), _WGMMA_N, _WGMMA_N)
-    tile_m = 1 << (problem.m - 1).bit_length() if problem.m < 8 else _tile_m(_SKINNY_TILE_MS, rows)
     share = problem.experts / problem.global_experts
+    threads = route_threads(problem.experts, problem.pairs)
+    ctas = ROUTE_CTAS if problem.pairs >= _MIN_PAIRS_OF_CLUSTER and target.has("cluster") else 1
+    if target.has_wgmma and target.has_setmaxnreg and (invariant or (problem.m >= 8 and rows >= _MIN_WGMMA_ROWS)):
+        tile_m = _wgmma_tile_m(rows)
+        blocks = share * problem.pairs * max(1 / rows, 1 / tile_m)
+        up_n, down_n = (
+            _WGMMA_N
+            if blocks * ceil_div(problem.product(name).n, _WGMMA_N) >= _MIN_WIDE_TILES * gpu.sm_count
+            else _NARROW_WGMMA_N
+            for name in PRODUCTS
+        )
+        return Choice("wgmma", tile_m, up_n, down_n, threads, ctas)
+    tile_m = 1 << (problem.m - 1).bit_length() if problem.m < 8 else _tile_m(_SKINNY_TILE_MS, rows)
+    direct = not invariant and (problem.m == 1 or (rows <= _MAX_DIRECT_ROWS and problem.pairs <= _MAX_DIRECT_PAIRS))
+    if direct:
+        tile_m = 1
+    if invariant:
+        return Choice("skinny", tile_m, *_INVARIANT_SKINNY_NS, threads, ctas)
     blocks = max(1, round(share * max(problem.pairs / rows, problem.pairs / tile_m)))
     up_n, down_n = (_tile_n(problem.product(name).n, blocks, gpu.sm_count) for name in PRODUCTS)
-    return Choice("skinny", tile_m, up_n, down_n)
+    return Choice("skinny", tile_m, up_n, down_n, *((0, 0, True) if direct else (threads, ctas)))
+
+
+def _wgmma_tile_m(rows: float) -> int:
+    """Return the tile that holds the rows of most experts, whose numbers of rows have a Poisson distribution."""
+    return min(_MAX_TILE_M, ceil_div(ceil(rows + sqrt(rows)), ROW_BOX) * ROW_BOX)
 
 
 def _tile_m(table: tuple[tuple[int, float], ...], rows: float) -> int:
@@ -117,21 +163,41 @@ def _tile_n(columns: int, blocks: int, sm_count: int) -> int:
 
 def configure(problem: MoeProblem, choice: Choice, target: Target) -> MoeConfig:
     """Return the kernels of a choice."""
-    make = wgmma_config if choice.version == "wgmma" else product_config
-    up = make("up", problem.up, choice.tile_m, target, choice.up_n)
-    down = make("down", problem.down, choice.tile_m, target, choice.down_n)
-    return MoeConfig.of(problem.experts, up, down)
+    make: Any = product_config if choice.version == "skinny" else wgmma_config
+    if choice.version == "skinny" and problem.batch_invariant:
+        make = partial(product_config, fields=(_INVARIANT_FIELDS,))
+    up, down = (
+        make(name, problem.product(name), choice.tile_m, target, tile_n).in_form(problem.scale_form(name))
+        for name, tile_n in zip(PRODUCTS, (choice.up_n, choice.down_n), strict=True)
+    )
+    up, down = replace(up, gate=problem.gate, direct=choice.direct), replace(down, direct=choice.direct)
+    return MoeConfig.of(choice.route_threads, up, down, choice.route_ctas)
 
 
-def route_threads(experts: int) -> int:
+def short_rows(config: ExpertsConfig) -> int:
+    """Return the number of rows up to which a block takes much less time than a whole block."""
+    return max(config.row_counts[:-1], default=0)
+
+
+def route_threads(experts: int, pairs: int) -> int:
     """Return the number of threads of the routing kernel."""
-    return next(threads for threads in ROUTE_THREADS if threads >= experts)
+    return next(threads for threads in ROUTE_THREADS if threads >= min(MAX_EXPERTS, max(experts, pairs // 2)))
 
 
-def product_config(product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int) -> ExpertsConfig:
-    """Return the skinny kernel's configuration for a product with this tile and the most stages that fit."""
+def product_config(
+    product: str,
+    shape: LinearShape,
+    tile_m: int,
+    target: Target,
+    tile_n: int,
+    fields: tuple[tuple[int, int, int], ...] = (),
+) -> ExpertsConfig:
+    """Return the skinny kernel's configuration for a product with this tile and the most stages that fit.
+
+    ``fields`` contains (tile_k, slice_k, ctas_per_sm) in order of preference.
+    """
     usual = _LONG_FIELDS if tile_n == 64 and shape.k >= _LONG_K else _FIELDS[tile_n]
-    for tile_k, slice_k, ctas_per_sm in (usual, (256, 2, 1), (128, 2, 1)):
+    for tile_k, slice_k, ctas_per_sm in fields or (usual, (256, 2, 1), (128, 2, 1)):
         config = ExpertsConfig(
             version="skinny",
             product=product,
@@ -153,20 +219,25 @@ def product_config(product: str, shape: LinearShape, tile_m: int, target: Target
 def wgmma_config(product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int) -> ExpertsConfig:
     """Return the wgmma kernel's configuration for a product with this tile and the most stages that fit."""
     warpgroups = max(1, tile_n // 128)
-    config = ExpertsConfig(
-        version="wgmma",
-        product=product,
-        tile_m=tile_m,
-        tile_n=tile_n,
-        stages=2,
-        **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
-        tile_k=128,
-        warpgroups=warpgroups,
-        mmas_per_commit=2,
-        commits_in_flight=1,
-        consumer_registers=232 if warpgroups == 2 else 0,
-    )
-    return config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES) or config
+    depths = (256, 128) if tile_m <= _DEEP_TILE_M else (128,)
+    for tile_k in depths:
+        config = ExpertsConfig(
+            version="wgmma",
+            product=product,
+            tile_m=tile_m,
+            tile_n=tile_n,
+            stages=2,
+            **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
+            tile_k=tile_k,
+            warpgroups=warpgroups,
+            mmas_per_commit=2,
+            commits_in_flight=1,
+            consumer_registers=232 if warpgroups == 2 else 0,
+        )
+        longest = config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES)
+        if longest is not None and longest.stages > 2:
+            return longest
+    return longest or config
 
 
 def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:
@@ -181,20 +252,18 @@ def dump_configs(version: str, target: Target) -> list[ExpertsConfig]:
     zeros = LinearShape(4096, 2048, 64, True, "float16")
     if kernel == "wgmma":
         large = ((qwen, 128, 256), (odd, 64, 128), (zeros, 32, 256)) if target.has_wgmma else ()
-        return [wgmma_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in large]
+        configs = [wgmma_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in large]
+        return [config.in_form("as_stored") for config in configs]
     cases = ((qwen, 1, 128), (qwen, 8, 256), (odd, 16, 128), (zeros, 32, 64))
     configs = [product_config(product, shape, tile_m, target, tile_n) for shape, tile_m, tile_n in cases]
     return [config for config in configs if config.smem_bytes <= target.smem_share_bytes(config.ctas_per_sm)]
 
 
 def route_configs(target: Target) -> list[RouteConfig]:
-    """Return the config for dumps and compile checks, or none if the target cannot run it."""
-    return [RouteConfig(8)] if target.has("griddepcontrol") else []
-
-
-def gather_configs(target: Target) -> list[GatherConfig]:
-    """Return the config for dumps and compile checks, or none if the target cannot run it."""
-    return [GatherConfig()] if target.has("griddepcontrol") else []
+    """Return the configs for dumps and compile checks that the target can run."""
+    if not target.has("griddepcontrol"):
+        return []
+    return [RouteConfig(8), *([RouteConfig(128, 64, 1024, ROUTE_CTAS)] if target.has("cluster") else [])]
 
 
 def sum_configs(target: Target) -> list[SumConfig]:

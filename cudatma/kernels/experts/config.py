@@ -1,18 +1,18 @@
-"""Configurations of marlin_moe's kernels: route, gather, the grouped GEMMs, and sum."""
+"""Configurations of marlin_moe's kernels: route, the grouped GEMMs, and sum."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.config import Preset
 from cudatma.kernels.cost import Cost
-from cudatma.kernels.experts.problem import MEMBERS
+from cudatma.kernels.experts.problem import GATES, MEMBERS
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member, in_order
 from cudatma.kernels.marlin.config import PRESETS as MARLIN_PRESETS
@@ -22,6 +22,9 @@ from cudatma.target import Target
 _SKINNY, _WGMMA = (MARLIN_PRESETS[version].allowed for version in ("skinny", "wgmma"))
 #: Maximum number of stages. There is a record for each, so that the size of the records does not depend on the stages.
 MAX_STAGES = 8
+#: Number of rows of a box. The wgmma kernel has main loops for one box, two boxes and a whole block, because the last
+#: block of an expert usually has fewer rows than the others.
+ROW_BOX = 32
 _ALLOWED: Mapping[str, Sequence[Any]] = {"cluster_n": (1,), "cluster_k": (1,), "stages": range(2, MAX_STAGES + 1)}
 #: Every kernel, keyed by name.
 PRESETS: Mapping[str, Preset] = {
@@ -32,28 +35,43 @@ PRESETS: Mapping[str, Preset] = {
         allowed={**_SKINNY, **_ALLOWED, "tile_n": range(64, 257, 64)},
     ),
     "wgmma": Preset(
-        summary="grouped W4A16 GEMM over experts, wgmma, operands by TMA",
+        summary="grouped W4A16 GEMM over experts, wgmma, weights by TMA, rows of x gathered by cp.async",
         schedule="persistent",
-        allowed={**_WGMMA, **_ALLOWED, "slice_k": (1,), "scale_form": ("none",), "pingpong": (False,)},
+        allowed={
+            **_WGMMA,
+            **_ALLOWED,
+            "tile_m": range(ROW_BOX, 4 * ROW_BOX + 1, ROW_BOX),
+            "tile_n": (128, 256),
+            "slice_k": (1,),
+            "warpgroups": (1, 2),
+            "pingpong": (False,),
+        },
     ),
 }
 #: "up" is the first GEMM, whose epilogue applies the gated activation. "down" is the second one.
 PRODUCTS = ("up", "down")
-_LINE_BYTES, _RECORD_BYTES = 128, 16
+_LINE_BYTES, _RECORD_BYTES = 128, 20
+#: Number of rows of x whose blocks share weights in L2, because their tiles are computed one after another.
+_RASTER_ROWS = 1024
 #: Numbers of threads of the routing kernel. A thread divides the rows of one expert.
 ROUTE_THREADS = (256, 512, 1024)
 MAX_EXPERTS = ROUTE_THREADS[-1]
+#: Number of CTAs of the routing kernel if there are many pairs.
+ROUTE_CTAS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig(MarlinConfig):
     """A configuration of the grouped GEMM, which has the fields of marlin_gemm's kernel of the same version.
 
-    product: one of PRODUCTS. Rows of a stage are an odd number of 128-byte lines apart. deep_box: whether one
-    three-dimensional box loads a row of a stage, which requires a K that is a multiple of 64. Raises ArgumentError or
-    ArgumentTypeError."""
+    product: one of PRODUCTS. gate: a key of GATES, the activation after the first product. tile_m: maximum number of
+    rows of a block. direct: whether each pair is a block, so that no routing kernel is needed. In the skinny kernel,
+    rows of a stage are an odd number of 128-byte lines apart, and deep_box is whether one three-dimensional box loads a
+    row of a stage, which requires a K that is a multiple of 64. Raises ArgumentError or ArgumentTypeError."""
 
     product: str
+    gate: str = "silu_glu"
+    direct: bool = False
 
     function: ClassVar[str] = "marlin_moe"
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -62,7 +80,13 @@ class ExpertsConfig(MarlinConfig):
     def __post_init__(self) -> None:
         if self.product not in PRODUCTS:
             raise ArgumentError("product", self.product, ", ".join(PRODUCTS))
+        if self.gate not in GATES:
+            raise ArgumentError("gate", self.gate, ", ".join(GATES))
         super(ExpertsConfig, self).__post_init__()
+        if self.has_wgmma and self.stack != 2:
+            raise ArgumentError("tile_n", self.tile_n, f"{128 * self.warpgroups}, 128 columns for each warpgroup")
+        if self.direct and (self.has_wgmma or self.tile_m > 1):
+            raise ArgumentError("direct", True, "False unless a block of the skinny kernel has one row")
 
     def _check_boxes(self) -> None:
         """Allow every tile, because rows are loaded one by one."""
@@ -75,7 +99,8 @@ class ExpertsConfig(MarlinConfig):
     @property
     def features(self) -> tuple[str, ...]:
         registers = ("setmaxnreg",) if self.consumer_registers else ()
-        return ("tma", "shared_cta_destination", self.preset.mma, "griddepcontrol", *registers)
+        stores = ("stmatrix",) if self.has_wgmma else ()
+        return ("tma", "shared_cta_destination", self.preset.mma, "griddepcontrol", *stores, *registers)
 
     # ---- Kernel
 
@@ -85,25 +110,65 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def entry(self) -> str:
-        names = [self.version, self.product, self.activation.short]
+        names = [self.version, self.product, *([] if self.gate == "silu_glu" else [self.gate]), self.activation.short]
         names += ["column" if self.group_size == -1 else f"g{self.group_size}"]
         names += ["zeros"] if self.has_zeros else []
         names += [] if self.format == "int4" else [self.format]
+        names += {"none": [], "as_stored": ["fused"], "shifted": ["shifted"]}[self.scale_form]
         names += [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", f"k{self.slice_k}", f"s{self.stages}"]
         names += [f"b{self.ctas_per_sm}"] if self.ctas_per_sm > 1 else []
         names += ["d"] if self.deep_box else []
+        names += ["pairs"] if self.direct else []
         names += [f"w{self.warpgroups}", f"g{self.mmas_per_commit}{self.commits_in_flight}"] if self.has_wgmma else []
         names += [f"r{self.consumer_registers}"] if self.consumer_registers else []
         return f"experts_{'_'.join(names)}"
 
     @property
-    def has_staging(self) -> bool:
-        return False
+    def gathers_rows(self) -> bool:
+        """Whether TMA loads rows one by one."""
+        return self.is_skinny
 
     @property
-    def gathers_rows(self) -> bool:
-        """Whether rows are loaded one by one. The wgmma kernel loads boxes of rows, which experts_gather has sorted."""
-        return self.is_skinny
+    def copies_rows(self) -> bool:
+        """Whether cp.async copies rows of x in the order of the sorted pairs."""
+        return self.has_wgmma and self.product == "up"
+
+    def in_form(self, form: str) -> ExpertsConfig:
+        """Return the config with this ``scale_form`` if it is allowed, otherwise with "none"."""
+        return cast("ExpertsConfig", super(ExpertsConfig, self).in_form(form))
+
+    @property
+    def loads_row_boxes(self) -> bool:
+        """Whether TMA loads boxes of rows, which the first product has stored in the order of the sorted pairs."""
+        return self.has_wgmma and self.product == "down"
+
+    @property
+    def row_box(self) -> int:
+        return ROW_BOX
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        # A fourth main loop would leave too few registers for 128 rows, so that ptxas would serialize the wgmmas.
+        counts = (ROW_BOX, 2 * ROW_BOX, self.tile_m)
+        return tuple(sorted({rows for rows in counts if rows <= self.tile_m})) if self.has_wgmma else ()
+
+    @property
+    def raster_blocks(self) -> int:
+        """Number of blocks of an expert whose tiles with the same columns are computed one after another."""
+        return _RASTER_ROWS // self.tile_m
+
+    @property
+    def record_count(self) -> int:
+        return MAX_STAGES
+
+    @property
+    def producer_warps(self) -> int:
+        return 4 if self.copies_rows else super(ExpertsConfig, self).producer_warps
+
+    @property
+    def full_arrivals(self) -> int:
+        """Number of arrivals per stage: one with the expected bytes, and one from each warp that copies rows."""
+        return 1 + self.producer_warps if self.copies_rows else 1
 
     # ---- Launch parameters
 
@@ -113,9 +178,13 @@ class ExpertsConfig(MarlinConfig):
             "weight_map": True,
             "scale_map": self.has_stage_scales,
             "zero_map": self.has_stage_zeros,
-            "activation_map": True,
+            "activation_map": not self.copies_rows,
+            "activations": self.copies_rows,
             "scales": not self.has_stage_scales,
             "zeros": self.has_zeros and not self.has_stage_scales,
+            "bias": True,
+            "topk_ids": self.direct,
+            "expert_map": self.direct,
             "space": True,
             "problem": True,
         }
@@ -123,10 +192,11 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def problem_names(self) -> tuple[str, ...]:
-        names = ["n", "tiles_n", "by_tiles_n", "k_iterations", "expert_rows", "result_at", "blocks_at", "pairs_at"]
-        reads_pairs = self.gathers_rows and self.product == "up"
+        names = ["n", "tiles_n", "by_tiles_n", "k_iterations", "expert_rows", "result_at"]
+        names += ["experts", "global_experts", "id_words"] if self.direct else ["blocks_at", "pairs_at"]
         names += ["pairs"] if self.gathers_rows else []
-        names += ["by_top_k"] if reads_pairs else ["source_row"]
+        names += ["by_top_k"] if self.product == "up" else []
+        names += ["k", "activation_pitch"] if self.copies_rows else []
         names += [] if self.has_stage_scales else ["scale_pitch"]
         names += ["scale_offset", "scale_back"] if self.has_scale_back else []
         return tuple(names)
@@ -144,14 +214,22 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def transaction_bytes(self) -> int:
-        """Number of bytes that the loads of a stage deliver."""
-        padding = self.activation_stage_bytes - self.tile_m * self.tile_k * 2
-        return sum(size for _, size in self._stage_bytes()) - padding
+        """Number of bytes that the loads of a stage deliver, without the rows of the wgmma kernel."""
+        rows = self.tile_m * self.tile_k * 2 if self.gathers_rows else 0
+        return sum(size for name, size in self._stage_bytes() if name != "activations") + rows
+
+    @property
+    def staging_pitch_bytes(self) -> int:
+        columns = self.warp_n // 2 if self.product == "up" else self.warp_n
+        return columns * 2 + 16
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Return the sums of slices, and the records with which the producer passes tiles to the consumers."""
-        sums = super(ExpertsConfig, self).epilogue_parts()[:1]
-        return (*sums, ("tiles", MAX_STAGES * _RECORD_BYTES))
+        """Return the sums of slices or the staging rows, and the records with which producers pass tiles.
+
+        There is a record for each stage, and two that a producer passes to the others.
+        """
+        parts = super(ExpertsConfig, self).epilogue_parts()[: 1 if self.is_skinny else 2]
+        return (*parts, ("tiles", (MAX_STAGES + 2 * self.copies_rows) * _RECORD_BYTES))
 
     # ---- Choice
 
@@ -204,17 +282,32 @@ class _Plain(ABC):
 class RouteConfig(_Plain):
     """A configuration of ``kernels/experts_route.cu.j2``.
 
-    tile_m: maximum number of rows of a block, as in the grouped GEMM. threads: number of threads, at least the number
-    of experts. Raises ArgumentError or ArgumentTypeError for an invalid field."""
+    tile_m: maximum number of rows of a block, as in the grouped GEMM. short_rows: blocks with at most this number of
+    rows come after all other blocks, because they take less time. threads: number of threads per CTA, at least the
+    number of experts. ctas: number of CTAs, which form a cluster. Raises ArgumentError or ArgumentTypeError for an
+    invalid field.
+    """
 
     tile_m: int
+    short_rows: int = 0
     threads: int = 256
+    ctas: int = 1
     entry: str = "experts_route"
 
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.threads not in ROUTE_THREADS:
             raise ArgumentError("threads", self.threads, ", ".join(map(str, ROUTE_THREADS)))
+        if self.ctas not in (1, ROUTE_CTAS):
+            raise ArgumentError("ctas", self.ctas, f"1, {ROUTE_CTAS}")
+        if not 0 <= self.short_rows < self.tile_m:
+            raise ArgumentError("short_rows", self.short_rows, f"0 to {self.tile_m - 1}, less than tile_m")
+
+    def check_target(self, target: Target) -> None:
+        """Raise TargetError unless the target supports programmatic dependent launch, and clusters if there is one."""
+        super(RouteConfig, self).check_target(target)
+        if self.ctas > 1:
+            target.require("cluster", "marlin_moe")
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -232,36 +325,13 @@ class RouteConfig(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class GatherConfig(_Plain):
-    """A configuration of ``kernels/experts_gather.cu.j2``.
-
-    threads: number of threads, which copy a row together. Raises ArgumentTypeError."""
-
-    threads: int = 256
-    entry: str = "experts_gather"
-
-    def __post_init__(self) -> None:
-        check_field_types(self)
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        return ("activations", "space", "problem")
-
-    @property
-    def problem_members(self) -> tuple[Member, ...]:
-        return in_order(MEMBERS, ("k", "by_top_k", "activation_pitch", "blocks_at", "pairs_at"))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Description for the opening comment of the generated source."""
-        return ("no ring: rows are copied from global memory to global memory",)
-
-
-@dataclass(frozen=True, slots=True)
 class SumConfig(_Plain):
-    """A configuration of ``kernels/experts_sum.cu.j2``. Raises ArgumentError or ArgumentTypeError."""
+    """A configuration of ``kernels/experts_sum.cu.j2``.
+
+    direct: whether the results are in the order of the pairs. Raises ArgumentError or ArgumentTypeError."""
 
     dtype: str
+    direct: bool = False
     threads: int = 128
     entry: str = "experts_sum"
 
@@ -275,11 +345,13 @@ class SumConfig(_Plain):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        return ("topk_weights", "space", "output", "problem")
+        ids = ("topk_ids", "expert_map") if self.direct else ()
+        return ("topk_weights", *ids, "space", "output", "problem")
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
-        return in_order(MEMBERS, ("m", "n", "top_k", "output_pitch", "result_at", "places_at"))
+        places = ("experts", "global_experts", "id_words") if self.direct else ("places_at",)
+        return in_order(MEMBERS, ("m", "n", "top_k", "output_pitch", "result_at", *places))
 
     @property
     def notes(self) -> tuple[str, ...]:

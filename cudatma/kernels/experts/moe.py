@@ -17,7 +17,7 @@ from cudatma.kernels.engine import run
 from cudatma.kernels.experts.arguments import launches, sizes_for
 from cudatma.kernels.experts.choose import MoeConfig, choose, configure
 from cudatma.kernels.experts.config import MAX_EXPERTS
-from cudatma.kernels.experts.problem import MoeProblem, ScaleFactors, check_call, check_weights, max_pairs
+from cudatma.kernels.experts.problem import MAX_PAIRS, MoeProblem, check_call, check_weights
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.problem import LinearShape
@@ -38,7 +38,10 @@ def marlin_moe(
     topk_weights: Any,
     topk_ids: Any,
     *,
+    bias1: Any = None,
+    bias2: Any = None,
     activation: str = "silu_glu",
+    batch_invariant: bool = False,
     expert_map: Any = None,
     out: Any = None,
     stream: Any = None,
@@ -49,7 +52,7 @@ def marlin_moe(
 ) -> Any:
     """Compute a layer of experts: ``out[t] = sum_j topk_weights[t, j] * expert(topk_ids[t, j], x[t])``.
 
-    An expert computes ``(silu(x Wg) * (x Wu)) W2``, where Wg and Wu are the halves of the expert's first weight.
+    An expert computes ``(silu(gate) * up) W2 + bias2``, where gate and up are the halves of ``x W1 + bias1``.
     Routing, both products and the sum run on the GPU without a host synchronization. The activations and the results of
     the experts are rounded to x's dtype; sums are accumulated in fp32 in the order of a token's choices. Results are
     bitwise reproducible.
@@ -67,8 +70,17 @@ def marlin_moe(
     topk_ids : int32 or int64 array (tokens, top_k)
         Expert of each choice. A choice with the id -1 is skipped. Ids in host memory must otherwise be valid. Ids in
         device memory are not read back, so choices with other invalid ids are skipped, too.
-    activation : {"silu_glu"}, default "silu_glu"
-        Activation between the products.
+    bias1 : array (experts, 2 I), optional
+        Biases of gate, then of up, which are added to the first product. They have x's dtype.
+    bias2 : array (experts, K), optional
+        Biases of the second product, which are added before the multiplication by ``topk_weights``. They have x's
+        dtype. If several GPUs divide I, only one of them must add the biases.
+    activation : {"silu_glu", "swiglu_oai"}, default "silu_glu"
+        Activation between the products. ``"swiglu_oai"`` is the activation of gpt-oss. It limits gate to at most 7 and
+        up to -7 to 7, and then computes ``gate * sigmoid(1.702 * gate) * (up + 1)``.
+    batch_invariant : bool, default False
+        Whether the bits of a token's result must not depend on the other tokens of the call. The result may differ from
+        the result without this option, and small batches take longer.
     expert_map : int32 array (global experts,), optional
         Index in ``w1`` and ``w2`` of each expert, or -1 for experts on other GPUs, whose choices are skipped. Default:
         all experts are on this GPU.
@@ -109,7 +121,8 @@ def marlin_moe(
     """
     space = None if workspace is None else check_workspace(workspace, getattr(w1, "device", None) or 0)
     weight = weight_of(w1, w2)
-    inputs, options = (x, topk_weights, topk_ids, expert_map), MoeOptions(activation, programmatic)
+    inputs = x, topk_weights, topk_ids, expert_map, bias1, bias2
+    options = MoeOptions(activation, batch_invariant, programmatic)
     if debug is None:
         return run(MARLIN_MOE, inputs, out, options, stream, backend, weight, (w1, w2), space)
     with debugging(debug):
@@ -119,39 +132,39 @@ def marlin_moe(
 class MoeOptions(NamedTuple):
     """Options of marlin_moe, which are part of a call's key."""
 
-    activation: str
-    programmatic: bool
+    activation: str = "silu_glu"
+    batch_invariant: bool = False
+    programmatic: bool = False
 
 
 class MarlinMoe(Operation[MoeProblem, MoeConfig]):
     """marlin_moe as an operation."""
 
     name: ClassVar[str] = "marlin_moe"
-    inputs: ClassVar[tuple[str, ...]] = ("x", "topk_weights", "topk_ids", "expert_map")
+    inputs: ClassVar[tuple[str, ...]] = ("x", "topk_weights", "topk_ids", "expert_map", "bias1", "bias2")
     weight_arrays: ClassVar[tuple[str, ...]] = tuple(f"{w}_{name}" for w in ("w1", "w2") for name in _ARRAYS)
-    fixed_axes: ClassVar[tuple[int | None, ...]] = (1, 1, 1, None, 1)
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (1, 1, 1, None, None, None, 1)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[MoeProblem]:
         """Validate a call. ``options``: MoeOptions. ``resource``: the weights."""
-        return check_call(inputs, out, options.activation, options.programmatic, resource)
+        return check_call(inputs, out, options, resource)
 
     def resized(
         self, problem: MoeProblem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[MoeProblem, tuple[int, ...], None] | None:
         """Return the same problem with another number of tokens."""
-        x, factors, ids, _, out = shapes
+        x, factors, ids, *_, out = shapes
         m = x[0]
         if len(x) != 2 or factors[:1] != (m,) or ids[:1] != (m,) or (out is not None and out[:1] != (m,)):
             return None
-        limit = max_pairs(problem.up.k, problem.down.k)
-        return None if m * problem.top_k > limit else (problem.with_m(m), (m, problem.down.n), None)
+        return None if m * problem.top_k > MAX_PAIRS else (problem.with_m(m), (m, problem.down.n), None)
 
     def alignment_masks(self, problem: MoeProblem) -> tuple[int, ...]:
-        """Return 15 for arrays that TMA or vectors access, and 3 for arrays of words."""
-        return 15, 3, 3, 3, 15
+        """Return 15 for arrays that TMA or vectors access, 3 for arrays of words, and 1 for the biases."""
+        return 15, 3, 3, 3, 1, 1, 15
 
     def plan_key(self, problem: MoeProblem) -> Hashable:
-        """Return every field except the number of tokens."""
+        """Return every field except the number of tokens and the scale exponents."""
         return problem.plan_key
 
     def configure(self, problem: MoeProblem, gpu: Gpu, memo: dict[Any, Any]) -> MoeConfig:
@@ -190,11 +203,8 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         x, out, ids, factors = (named[name] for name in ("x", "out", "topk_ids", "topk_weights"))
         local = ids if "expert_map" not in named else np.where(ids < 0, -1, named["expert_map"][ids])
         w1, w2 = (
-            _host_weight(problem.experts, shape, name, arrays, factors.tensor_scale)
-            for shape, name, factors in (
-                (problem.up, "w1", problem.up_scale),
-                (problem.down, "w2", problem.down_scale),
-            )
+            _host_weight(problem.experts, shape, name, arrays, factor)
+            for shape, name, factor in zip((problem.up, problem.down), ("w1", "w2"), problem.tensor_scales, strict=True)
         )
         total = np.zeros(out.shape, np.float32)
         with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
@@ -204,13 +214,27 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
                 gate, up = (
                     both.reshape(len(token), -1, 2, GATE_COLUMNS).transpose(2, 0, 1, 3).reshape(2, len(token), -1)
                 )
-                hidden = (gate / (1 + np.exp(-gate)) * up).astype(x.dtype).astype(np.float32)
-                result = (hidden @ w2[expert]).astype(x.dtype).astype(np.float32)
+                if "bias1" in named:
+                    halves = np.split(named["bias1"][expert].astype(np.float32), 2)
+                    gate, up = gate + halves[0], up + halves[1]
+                hidden = activated(problem.gate, gate, up).astype(x.dtype).astype(np.float32)
+                result = hidden @ w2[expert]
+                if "bias2" in named:
+                    result += named["bias2"][expert].astype(np.float32)
+                result = result.astype(x.dtype).astype(np.float32)
                 np.add.at(total, token, factors[token, choice, None] * result)
             out[...] = total.astype(out.dtype)
 
 
 MARLIN_MOE = MarlinMoe()
+
+
+def activated(name: str, gate: Any, up: Any) -> Any:
+    """Return the activation with this name (a key of GATES) of arrays of gates and ups."""
+    if name == "silu_glu":
+        return gate / (1 + np.exp(-gate)) * up
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
 def _host_weight(
@@ -251,10 +275,8 @@ def weight_of(w1: Any, w2: Any) -> Weight:
         if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
             raise ArgumentError(f"{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES}", "copy it")
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
-    key = (
-        first.device,
-        *((w.shape, w.group_size, w.symmetric, w.dtype, w.format, ScaleFactors.of(w)) for w in (first, second)),
-    )
+    factors = *(w.weight.scale_fit for w in (first, second)), first.weight.tensor_scale, second.weight.tensor_scale
+    key = first.device, factors, *((w.shape, w.group_size, w.symmetric, w.dtype, w.format) for w in (first, second))
     formats: _Formats = context.runtime().part(_Formats)
     weight = Weight(formats.setdefault(key, _Format()), addresses, infos)
     first.attachments[_WEIGHT] = second, weight  # keeps w2 alive, because the launch reads its arrays

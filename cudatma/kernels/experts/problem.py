@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +23,13 @@ from cudatma.kernels.operation import Checked
 from cudatma.quantization.experts import PackedExperts
 
 FUNCTION = "marlin_moe"
-ACTIVATIONS = ("silu_glu",)
+#: Activations between the products, and their meanings.
+GATES = {"silu_glu": "silu(gate) * up", "swiglu_oai": "gate * sigmoid(1.702 gate) * (up + 1), with limits"}
 #: Maximum number of pairs of tokens and experts, because the device divides their indices as 31-bit numbers.
 MAX_PAIRS = 2**31 - 1
 ELEMENT_BYTES = 2
 #: K and N of both products must be multiples of this number, so that every row begins at a multiple of 32 bytes.
-_UNIT = 16
+SIZE_UNIT = 16
 #: Members of the launch structs.
 MEMBERS = {
     member.name: member
@@ -41,32 +42,16 @@ MEMBERS = {
         Member("global_experts", "u32", "experts on all GPUs"),
         Member("id_words", "u32", "32-bit words of an expert id: 1 or 2"),
         Member("expert_rows", "u32", "n64 rows of each expert in the weight"),
-        Member("source_row", "u32", "row of the source where the sorted rows begin"),
         Member("by_tiles_n", "Divisor", "divides by tiles_n"),
         Member("by_top_k", "Divisor", "divides by top_k"),
         WORK_MEMBERS["output_pitch"],
         MARLIN_MEMBERS["activation_pitch"],
         Member("result_at", "u64", "offset of this kernel's results in the workspace, in bytes"),
-        Member("blocks_at", "u64", "offset of the number of blocks, and 16 bytes later of the blocks"),
+        Member("blocks_at", "u64", "offset of the number of blocks and of the next tiles, then of the blocks"),
         Member("pairs_at", "u64", "offset of the sorted pairs"),
         Member("places_at", "u64", "offset of each pair's index in the sorted pairs"),
     )
 }
-
-
-class ScaleFactors(NamedTuple):
-    """Factors of a weight's scales: p of ``scale_fit``, and the tensor scale."""
-
-    exponent: int = 0
-    tensor_scale: float = 1.0
-
-    @classmethod
-    def of(cls, w: PackedExperts) -> ScaleFactors:
-        """Return the factors of a weight."""
-        return cls(w.weight.scale_fit.exponent if w.format != "int4" else 0, w.weight.tensor_scale)
-
-
-_NO_FACTORS = ScaleFactors()
 
 
 @dataclass(frozen=True)  # without slots, for resized_copy()
@@ -75,8 +60,9 @@ class MoeProblem:
 
     up, down: shape and format of an expert's first and second weight. experts: number of experts whose weights are on
     this GPU. global_experts: number of experts on all GPUs. id_words: 1 for int32 ids, 2 for int64 ids. x_pitch_bytes,
-    out_pitch_bytes: row pitches. programmatic: whether the first launch is a programmatic dependent of the previous
-    kernel.
+    out_pitch_bytes: row pitches. gate: a key of GATES. scale_forms, exponents, tensor_scales: factors of each weight's
+    ``scale_fit``. batch_invariant: whether a token's result must not depend on the other tokens. programmatic: whether
+    the first launch is a programmatic dependent of the previous kernel.
     """
 
     up: LinearShape
@@ -88,8 +74,11 @@ class MoeProblem:
     id_words: int
     x_pitch_bytes: int
     out_pitch_bytes: int
-    up_scale: ScaleFactors = _NO_FACTORS
-    down_scale: ScaleFactors = _NO_FACTORS
+    gate: str = "silu_glu"
+    scale_forms: tuple[str, str] = ("none", "none")
+    exponents: tuple[int, int] = (0, 0)
+    tensor_scales: tuple[float, float] = (1.0, 1.0)
+    batch_invariant: bool = False
     programmatic: bool = False
 
     def with_m(self, m: int) -> MoeProblem:
@@ -100,6 +89,10 @@ class MoeProblem:
         """Return the shape of the weight of a product, "up" or "down"."""
         return self.up if name == "up" else self.down
 
+    def scale_form(self, name: str) -> str:
+        """Return the scale form of the weight of a product."""
+        return self.scale_forms[name == "down"]
+
     @property
     def pairs(self) -> int:
         """Number of pairs of a token and one of its experts."""
@@ -107,16 +100,12 @@ class MoeProblem:
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """Every field except M."""
+        """Every field except M and the exponents, which are members of the structs."""
         return (
             *(self.up, self.down, self.top_k, self.experts, self.global_experts, self.id_words),
-            *(self.x_pitch_bytes, self.out_pitch_bytes, self.up_scale, self.down_scale, self.programmatic),
+            *(self.x_pitch_bytes, self.out_pitch_bytes, self.gate, self.scale_forms),
+            *(self.batch_invariant, self.programmatic),
         )
-
-
-def max_pairs(k: int, intermediate: int) -> int:
-    """Return the maximum number of pairs, because TMA counts sorted rows of x and hidden rows as signed 32-bit ints."""
-    return MAX_PAIRS // (2 + k // intermediate)
 
 
 def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
@@ -137,26 +126,26 @@ def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
         if getattr(w2, name) != getattr(w1, name):
             raise ArgumentError(f"w2.{name}", getattr(w2, name), f"{getattr(w1, name)}, as in w1")
     for index, extent in ((1, k), (2, columns // 2)):
-        if extent % _UNIT:
+        if extent % SIZE_UNIT:
             name = f"w1.shape[{index}]" + (" / 2" if index == 2 else "")
-            raise ArgumentError(name, extent, f"a multiple of {_UNIT}", "pad the weights with zeros")
+            raise ArgumentError(name, extent, f"a multiple of {SIZE_UNIT}", "pad the weights with zeros")
     return w1, w2
 
 
 def check_call(
     inputs: Sequence[Any],
     out: Any,
-    activation: object,
-    programmatic: object,
+    options: Any,
     weights: tuple[PackedExperts, PackedExperts],
 ) -> Checked[MoeProblem]:
-    """Validate a call. Raises ArgumentError or ArgumentTypeError."""
-    x, topk_weights, topk_ids, expert_map = inputs
+    """Validate a call. ``options``: MoeOptions. Raises ArgumentError or ArgumentTypeError."""
+    x, topk_weights, topk_ids, expert_map, *biases = inputs
     w1, w2 = weights
-    if activation not in ACTIVATIONS:
-        raise ArgumentError("activation", activation, ", ".join(ACTIVATIONS))
-    if not isinstance(programmatic, bool):
-        raise ArgumentTypeError("programmatic", type(programmatic).__name__, "bool")
+    if not isinstance(options.activation, str) or options.activation not in GATES:
+        raise ArgumentError("activation", options.activation, ", ".join(GATES))
+    for name in ("batch_invariant", "programmatic"):
+        if not isinstance(value := getattr(options, name), bool):
+            raise ArgumentTypeError(name, type(value).__name__, "bool")
     dtype = ACTIVATION_TYPES[w1.dtype].numpy
     info = describe(x, "x")
     _check_dtype(info, "x", (dtype.name,))
@@ -177,9 +166,8 @@ def check_call(
     _check_dtype(ids, "topk_ids", ("int32", "int64"))
     if ids.shape != factors.shape:
         raise ArgumentError("topk_ids.shape", ids.shape, f"{factors.shape}, the shape of topk_weights")
-    limit = max_pairs(k, columns // 2)
-    if m * top_k > limit:
-        raise ArgumentError("topk_ids.shape", ids.shape, f"at most {limit} elements", "split the batch")
+    if m * top_k > MAX_PAIRS:
+        raise ArgumentError("topk_ids.shape", ids.shape, f"at most {MAX_PAIRS} elements", "split the batch")
     local = None
     if expert_map is not None:
         local = describe(expert_map, "expert_map")
@@ -191,6 +179,20 @@ def check_call(
         check_place(array, name, info, "x", FUNCTION)
         if not array.is_contiguous:
             raise ArgumentError(f"{name}.strides", array.strides_bytes, "C order without gaps", "make it contiguous")
+    added: list[ArrayInfo | None] = []
+    for name, bias, columns_of in (("bias1", biases[0], columns), ("bias2", biases[1], k)):
+        info_of = None if bias is None else describe(bias, name)
+        added.append(info_of)
+        if info_of is None:
+            continue
+        _check_dtype(info_of, name, (dtype.name,))
+        if info_of.shape != (experts, columns_of):
+            raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)}, a row for each expert")
+        check_place(info_of, name, info, "x", FUNCTION)
+        if not info_of.is_contiguous:
+            raise ArgumentError(f"{name}.strides", info_of.strides_bytes, "C order without gaps", "make it contiguous")
+        check_gradient(info_of.owner, name, FUNCTION)
+        arrays[name] = info_of
     global_experts = experts if local is None else local.shape[0]
     if info.device is None:
         _check_host_ids(ids, local, experts, global_experts)
@@ -203,8 +205,6 @@ def check_call(
     problem = MoeProblem(
         up=LinearShape(k, columns, w1.group_size, not w1.symmetric, w1.dtype, w1.format),
         down=LinearShape(columns // 2, k, w2.group_size, not w2.symmetric, w2.dtype, w2.format),
-        up_scale=ScaleFactors.of(w1),
-        down_scale=ScaleFactors.of(w2),
         m=max(m, 1),
         top_k=top_k,
         experts=experts,
@@ -212,9 +212,14 @@ def check_call(
         id_words=ids.dtype.itemsize // 4,
         x_pitch_bytes=pitch,
         out_pitch_bytes=out_pitch,
-        programmatic=programmatic,
+        gate=options.activation,
+        scale_forms=(w1.weight.scale_fit.form, w2.weight.scale_fit.form),
+        exponents=(w1.weight.scale_fit.exponent, w2.weight.scale_fit.exponent),
+        tensor_scales=(w1.weight.tensor_scale, w2.weight.tensor_scale),
+        batch_invariant=options.batch_invariant,
+        programmatic=options.programmatic,
     )
-    return Checked(problem, (info, factors, ids, local), result, (m, k), info.dtype)
+    return Checked(problem, (info, factors, ids, local, *added), result, (m, k), info.dtype)
 
 
 def _check_dtype(info: ArrayInfo, field: str, allowed: tuple[str, ...]) -> None:

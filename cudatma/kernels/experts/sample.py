@@ -13,7 +13,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import ROWS
 from cudatma.kernels.engine import host_workspace
-from cudatma.kernels.experts.choose import MoeConfig, product_config, wgmma_config
+from cudatma.kernels.experts.choose import MoeConfig, product_config, route_threads, wgmma_config
 from cudatma.kernels.experts.config import PRODUCTS
 from cudatma.kernels.experts.moe import MARLIN_MOE, MoeOptions, weight_of
 from cudatma.kernels.gpu import imagined_gpu
@@ -33,17 +33,19 @@ def sample(
     intermediate: int = 64,
     dtype: str = "float16",
     group_size: int = 64,
-    tile_m: int = 8,
-    tile_n: int = 64,
+    tile_m: int | None = None,
+    tile_n: int | None = None,
     stages: int = 2,
     sm_count: int = 1,
+    ctas: int = 1,
+    direct: bool = False,
     seed: int = 0,
 ) -> Sample:
     """Return one launch of marlin_moe for m tokens. The launches before it have run.
 
-    kernel: "route", "gather", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". The error
-    compares the result of all launches with the reference. The
-    imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
+    kernel: "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". ctas: CTAs of the
+    routing kernel. direct: whether each pair is a block. The error compares the result of all launches with the
+    reference. The imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
     QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
     """
     for field, value in (("m", m), ("experts", experts), ("k", k), ("sm_count", sm_count)):
@@ -52,11 +54,28 @@ def sample(
     if not 1 <= top_k <= experts:
         raise ArgumentError("top_k", top_k, f"1 to {experts}, the number of experts")
     name = kernel.rpartition("_")[2]
-    version = "wgmma" if kernel.startswith(("wgmma", "gather")) else "skinny"
+    version = "wgmma" if kernel.startswith("wgmma") else "skinny"
     if version == "wgmma":
         target.require("wgmma", f"experts_{kernel}")
+    tile_m = tile_m or (1 if direct else 32 if version == "wgmma" else 8)
+    tile_n = tile_n or (128 if version == "wgmma" else 64)
     call = _Call(
-        version, target, m, experts, top_k, k, intermediate, dtype, group_size, tile_m, tile_n, stages, sm_count, seed
+        version,
+        target,
+        m,
+        experts,
+        top_k,
+        k,
+        intermediate,
+        dtype,
+        group_size,
+        tile_m,
+        tile_n,
+        stages,
+        sm_count,
+        ctas,
+        direct,
+        seed,
     )
     index = call.names.index(name)
     call.emulate(call.launches[:index])
@@ -95,6 +114,8 @@ class _Call:
         tile_n: int,
         stages: int,
         sm_count: int,
+        ctas: int,
+        direct: bool,
         seed: int,
     ) -> None:
         random = np.random.default_rng(seed)
@@ -110,12 +131,18 @@ class _Call:
         self.out = np.full((m, k), np.nan, x.dtype)
         ids = np.argsort(random.random((m, experts)))[:, :top_k].astype(np.int32)
         factors = random.random((m, top_k), np.float32)
-        checked = MARLIN_MOE.check((x, factors, ids, None), self.out, MoeOptions("silu_glu", True), (w1, w2))
+        bias1, bias2 = (dense(experts, columns).astype(x.dtype) for columns in (2 * intermediate, k))
+        checked = MARLIN_MOE.check(
+            (x, factors, ids, None, bias1, bias2), self.out, MoeOptions(programmatic=True), (w1, w2)
+        )
         problem, self._target = checked.problem, target
         make = wgmma_config if version == "wgmma" else product_config
         longest = (make(name, problem.product(name), tile_m, target, tile_n) for name in PRODUCTS)
-        up, down = (replace(config, stages=stages) for config in longest)
-        config = MoeConfig.of(experts, up, down)
+        up, down = (
+            replace(config, stages=stages, direct=direct).in_form(form)
+            for config, form in zip(longest, problem.scale_forms, strict=True)
+        )
+        config = MoeConfig.of(route_threads(experts, m * top_k), up, down, ctas)
         self.names = [name for name, _, _ in config.named_kernels]
         resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
         self.launches = MARLIN_MOE.arguments(problem, config, imagined_gpu(target, sm_count), resident)
@@ -127,11 +154,11 @@ class _Call:
         self.reference = expected.astype(np.float64)
 
     def emulate(self, launches: Any) -> None:
-        """Run launches on the emulator."""
+        """Run launches on the emulator under one schedule."""
         for launch in launches:
-            launch.emulate(self._target, self.arrays)
+            launch.emulate(self._target, self.arrays, schedules=1)
 
 
-gather_sample, sum_sample = partial(sample, "gather"), partial(sample, "sum")
+sum_sample = partial(sample, "sum")
 # Several warps count the pairs of more experts than a warp has lanes.
 route_sample = partial(sample, "route", m=100, experts=40, k=64, intermediate=32, group_size=32)

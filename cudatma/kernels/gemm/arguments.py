@@ -57,7 +57,7 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
         return Map("out", spec, (("dim", 1),))
     if name == "a_scale_map":
         if operands.scale_rows is None:
-            raise ArgumentError("scales_by_tma", True, "False, because TMA cannot read these scales")
+            raise ArgumentError("scales_by_tma", True, "False because TMA cannot read these scales")
         dims, box = (m, ceil_div(k, SCALE_BLOCK)), (1, 1, config.tile_m)
         return Map("a_scale", _matrices(dims, operands.scale_rows, problem, box, "float32"), (("dim", 0),))
     return Value(0) if name == "problem" else At("out" if name == "output" else name)
@@ -145,8 +145,8 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
 def is_bound_by_memory(problem: Problem) -> bool:
     """Return whether there are few rows or columns and the operands do not fit in L2.
 
-    Such a launch does not use programmatic dependent launch, because its CTAs would be placed on SMs one by one while
-    the previous kernel ends, and would share memory bandwidth unevenly. [H200]
+    Such a launch does not use programmatic dependent launch, because its CTAs would then share memory bandwidth
+    unevenly. [H200]
     """
     m, n = problem.m, problem.n
     nbytes = problem.batch * element_bytes(problem.dtype) * problem.k * (m + n)

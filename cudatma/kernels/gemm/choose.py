@@ -39,10 +39,9 @@ class Tile(NamedTuple):
     Attributes
     ----------
     k : int
-        Value of tile_k for 2-byte elements.
+        tile_k for 2-byte elements.
     for_last_wave : bool
-        Whether the tile is ranked only for products with few waves, because it may leave fewer SMs idle in the last
-        wave.
+        Whether the tile is ranked only for products with few waves.
     """
 
     m: int
@@ -138,7 +137,7 @@ def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
     """Return the versions to choose from. Raises the errors of times()."""
     version = problem.version
     if problem.block_scales and version and version not in WITH_BLOCK_SCALES:
-        allowed = f"{', '.join(WITH_BLOCK_SCALES)} for block scales"
+        allowed = f"{' or '.join(WITH_BLOCK_SCALES)} for block scales"
         raise ArgumentError("version", version, allowed, 'pass version="auto"')
     if (version and version not in _MMA_SYNC) or problem.block_scales:
         user = "gemm with block scales" if problem.block_scales else f"version {version} of gemm"
@@ -247,10 +246,12 @@ GEMM: Family[Problem, GemmConfig] = Family(
             ("", *RESULT_TYPES),
             "dtype of the result; default: the dtype of the operands, or bfloat16 for fp8",
         ),
-        Option("epilogue", "none", EPILOGUES, "alpha, beta, bias and scales, and an activation"),
+        Option(
+            "epilogue", "none", EPILOGUES, "none, or scales and bias (linear), optionally followed by an activation"
+        ),
         Option("block_scales", False, (False, True), "fp8 with one scale per block of 128 elements of K"),
-        Option("scales_by_tma", False, (False, True), "A's block scales are column-major, so that TMA can load them"),
-        Option("batch", 1, (), "matrices"),
+        Option("scales_by_tma", False, (False, True), "the block scales of A are column-major, as TMA requires"),
+        Option("batch", 1, (), "number of matrices"),
     ),
     trial="cudatma.kernels.gemm.sample:GemmTrial",
     versions=VERSIONS,

@@ -195,7 +195,7 @@ class GemmConfig(KernelConfig):
 
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
-        """Return a configuration of a version, with its smallest clusters unless ``fields`` specifies others."""
+        """Return a configuration of a version, by default with its smallest clusters."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
         clusters = {
             "cluster_m": cluster_m,
@@ -212,14 +212,14 @@ class GemmConfig(KernelConfig):
             tile = f"version {self.version} with a tile of {self.tile_m} x {self.tile_n}"
             raise ArgumentError("cluster_m, cluster_n", clusters, f"{fitting} for {tile}")
         if self.tile_m % (rows := WGMMA_M * self.warpgroups):
-            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}, {WGMMA_M} per warpgroup")
+            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows} ({WGMMA_M} per warpgroup)")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (min_warpgroups := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
-            allowed = f"at least {min_warpgroups}, because a thread holds at most {max_sums} sums"
+            allowed = f"at least {min_warpgroups} because a thread holds at most {max_sums} accumulators"
             remedy = "use a smaller tile" if min_warpgroups > max(self.preset.allowed["warpgroups"]) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.tile_n > _MAX_COLUMNS_OF_THREE:
-            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups, because a thread has 128 registers"
+            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups because each thread has 128 registers"
             raise ArgumentError("tile_n", self.tile_n, allowed)
         if self.tile_k * self.element_bytes % (row_bytes := _SPAN_BYTES if self.has_wgmma else _SPAN_BYTES // 2):
             raise ArgumentError("tile_k", self.tile_k, f"a multiple of {row_bytes // self.element_bytes}")
@@ -229,7 +229,7 @@ class GemmConfig(KernelConfig):
             if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
                 raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK} with tile_k = {SCALE_BLOCK}")
             if self.warpgroups > 2:
-                allowed = "1 or 2, because three warpgroups lack registers for a second set of sums"
+                allowed = "1 or 2 because three warpgroups lack the registers for a second set of accumulators"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)
 
     def check_problem(self, problem: Problem) -> None:
@@ -238,7 +238,7 @@ class GemmConfig(KernelConfig):
             allowed = f"False for version {self.version}"
             raise ArgumentError("batch_invariant", True, allowed, "choose another version")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
-            raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along k = {problem.k}")
+            raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along K = {problem.k}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -323,7 +323,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def has_epilogue(self) -> bool:
-        """Whether an epilogue is applied to the sums before they are rounded."""
+        """Whether an epilogue is applied to the accumulators before rounding."""
         return self.epilogue != "none"
 
     @property
@@ -406,7 +406,7 @@ class GemmConfig(KernelConfig):
     def warps_n(self) -> int:
         """Number of warps along N with mma.sync.
 
-        Nearly square parts of the tile minimize the number of operand elements that the warps read.
+        Nearly square parts of the tile minimize the number of operand elements to read.
         """
         fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.tile_n // n >= 32]
         return min(fits, key=lambda n: self.tile_m * n // self.consumer_warps + self.tile_n // n)
@@ -429,7 +429,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def span(self) -> int:
-        """Number of elements of A or B in a row of the 128-byte swizzle."""
+        """Number of operand elements in a row of the 128-byte swizzle."""
         return _SPAN_BYTES // self.element_bytes
 
     @property
@@ -488,10 +488,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def staged_n(self) -> int:
-        """Number of columns of the result that are staged at a time.
-
-        This number does not exceed the number of columns that a CTA stores.
-        """
+        """Number of columns of the result that are staged at a time, at most the number that a CTA stores."""
         return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
     @property

@@ -39,7 +39,7 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
     if info.device is not None and stream is not None:
         with context.using(info.device) as driver:
             if context.is_capturing(driver, stream):
-                allowed = f"a stream that is not being captured, because {field} has {why}"
+                allowed = f"outside a graph capture because {field} has {why}"
                 remedy = f"copy {field} before the capture (docs/design/gemm.md)"
                 raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
     rows = as_rows(info, letter)

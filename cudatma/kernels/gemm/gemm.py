@@ -49,9 +49,9 @@ def gemm(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute c = activation(alpha a_scale b_scale a b + beta c + bias) with fp32 accumulation and a single rounding.
+    """Compute c = activation(alpha a_scale b_scale a b + beta c + bias) with fp32 accumulation and one rounding.
 
-    The function has no backward pass, so it raises an error for tensors that require grad while autograd is recording.
+    There is no backward pass: tensors that require grad raise an error while autograd is recording.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def gemm(
     batch_invariant : bool, default False
         Whether each row is bitwise identical at every M.
     version : {"auto", "v1", ..., "v7", "mma_sync"}
-        Version of the kernel (docs/design/gemm.md). The environment or a file can also set it (kernels/version.py).
+        Version of the kernel (docs/design/gemm.md). ``$CUDATMA_GEMM_VERSION`` or cudatma.toml can also set it.
     backend : str, optional
         Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
     stream : stream, optional
@@ -107,8 +107,8 @@ def gemm(
     Kernels read row-major and column-major operands whose rows or columns begin at multiples of 16 bytes. fp8 requires
     a row-major a and a column-major b. Other operands are copied first; gemm_explain() reports this.
 
-    wgmma accumulates fp8 products with fewer bits than fp32 has. With block scales, this affects only the sums within
-    each 128 elements of K.
+    wgmma accumulates fp8 products with less than fp32 precision. With block scales, this affects only the sums over 128
+    elements of K.
 
     Examples
     --------
@@ -150,7 +150,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return problem.with_m(m), (*a[:-1], problem.n), None
 
     def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
-        """Return 15 for arrays that TMA may access. Threads access the other arrays element by element."""
+        """Return 15 for arrays that TMA may access, and masks for single elements for the others."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 
@@ -257,7 +257,7 @@ def gemm_explain(
     stream: Any = None,
     target: str | Target | None = None,
 ) -> Explanation:
-    """Explain which kernel gemm() would run and how long it should take, without compiling or launching it.
+    """Explain which kernel gemm() would run and its predicted time, without compiling or launching it.
 
     Parameters
     ----------
@@ -304,7 +304,9 @@ def gemm_explain(
 def _with_elements(checked: Checked[Problem]) -> Problem:
     """Return the problem of a call. Raises ArgumentError if the result has no elements."""
     if checked.problem is None:
-        raise ArgumentError("a.shape, b.shape", f"a result of {checked.shape}", "a nonempty result")
+        raise ArgumentError(
+            "a.shape, b.shape", f"an empty result of shape {checked.shape}", "shapes of operands with a nonempty result"
+        )
     return checked.problem
 
 

@@ -99,12 +99,14 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     strides = info.strides_bytes[info.shape[0] == 1 :]  # The caller passed one matrix without the batch axis.
     check_pointer(info, "out")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
-        raise ArgumentError("out.strides", strides, "contiguous rows", "pass an array with contiguous rows")
+        raise ArgumentError("out.strides", strides, "contiguous within rows", "pass an array with contiguous rows")
     span = element * info.shape[2]
     outer = zip(info.strides_bytes[:2], info.shape[:2], strict=True)
     for stride, extent in sorted((stride, extent) for stride, extent in outer if extent > 1):
         if stride < span or stride % element:
-            raise ArgumentError("out.strides", strides, "rows that do not overlap", "pass an array without overlaps")
+            raise ArgumentError(
+                "out.strides", strides, "free of overlaps between rows", "pass an array without overlaps"
+            )
         span = stride * extent
     (batch, rows, columns), (step, pitch, _) = info.shape, info.strides_bytes
     pitch = pitch if rows > 1 else element * columns
@@ -112,7 +114,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
 
 
 def folded(info: ArrayInfo) -> ArrayInfo:
-    """Return the batch as one matrix with all rows. The matrices must be contiguous."""
+    """Return the batch, whose matrices must be contiguous, as one matrix with all rows."""
     batch, rows, columns = info.shape
     return replace(info, shape=(1, batch * rows, columns), strides_bytes=(0, *info.strides_bytes[1:]))
 

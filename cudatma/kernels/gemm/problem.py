@@ -111,7 +111,7 @@ def check_kind(fields: Any) -> None:
     if fields.epilogue not in EPILOGUES:
         raise ArgumentError("epilogue", fields.epilogue, ", ".join(EPILOGUES))
     if is_fp8(fields.dtype) and fields.layout != "RC":
-        raise ArgumentError("layout", fields.layout, "RC for fp8, because wgmma reads fp8 only K-major")
+        raise ArgumentError("layout", fields.layout, "RC for fp8 because wgmma supports only K-major fp8 operands")
     if fields.block_scales and not is_fp8(fields.dtype):
         raise ArgumentError("block_scales", True, f"False for {fields.dtype}", "pass fp8 operands")
     if fields.scales_by_tma and not fields.block_scales:
@@ -212,8 +212,7 @@ class Problem:
     def split_rows(self) -> tuple[bool, bool]:
         """Whether every other row of a, and of b, begins in the middle of a 32-byte L2 sector.
 
-        TMA reads such rows at half the speed. Rows are assumed to be packed. The value is False for a column-major a,
-        because its sectors depend on m.
+        TMA reads such rows at half the speed. Rows are assumed to be dense. The value is False for a column-major a.
         """
         vector = TMA_ALIGNMENT_BYTES // element_bytes(self.dtype)
         b_row = self.k if self.layout[1] == "C" else self.n
@@ -332,12 +331,17 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
     has_block_scales = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
     if has_block_scales and not is_fp8(left.dtype.name):
         raise ArgumentError(
-            "a_scale.shape", "block scales", f"a single scale, or one per row or column, for {left.dtype.name}"
+            "a_scale.shape",
+            "block scales",
+            f"that of a single scale or of one scale per row or column for {left.dtype.name}",
         )
     scale_strides = _scale_strides(a_scale, b_scale)
     if has_block_scales and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
         raise ArgumentError(
-            "a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "pass a contiguous copy"
+            "a_scale.strides",
+            a_scale and a_scale.strides_bytes,
+            "small enough that all rows are within 16 GiB",
+            "pass a contiguous copy",
         )
     dtype = _result_type(options.out_dtype, result, left)
     bias = None if bias is None else describe(bias, "bias")
@@ -355,7 +359,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         check_out(result, NUMPY[dtype], dtype, shape, given, "gemm")
         result = result_rows(result if batches else batched(result, 1))
     elif beta:
-        raise ArgumentError("out", None, "an array, because beta multiplies it", "pass out, or pass beta=0")
+        raise ArgumentError("out", None, "an array because beta multiplies it", "pass out, or pass beta=0")
 
     a_scale_is_one = a_scale is None or a_scale.size_elems == 1
     b_scale_is_shared = b_scale is None or b_scale.size_elems == 1 or len(b_scale.shape) < 3
@@ -407,11 +411,11 @@ def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """
     if b[-2] != a[-1]:
         remedy = "pass the transposed view, b.T, or b.mT for a batch" if b[-1] == a[-1] else ""
-        raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N), for a of {tuple(a)}", remedy)
+        raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N) for a of shape {tuple(a)}", remedy)
     batches = [shape[0] for shape in (a, b) if len(shape) == 3]
     several = [batch for batch in batches if batch != 1]
     if len(several) == 2 and several[0] != several[1]:
-        raise ArgumentError("b.shape", tuple(b), f"a batch of {a[0]}, the batch of a, or a single matrix")
+        raise ArgumentError("b.shape", tuple(b), f"({b[-2]}, {b[-1]}) or ({a[0]}, {b[-2]}, {b[-1]}) to match a")
     return tuple(several[:1] or batches[:1])
 
 
@@ -421,7 +425,7 @@ def _operand(array: Any, field: str) -> ArrayInfo:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
     if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
         shape = "M, K" if field == "a" else "K, N"
-        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), where K is at least 1")
+        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}) with K of at least 1")
     if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
         raise ArgumentError(
             f"{field}.strides", info.strides_bytes, "multiples of the element size", "pass a contiguous copy"
@@ -452,7 +456,7 @@ def _check_bias(info: ArrayInfo, dtype: str, n: int) -> None:
     if info.shape != (n,):
         raise ArgumentError("bias.shape", info.shape, f"({n},)")
     if not info.is_contiguous:
-        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous elements", "pass a contiguous copy")
+        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous", "pass a contiguous copy")
     check_pointer(info, "bias")
 
 
@@ -491,12 +495,10 @@ def _are_of_blocks(
     # Report a scale whose shape is never allowed before a scale that does not match the other one.
     for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
         if info is None:
-            raise ArgumentError(
-                field, factor, f"an array of shape {shape}, because the other argument has block scales"
-            )
+            raise ArgumentError(field, factor, f"an array of shape {shape} because the other operand has block scales")
         if info.shape not in (shape, (batch, *shape)) and not info.size_elems == math.prod(shape) == 1:
             any_shape = f"one element, {vectors[0]}, or {shape} if both arguments have block scales"
-            allowed = f"{shape}, because the other argument has block scales" if is_plain else any_shape
+            allowed = f"{shape} because the other operand has block scales" if is_plain else any_shape
             raise ArgumentError(f"{field}.shape", info.shape, allowed)
     return True
 

@@ -141,10 +141,9 @@ def _source_pitch_bytes(problem: Problem) -> int:
 def dependent_smem_bytes(config: MarlinConfig, target: Target) -> int:
     """Return the number of bytes of dynamic shared memory per CTA in a dependent launch.
 
-    The size is larger than the kernel needs if more than ``ctas_per_sm`` CTAs, including those of the previous launch,
-    would fit on an SM. The GPU places the CTAs of a dependent launch on any SM with enough room. While CTAs of the
-    previous launch still occupy some SMs, the other SMs would get too many CTAs. Such a launch took 43 us instead of 30
-    us (docs/lab/marlin.md).
+    If more than ``ctas_per_sm`` CTAs, including those of the previous launch, would fit on an SM, the size is
+    increased. Otherwise, SMs that the previous launch has already left would get too many CTAs: such a launch took 43
+    us instead of 30 us.
     """
     too_much = target.smem_share_bytes(config.ctas_per_sm + 1) + 1
     return max(config.smem_bytes, min(target.smem_share_bytes(config.ctas_per_sm), too_much))
@@ -181,7 +180,7 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
     if (blocks := config.activation_box_blocks) > 1:
         if k % _SPAN:
-            why = "use a config without deep_box, because TMA would not zero-fill the end of the last block"
+            why = "use a config without deep_box because TMA would not zero-fill the end of the last block"
             raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", why)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]

@@ -95,7 +95,7 @@ def has_deep_box(layer: LinearShape, tile_m: int, n_tiles: int) -> bool:
 
 
 def tile_rows(layer: LinearShape, m: int, tile_k: int) -> int:
-    """Return tile_m, the minimum number of rows per box. Fewer rows save shared memory and its bandwidth."""
+    """Return tile_m, the minimum number of rows per box."""
     if m > MMA_COLUMNS // 2 or layer.k % 64:
         return 8 if m <= 8 else 16 if m <= 16 else 32
     return max(min_tile_m(tile_k), 1 << (m - 1).bit_length())
@@ -308,10 +308,7 @@ _SHARED = frozenset(
 
 
 def is_shared(config: MarlinConfig) -> bool:
-    """Return whether a kernel is in the smallest common menu of the four shapes of Llama-3-8B (``Family.is_shared``).
-
-    The menu is an exact solution of the set cover. Other shapes with sizes from 4096 to 28672 need few other kernels.
-    """
+    """Return whether a kernel is in the smallest common menu of the shapes of Llama-3-8B (``Family.is_shared``)."""
     return _tile_of(config) in _SHARED
 
 
@@ -422,13 +419,10 @@ def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[M
 
 
 def choose_mma_sync(problem: Problem, gpu: Gpu, **changes: str) -> MarlinConfig:
-    """Return this kernel's cheapest configuration on any target, with other load paths if ``changes`` contains them.
-
-    The comparison of load paths uses this function.
-    """
+    """Return this kernel's cheapest configuration on any target with the load paths in ``changes``, for comparisons."""
     ranked = cheapest_first(mma_sync_times, problem, gpu)
     if not ranked:
-        raise ArgumentError("target", gpu.target, "a target with TMA, mma.sync, and shared memory for a ring")
+        raise ArgumentError("target", gpu.target, "one with TMA, mma.sync and enough shared memory for a ring")
     return replace(ranked[0][0], **changes)  # type: ignore[arg-type]
 
 

@@ -134,7 +134,7 @@ def marlin_explain(
     device: int | None = None,
     batch_invariant: bool = False,
 ) -> Explanation:
-    """Explain which kernel marlin_gemm() would run and how long it should take, without compiling or launching it.
+    """Explain which kernel marlin_gemm() would run and its predicted time, without compiling or launching it.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def marlin_explain(
         Number of SMs to assume. Default: that of the first known GPU of the target, 132 for sm_90a and 170
         for sm_120a.
     device : int, optional
-        Ordinal of an installed GPU, which replaces ``target`` and ``sm_count``.
+        Ordinal of an installed GPU, instead of ``target`` and ``sm_count``.
     batch_invariant : bool, default False
         Whether to explain a call with ``batch_invariant=True``.
 
@@ -198,7 +198,7 @@ def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
     if not isinstance(packed, PackedWeight):
         got = f"{type(w).__module__}.{type(w).__qualname__}"
         allowed = "PackedWeight, cudatma.MarlinLinear or LinearShape"
-        raise ArgumentTypeError("w", got, allowed, "pass a LinearShape to describe a torch module")
+        raise ArgumentTypeError("w", got, allowed, "describe a torch module with a LinearShape")
     return LinearShape.of(packed), packed
 
 
@@ -206,7 +206,7 @@ def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device:
     named = target is not None or sm_count is not None
     if named and device is not None:
         raise ArgumentError(
-            "device", device, "None with a target or sm_count", "pass either device, or target and sm_count"
+            "device", device, "None if target or sm_count is passed", "pass either device, or target and sm_count"
         )
     if named:
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):

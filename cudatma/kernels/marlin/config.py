@@ -155,8 +155,8 @@ class MarlinConfig(KernelConfig):
     dtype, group_size, has_zeros, format
         See LinearShape.
     tile_m, tile_n, tile_k : int
-        Tile size of a CTA, and number of elements of K per stage. If tile_m is less than 8, rows of x are repeated in
-        the columns of the mma.
+        Tile size of a CTA, and number of elements of K per stage. If tile_m is less than 8, the columns of the mma
+        repeat rows of x.
     stages : int
         Number of stages of the ring.
     slice_k : int
@@ -238,7 +238,7 @@ class MarlinConfig(KernelConfig):
         if kind.bits == 8 and self.weight_load_path != "tma":
             raise ArgumentError("weight_load_path", self.weight_load_path, f"'tma' for format {self.format!r}")
         if self.tile_k // 64 % self.slice_k:
-            why = "pass a divisor, because each warp computes a multiple of 64 elements of K"
+            why = "each warp computes a multiple of 64 elements of K"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
         if self.has_wgmma:
             self._check_wgmma()
@@ -250,20 +250,20 @@ class MarlinConfig(KernelConfig):
             raise ArgumentError(
                 "slice_k",
                 self.slice_k,
-                f"a value that gives at most {_MAX_WARPS} warps, not {self.consumer_warps}",
+                f"small enough for at most {_MAX_WARPS} warps, not {self.consumer_warps}",
             )
         if self.partial_bytes > PARTIALS_PER_SM_BYTES:
             rows = PARTIALS_PER_SM_BYTES // (4 * self.tile_n) // 8 * 8
             raise ArgumentError(
-                "tile_m", self.tile_m, f"at most {rows}, because a workspace holds the sums of 128 x 256 elements"
+                "tile_m", self.tile_m, f"at most {rows} because a workspace holds partial sums of 128 x 256 elements"
             )
 
     def _check_boxes(self) -> None:
         if self.tile_m < MMA_COLUMNS and not self.deep_box:
-            why = "set deep_box, because other boxes must have a row for each column of the mma"
+            why = "other boxes must have a row for each column of the mma, so set deep_box"
             raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", why)
         if self.tile_m < (rows := min_tile_m(self.tile_k)):
-            why = "increase tile_m, because a stage must hold whole periods of the 128-byte swizzle"
+            why = "a stage must hold whole periods of the 128-byte swizzle, so increase tile_m"
             raise ArgumentError("tile_m", self.tile_m, f"at least {rows} for tile_k = {self.tile_k}", why)
 
     def _check_warps(self) -> None:
@@ -277,30 +277,30 @@ class MarlinConfig(KernelConfig):
                 "warps_n", self.warps_n, "a divisor of tile_n that gives each warp 16, 32 or 64 columns"
             )
         if self.consumer_registers and self.consumer_warps != 8:
-            why = "use 8 consumer warps, because setmaxnreg applies to whole warpgroups"
+            why = "setmaxnreg applies to whole warpgroups, so use 8 consumer warps"
             raise ArgumentError(
                 "consumer_registers", self.consumer_registers, "0 unless there are 8 consumer warps", why
             )
 
     def _check_wgmma(self) -> None:
         if self.tile_m % (8 * self.cluster_n):
-            why = "round tile_m up, because each CTA loads whole periods of 8 rows of the 128-byte swizzle"
+            why = "each CTA loads whole 8-row periods of the 128-byte swizzle, so round tile_m up"
             allowed = f"a multiple of {8 * self.cluster_n} with cluster_n = {self.cluster_n}"
             raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if self.cluster_k > 1 and self.cluster_n > 1:
-            why = "set either cluster_n or cluster_k to 1, because CTAs either share activations or split K"
+            why = "the CTAs of a cluster either share activations or split K, so set cluster_n or cluster_k to 1"
             raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n = {self.cluster_n}", why)
         if self.pingpong:
             for field in ("warpgroups", "slice_k", "cluster_k"):
                 if getattr(self, field) > 1:
                     raise ArgumentError(
-                        field, getattr(self, field), "1 with pingpong, because each warpgroup has its own tile"
+                        field, getattr(self, field), "1 with pingpong because each warpgroup has its own tile"
                     )
         if self.warpgroups * self.slice_k > _MAX_WARPGROUPS:
             allowed = f"at most {_MAX_WARPGROUPS}"
             raise ArgumentError("warpgroups * slice_k", self.warpgroups * self.slice_k, allowed)
         if self.tile_n not in (columns := (64 * self.warpgroups, 128 * self.warpgroups)):
-            allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups}, with 64 or 128 columns each"
+            allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups} (64 or 128 columns each)"
             raise ArgumentError("tile_n", self.tile_n, allowed)
         self._check_groups()
         self._check_registers()
@@ -321,13 +321,13 @@ class MarlinConfig(KernelConfig):
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
             remedy = "increase tile_k, or reduce mmas_per_commit or commits_in_flight"
-            allowed = f"at most {groups - 1}, because a stage has {counted(groups, 'commit group')}"
+            allowed = f"at most {groups - 1} because a stage has {counted(groups, 'commit group')}"
             raise ArgumentError("commits_in_flight", self.commits_in_flight, allowed, remedy)
 
     def _check_registers(self) -> None:
         if self.accumulators > _MAX_ACCUMULATORS:
             allowed = f"at most {256 // self.stack} for {64 * self.stack} columns of a warpgroup"
-            why = f"reduce tile_m, because a thread holds at most {_MAX_ACCUMULATORS} accumulators"
+            why = f"a thread holds at most {_MAX_ACCUMULATORS} accumulators, so reduce tile_m"
             raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if not self.consumer_registers:
             if self.accumulators > _MAX_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
@@ -336,14 +336,14 @@ class MarlinConfig(KernelConfig):
                     "consumer_registers",
                     0,
                     allowed,
-                    "set consumer_registers, so that setmaxnreg provides enough registers",
+                    "setmaxnreg must provide enough registers",
                 )
             return
         min_registers, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
         pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
         max_registers = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
         if not min_registers <= self.consumer_registers <= max_registers:
-            remedy = "pass an allowed number, because setmaxnreg.inc waits forever for registers that the CTA lacks"
+            remedy = "setmaxnreg.inc would wait forever for registers that the CTA lacks"
             groups = f"{warpgroups} warpgroups of {self.accumulators} accumulators"
             allowed = f"0, or {min_registers} to {max_registers} with {groups}"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
@@ -351,9 +351,9 @@ class MarlinConfig(KernelConfig):
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.deep_box and problem.k % 64:
-            raise ArgumentError("deep_box", True, f"False, because k = {problem.k} is not a multiple of 64")
+            raise ArgumentError("deep_box", True, f"False because K = {problem.k} is not a multiple of 64")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
-            raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along k = {problem.k}")
+            raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along K = {problem.k}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -404,7 +404,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def is_skinny(self) -> bool:
-        """Whether each warp computes an N tile or a slice of its K, and each stage holds all operands."""
+        """Whether each warp computes an N tile or a slice of its K, and each stage contains all operands."""
         return self.version == "skinny"
 
     @property
@@ -416,6 +416,11 @@ class MarlinConfig(KernelConfig):
     def gathers_rows(self) -> bool:
         """Whether rows of activations are loaded one by one."""
         return False
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Numbers of rows for which a wgmma kernel has main loops, or () if it always computes tile_m rows."""
+        return ()
 
     # ---- Weight format and scales
 
@@ -468,7 +473,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def nibble_shift(self) -> int:
-        """Left shift from the stored position of the lowest nibbles to the position in which they are multiplied."""
+        """Left shift from the stored position of the lowest nibbles to their position in the multiplication."""
         return FORMS.get(self.scale_form, 0)
 
     def allows(self, form: str) -> bool:
@@ -481,7 +486,7 @@ class MarlinConfig(KernelConfig):
     def in_form(self, form: str) -> MarlinConfig:
         """Return the config with this ``scale_form`` if it is allowed, otherwise with "none".
 
-        Choosing and tuning ignore the form, because the bits of a result do not depend on it.
+        Choosing and tuning ignore the form, which does not affect results.
         """
         form = form if self.allows(form) else "none"
         return self if form == self.scale_form else replace(self, scale_form=form)
@@ -507,7 +512,7 @@ class MarlinConfig(KernelConfig):
     def groups_per_stage(self) -> int:
         """Number of rows of the scale table per stage.
 
-        A row whose group spans several stages is loaded with each of these stages.
+        Scales of a group that spans several stages are loaded with each stage.
         """
         return 1 if self.group_size == -1 else max(1, self.tile_k // self.group_size)
 
@@ -515,7 +520,7 @@ class MarlinConfig(KernelConfig):
     def scale_row(self) -> int:
         """Number of scales per row of a stage.
 
-        The scales of whole rows of packed weights are loaded, because the columns of a row are permuted.
+        Scales are loaded for whole rows of packed weights, whose columns are permuted.
         """
         return align_up(self.tile_n, 64)
 
@@ -854,16 +859,15 @@ class MarlinConfig(KernelConfig):
     def adapted(self, problem: Problem) -> MarlinConfig | None:
         """Return this tile for a problem with another dtype, other groups or other zero points, or None.
 
-        A tile that was measured with zero points is not adapted, because its gain comes from the cost of the zero
-        points. A tile of the mma.sync kernel is not adapted either, because ``scale_on`` and the ring depend on the
-        groups. The gain of every other tile comes from the division of work, which also applies to the other problem.
+        Tiles that were measured with zero points and tiles of the mma.sync kernel are not adapted. The speedup of every
+        other tile comes from the division of work, which also applies to the other problem.
         """
         if self.has_zeros or self.version == "mma_sync" or problem.layer.weight.bits != self.weight_bits:
             return None
         return replace(self, **{name: getattr(problem.layer, name) for name in PROBLEM_FIELDS})
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Yield changes of fields, other than the tile, that are worth measuring."""
+        """Yield changes to fields other than the tile that are worth measuring."""
         if self.version == "skinny":
             yield from self._skinny_variants(problem.k)
             return

@@ -85,7 +85,7 @@ class DequantizeConfig:
         check_format(self.format, self.group_size, self.has_zeros)
         if not 1 <= self.warps <= 4:
             raise ArgumentError(
-                "warps", self.warps, "1 to 4", "use fewer warps, because a box of scales has at most 256 columns"
+                "warps", self.warps, "1 to 4", "a box of scales has at most 256 columns, so use fewer warps"
             )
         if not 1 <= self.stages <= 8:
             raise ArgumentError("stages", self.stages, "1 to 8")
@@ -347,11 +347,11 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
         raise ArgumentError("out", "a read-only array", "a writable array")
     pitch, step = info.strides_bytes
     if step != _ELEMENT_BYTES and w.shape[1] > 1:
-        raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} for the last dimension")
+        raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} bytes in the last dimension")
     min_pitch = dense_pitch_bytes(w.shape[1])
     if w.shape[0] > 1 and (pitch < min_pitch or pitch % TMA_ALIGNMENT_BYTES):
-        allowed = f"a row pitch that is a multiple of {TMA_ALIGNMENT_BYTES} bytes, at least {min_pitch}"
-        raise ArgumentError("out.strides", info.strides_bytes, allowed, "omit out, or pass an array with wider rows")
+        allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes, at least {min_pitch}, for the rows"
+        raise ArgumentError("out.strides", info.strides_bytes, allowed, "omit out or pass an array with wider rows")
     if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
     strides = pitch if w.shape[0] > 1 else min_pitch, _ELEMENT_BYTES

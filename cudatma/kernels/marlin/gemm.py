@@ -58,9 +58,9 @@ def marlin_gemm(
     ----------
     x : array (..., K)
         Activations with the weight's dtype, fp16 or bf16, and on its device: a CuPy array, a torch tensor, or an object
-        that supports DLPack or ``__cuda_array_interface__``. The launch waits for the stream that
-        ``__cuda_array_interface__`` names. A copy kernel runs before the GEMM if the address or the pitch is not a
-        multiple of 16 bytes, or if the weight was quantized in activation order.
+        that supports DLPack or ``__cuda_array_interface__``. The launch waits for the stream in
+        ``__cuda_array_interface__``. If the address or the pitch is not a multiple of 16 bytes, or if the weight is in
+        activation order, a kernel first copies the activations.
     w : PackedWeight
         The weight (K, N). Use ``w.to_device()`` to move it to a device.
     out : array (..., N), optional
@@ -75,18 +75,18 @@ def marlin_gemm(
         the GPU, or the emulator with a BackendWarning if there is no GPU. Default: ``$CUDATMA_BACKEND`` if it is set,
         otherwise ``"auto"``.
     workspace : Workspace, optional
-        Memory for partial sums and copied activations. The workspace must outlive every captured graph that uses it.
-        Default: the stream's workspace; during capture, one workspace per graph branch, which is freed with the graph.
+        Memory for partial sums and copied activations. It must outlive every captured graph that uses it. Default: the
+        stream's workspace; during capture, one workspace per graph branch, which is freed with the graph.
     programmatic : bool, default False
         Whether to use programmatic dependent launch. The GEMM may then read the weight and the bias before the previous
         kernel has completed, so the previous kernel must not write them. The GEMM accesses activations, workspace and
         out only after the previous kernel has completed.
     batch_invariant : bool, default False
-        Whether each row is bitwise identical at every M. Such kernels are slower.
+        Whether each row is bitwise identical at every M. This is slower.
     debug : bool, optional
-        Whether to run kernels whose waits time out and report the barrier (docs/howto/debug_a_hang.md). The call then
-        waits until the kernels have completed. Default: the setting of ``cudatma.debugging()``, or of
-        ``$CUDATMA_DEBUG`` at the first call of a kind.
+        Whether to run debug builds, whose waits time out and report the barrier (docs/howto/debug_a_hang.md). The call
+        then waits for the kernels. Default: the setting of ``cudatma.debugging()``, or of ``$CUDATMA_DEBUG`` at the
+        first call of a kind.
 
     Returns
     -------
@@ -262,7 +262,7 @@ class MarlinGemm(Operation[Problem, Config]):
         return lambda problem: (copy_sizes(problem, copy, resident[0]), sizes(problem))
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Multiply by the dequantized weight in fp32, and round once."""
+        """Multiply by the dequantized weight in fp32, with one rounding."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         w = host_weight(problem.layer, arrays, problem.tensor_scale)
         with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.

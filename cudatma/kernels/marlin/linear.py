@@ -60,7 +60,7 @@ class MarlinLinear:
                 raise ArgumentTypeError("bias.dtype", info.dtype.name, weight.dtype, "convert the bias")
             if info.shape != (self.out_features,) or info.device != weight.device:
                 got = f"{info.shape} on device {info.device}"
-                raise ArgumentError("bias", got, f"({self.out_features},) on device {weight.device}")
+                raise ArgumentError("bias", got, f"an array of shape ({self.out_features},) on device {weight.device}")
         self.bias = bias
 
     @classmethod
@@ -143,16 +143,14 @@ class MarlinLinear:
     def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
         """Compile and load the kernels that later calls need, and reserve memory for these calls.
 
-        Call this method at startup, so that no request waits for the compiler, or before a graph capture, because
-        kernels cannot be loaded during capture. A capture takes memory from the device's reserve, not from the stream's
-        workspace (docs/howto/streams_and_graphs.md).
+        Call this method at startup, so that no request waits for the compiler, or before a graph capture, during which
+        kernels cannot be loaded.
 
         Parameters
         ----------
         m_values : int or iterable of int
-            An int n prepares calls with 1 to n rows of x in any layout. Missing kernels are compiled in parallel, and a
-            terminal shows a progress bar. An iterable prepares only calls with these numbers of rows whose rows are
-            dense and begin at multiples of 16 bytes.
+            An int n prepares calls with 1 to n rows of x in any layout, and compiles missing kernels in parallel. An
+            iterable prepares only calls with these numbers of rows, dense and aligned to 16 bytes.
         stream : stream, optional
             Stream whose workspace is reserved. Default: the current stream.
 
@@ -196,9 +194,7 @@ def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
         rounded = values.astype(kind.numpy)
     if not bool(np.isfinite(rounded).all()):
         got = f"{float(values[~np.isfinite(rounded)][0]):g}"
-        raise ArgumentError(
-            "bias", got, f"values that are finite in {kind.name}", "pass dtype='bfloat16', or correct the bias"
-        )
+        raise ArgumentError("bias", got, f"finite in {kind.name}", "pass dtype='bfloat16' or correct the bias")
     return rounded
 
 
@@ -218,5 +214,5 @@ def checked_m_values(m_values: Any) -> list[int]:
     batches = list(m_values)
     for m in batches:
         if type(m) is not int or not 0 <= m < 2**31:
-            raise ArgumentError("m_values", m, "ints from 0 to 2**31 - 1")
+            raise ArgumentError("m_values", m, "an int from 0 to 2**31 - 1 or a sequence of such ints")
     return batches

@@ -51,7 +51,10 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
         )
     if columns > 1 and info.size_elems and info.strides_bytes[-1] != _ELEMENT_BYTES:
         raise ArgumentError(
-            f"{field}.strides", info.strides_bytes, f"{_ELEMENT_BYTES} for the last dimension", "pass a contiguous copy"
+            f"{field}.strides",
+            info.strides_bytes,
+            f"{_ELEMENT_BYTES} bytes in the last dimension",
+            "pass a contiguous copy",
         )
     rows, pitch = 1, 0
     # From the innermost leading dimension outwards, each dimension must continue where the inner dimension ends.
@@ -62,21 +65,21 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
             raise ArgumentError(
                 f"{field}.strides",
                 info.strides_bytes,
-                "leading dimensions that can be merged into rows of one pitch",
+                "such that the leading dimensions merge into rows of one pitch",
                 "reshape or copy the array",
             )
         pitch = stride if rows == 1 else pitch
         rows *= extent
     if rows > MAX_ROWS:
-        raise ArgumentError(f"{field}.shape", info.shape, f"at most {MAX_ROWS} rows", "split the batch")
+        raise ArgumentError(f"{field}.shape", info.shape, f"one with at most {MAX_ROWS} rows", "split the batch")
     pitch = columns * _ELEMENT_BYTES if rows <= 1 else pitch
     if pitch < 0 and info.size_elems:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "nonnegative strides", "pass a contiguous copy")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "nonnegative", "pass a contiguous copy")
     if pitch % _ELEMENT_BYTES and info.size_elems:
         raise ArgumentError(
             f"{field}.strides",
             info.strides_bytes,
-            "a row pitch that is a multiple of the element size",
+            "multiples of the element size",
             "pass a contiguous copy",
         )
     return Rows(info, rows, pitch)
@@ -84,7 +87,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
 
 def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
-        remedy = f"convert {field} to {w.dtype}, or quantize the weight with another dtype (float16 or bfloat16)"
+        remedy = f"convert {field} to {w.dtype} or quantize the weight with another dtype (float16 or bfloat16)"
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), f"{w.dtype}, the weight's dtype", remedy)
     if info.device != w.device:
         got, required = place_name(info.device), f"{place_name(w.device)}, the device of w"
@@ -99,7 +102,7 @@ def _check_aligned(rows: Rows, field: str, alignment: int) -> None:
             f"{field}.pointer",
             hex(rows.info.pointer),
             f"a nonzero multiple of {alignment} bytes",
-            "begin the view at an aligned element, or pass a copy",
+            "begin the view at an aligned element or pass a copy",
         )
 
 
@@ -129,7 +132,7 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
         raise ArgumentError("out", "a read-only array", "a writable array")
     rows = _rows(info, w.shape[1], "out")
     if rows.rows > 1 and rows.pitch_bytes < w.shape[1] * _ELEMENT_BYTES:
-        raise ArgumentError("out.strides", info.strides_bytes, "rows that do not overlap")
+        raise ArgumentError("out.strides", info.strides_bytes, "free of overlaps between rows")
     if info.device is not None:
         _check_aligned(rows, "out", TMA_ALIGNMENT_BYTES)
     if overlaps(x.info, info):
@@ -147,7 +150,7 @@ def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInf
     if info.shape != (w.shape[1],):
         raise ArgumentError("bias.shape", info.shape, f"({w.shape[1]},)")
     if not info.is_contiguous or info.pointer % np.dtype(np.uint16).itemsize:
-        raise ArgumentError("bias.strides", info.strides_bytes, "dense elements", "pass a contiguous copy")
+        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous", "pass a contiguous copy")
     if out is not None and overlaps(info, out):
         raise ArgumentError("out", "memory that overlaps bias", "an array with its own memory")
     return info

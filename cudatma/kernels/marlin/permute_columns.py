@@ -47,8 +47,8 @@ class PermuteColumnsConfig:
     has_permutation : bool
         Whether columns are permuted.
     staged_columns : int
-        Number of columns per row that bulk copies load into shared memory, a multiple of 64, or 0 if elements of any
-        alignment are read from global memory one by one.
+        Number of columns per row that bulk copies load into shared memory, a multiple of 64, or 0 to read elements of
+        any alignment one by one from global memory.
     rows : int
         Number of rows that are copied at a time.
     stages : int
@@ -76,7 +76,7 @@ class PermuteColumnsConfig:
                 "staged_columns", self.staged_columns, f"a multiple of 64 from 0 to {MAX_STAGED_COLUMNS}"
             )
         if self.staged_columns and not self.has_permutation:
-            raise ArgumentError("staged_columns", self.staged_columns, "0, because the copy has no permutation")
+            raise ArgumentError("staged_columns", self.staged_columns, "0 because the copy has no permutation")
         if not 1 <= self.rows <= 16:
             raise ArgumentError("rows", self.rows, "1 to 16")
         if not 1 <= self.stages <= 8:
@@ -151,8 +151,7 @@ def choose_permute(
 
     ``is_aligned`` is True if every row begins at a multiple of 16 bytes.
 
-    Aligned rows that fit in shared memory are staged before they are permuted, because shared memory can access several
-    scattered elements at a time and global memory only one (docs/design/marlin.md).
+    Aligned rows that fit in shared memory are staged there before they are permuted.
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
     direct = PermuteColumnsConfig(has_permutation, rows=group)

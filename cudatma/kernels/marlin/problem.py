@@ -120,8 +120,7 @@ def check_format(name: str, group_size: int, has_zeros: bool) -> WeightFormat:
 class Problem:
     """Multiplication of M rows of x by a layer's weight.
 
-    ``layer``, ``m`` and ``batch_invariant`` determine the configuration. A launch also depends on the other fields and
-    on addresses.
+    ``layer``, ``m`` and ``batch_invariant`` determine the configuration. The other fields affect only the launch.
 
     Parameters
     ----------
@@ -167,7 +166,7 @@ class Problem:
         if type(self.m) is not int:
             raise ArgumentTypeError("m", type(self.m).__name__, "int")
         if not 1 <= self.m <= MAX_EXTENT:
-            raise ArgumentError("m", self.m, f"1 to {MAX_EXTENT} rows")
+            raise ArgumentError("m", self.m, f"1 to {MAX_EXTENT}")
 
     @classmethod
     def of(cls, w: PackedWeight, m: int, **others: Any) -> Problem:

@@ -43,13 +43,13 @@ def sample(
     """Return a launch of a kernel that computes y = x W for x (m, k) and a quantized W (k, n).
 
     A group_size of 0 is the default of the format. k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. If
-    there are few SMs, each SM computes many stages, so that the ring wraps. Raises ArgumentError, ArgumentTypeError,
-    QuantizationError, TargetError, CompileError, or DriverError if NVRTC is missing.
+    there are few SMs, each SM computes many stages, so that the ring wraps around. Raises ArgumentError,
+    ArgumentTypeError, QuantizationError, TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies misaligned rows before the GEMM
-        raise ArgumentError("k", k, "a multiple of 8", "round k up, because TMA loads whole 16-byte chunks")
+        raise ArgumentError("k", k, "a multiple of 8", "TMA loads whole 16-byte chunks, so round k up")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
             raise ArgumentError(field, value, "at least 1")
@@ -61,9 +61,7 @@ def sample(
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
     ranked = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
     if not ranked:
-        raise ArgumentError(
-            "m", m, "a number of rows that this kernel supports", "choose another kernel for this M; see --help"
-        )
+        raise ArgumentError("m", m, "a number of rows that this kernel supports", "choose another kernel; see --help")
     config = ranked[0][0].in_form(weight.scale_fit.form)
     work = schedule(config, m, n, k, sm_count)
     arguments = gemm_arguments(problem, config, work, target)
@@ -120,7 +118,7 @@ class MarlinTrial:
             launch = launch_of(MARLIN_GEMM, problem, self.device, stream, named, weight_of(weight))
         config = launch.replays[-1].config
         if config.in_form("none") != candidate.config:
-            raise LaunchError("candidate", config.entry, f"the candidate, {candidate.label}")
+            raise LaunchError("candidate", config.entry, f"the candidate {candidate.label}")
         addresses = MARLIN_GEMM.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])
 
@@ -128,7 +126,7 @@ class MarlinTrial:
 def random_weight(layer: LinearShape) -> PackedWeight:
     """Return a random weight in host memory that gives results near 1.
 
-    The magnitude matters because the power of the tensor cores depends on the values.
+    The power of the tensor cores depends on the values.
     """
     rng = np.random.default_rng((layer.k, layer.n))
     n64 = -(-layer.n // 64)

@@ -64,7 +64,7 @@ def warm_up(
     for w in weights:
         if w.device is None:
             raise ArgumentError(
-                "weights", "a weight in host memory", "weights on a CUDA device", "move the weight with to_device()"
+                "weights", "a weight in host memory", "on a CUDA device", "move the weight with to_device()"
             )
         problem = dense_problem(w, 1, batch_invariant=batch_invariant)
         key = w.device, problem.plan_key, max_m, wants_debug(None), os.environ.get(FILE_VARIABLE)

@@ -25,7 +25,7 @@ from cudatma.runtime.hang.report import Names, hang_of
 class Listener:
     """Host side of a debug kernel (a CUmodule) on a device. The kernel's launches run one at a time.
 
-    The memory of a Listener is never freed, like the module.
+    Like the module, the memory of a Listener is never freed.
     """
 
     def __init__(self, module: Any, names: Names, device: int) -> None:
@@ -39,7 +39,10 @@ class Listener:
             if size != shared.PANEL_BYTES:
                 got = f"{size} bytes of {shared.PANEL_NAME}"
                 raise LaunchError(
-                    "kernel", got, f"{shared.PANEL_BYTES} bytes in this version", "compile the kernel again"
+                    "kernel",
+                    got,
+                    f"compiled with {shared.PANEL_BYTES} bytes of {shared.PANEL_NAME}",
+                    "recompile the kernel",
                 )
             size = shared.CAPACITY * shared.RECORD.itemsize
             flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
@@ -102,9 +105,9 @@ class Listener:
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
     """Raise LaunchError during a graph capture, because a debug launch waits for its stream."""
     if context.is_capturing(driver, stream):
-        got = f"a stream that captures a graph, for a launch of {entry} with debug=True"
-        remedy = "capture a kernel compiled without debug=True, because a debug launch waits until the kernel ends"
-        raise LaunchError("stream", got, "a stream that is not being captured", remedy)
+        got = f"a stream that captures a graph for {entry} with debug=True"
+        remedy = "a debug launch waits for the kernel, so capture a kernel compiled without debug=True"
+        raise LaunchError("stream", got, "one that is not capturing", remedy)
 
 
 class ListeningModule:

@@ -137,7 +137,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class StuckWait:
-    """A warp that could not continue.
+    """A warp that was stuck.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ class StuckWait:
 
     @property
     def is_over(self) -> bool:
-        """Whether the phase completed while the kernel was being aborted."""
+        """Whether the phase completed during the abort of the kernel."""
         return self.bits is not None and self.parity is not None and self.bits.parity != self.parity & 1
 
     @property
@@ -240,7 +240,7 @@ class StuckWait:
 def hang_of(
     records: np.ndarray[Any, Any], names: Names, *, verified: bool, where: str, reserved: int = 0
 ) -> PipelineHang | None:
-    """Return the error that the records of a launch describe, or None if there are no records.
+    """Return a PipelineHang for the records of a launch, or None if there are none.
 
     ``records`` has shape (n,) and dtype RECORD. ``verified`` states whether the encoding of an mbarrier was verified on
     this GPU, ``where`` is the name of the GPU or the emulator, and ``reserved`` is the number of records that the

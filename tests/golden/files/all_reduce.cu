@@ -23,8 +23,8 @@ struct Member {
     u32 rank;                // this rank
 };
 
-// [PTX ISA, st] Store a packet with one 128-bit access, so that a packet with the number of a launch (w) also contains the words of that
-// launch. The store has system scope, because other GPUs read the packet, and is relaxed, because it need not order other accesses.
+// [PTX ISA, st] Store a packet with one 128-bit access, so that the number of a launch (w) and the words of that launch arrive together.
+// The store has system scope because other GPUs read the packet. It is relaxed because it need not order other accesses.
 __device__ __forceinline__ void store_packet(uint4* to, uint4 packet) {
     asm volatile(
         "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
@@ -63,8 +63,8 @@ __device__ __forceinline__ void report(u64* failure, u32 peer, u32 launch) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(failure), "l"(what) : "memory");
 }
 
-// Wait for a packet of this launch. A peer may be several kernels behind, or it may have failed. After timeout_ns, the thread gives up. It
-// then sets the packet to NaNs and `launch` to 0, so that it does not wait for other packets.
+// Wait for a packet of this launch. The peer may be several kernels behind, or may have failed. After timeout_ns, the thread gives up: it
+// sets the packet to NaNs, and `launch` to 0 so that it does not wait for other packets.
 __device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from, const Member& member, u32 peer, u32& launch) {
     if (packet.w == launch && launch != 0) return;
     const u64 began = globaltimer();
@@ -88,7 +88,7 @@ __device__ __forceinline__ uint4 packet_of(const u32* message, u32 words, u32 in
     return packet;
 }
 
-// Add up one word of all ranks in fp32. All ranks add in the same order, so that their results are bitwise equal.
+// Add one word of all ranks in fp32. All ranks add in the same order, so that their results are bitwise identical.
 __device__ __forceinline__ u32 sum_words(const u32 (&words)[RANKS]) {
     float low = low_to_float(words[0]), high = high_to_float(words[0]);
 #pragma unroll
@@ -113,9 +113,9 @@ __device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, co
         if (index * WORDS + i < words) message[index * WORDS + i] = sum_words(parts[i]);
 }
 
-// Add up a message of all ranks in place. Each rank sends its message to all inboxes, and adds up the messages in its own inbox. Each
-// packet contains the number of its launch, so inboxes need not be cleared. The number cannot be a launch parameter, because a graph
-// replays a launch with the same parameters. Instead, each CTA counts the launches. All launches must have the same grid.
+// Sum the messages of all ranks in place. Each rank sends its message to all inboxes and sums the messages in its own inbox. Each packet
+// contains the number of its launch, so inboxes need not be cleared. The number cannot be a launch parameter, because a graph replays a
+// launch with the same parameters. Instead, each CTA counts the launches. All launches must have the same grid.
 //
 // Two slots suffice. A rank's launch n + 2 overwrites the packets of launch n, but it starts only after the rank's launch n + 1 has
 // completed. Launch n + 1 has then received a packet from every peer, and each peer sent its packet after its own launch n had read all
@@ -128,7 +128,7 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
     griddepcontrol_wait();                // previous kernels write the message and the number of the launch
     u32* const next_launch = member.next_launch + blockIdx.x;
     const u32 number = *next_launch;
-    u32 launch = *member.gave_up ? 0 : number;   // read only once, because other CTAs may give up at any time
+    u32 launch = *member.gave_up ? 0 : number;   // read only once because other CTAs may give up at any time
     const u32 slot = launch % 2 * RANKS * member.slot_packets;
     const u32 packets = (words + WORDS - 1) / WORDS;
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
 }
 }  // namespace cudatma
 
-// Add up the `words` words of the messages of all ranks in place. A word contains two elements.
+// Sum the messages of all ranks, `words` words each, in place. A word contains two elements.
 extern "C" __global__ void __launch_bounds__(512, 1)
 all_reduce(const __grid_constant__ cudatma::Member member, cudatma::u32* message, cudatma::u32 words) {
     cudatma::all_reduce(member, message, words);

@@ -62,7 +62,7 @@ struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Return the position of a tile. Tiles are numbered head by head, because all tiles take the same time.
+// Return the position of a tile. Tiles are numbered head by head because all of them take the same time.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 any_head = divide(tile, problem.by_tiles_n), row0 = (tile - any_head * problem.tiles_n) * TILE_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
@@ -130,8 +130,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] This function is like the previous one, but computes output += p v. a is in registers and has the layout of
-// operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for output += p v: a is in registers in the layout of operand A of
+// mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -172,8 +172,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row, which is the lowest finite float instead of minus infinity, so that a masked score minus the maximum is
-// minus infinity instead of NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -280,7 +279,7 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
 
 // Return the reciprocal of a row's sum, or 0 if the row attends to no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
-// Add up the partial sums of the four threads that share each row.
+// Sum the partial sums of the four threads that share each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -380,7 +379,7 @@ __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32
         load_rows<TILE_N, HEAD_DIM>(smem + K + slot * K_STAGE_BYTES, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
         load_rows<TILE_N, V_HEAD_DIM>(smem + V + slot * V_STAGE_BYTES, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
     }
-    cp_async_commit_group();   // an empty group is committed, too, because cp_async_wait_group() counts groups
+    cp_async_commit_group();   // commit even an empty group because cp_async_wait_group() counts groups
 }
 }  // namespace cudatma
 
@@ -417,7 +416,7 @@ attention_a1_bf16_d64_64x64_s2(
     for (u32 block = blocks.end; block-- > blocks.begin; slot ^= 1) {
         cp_async_wait_group<0>();         // wait for this thread's copies of the block
         fence_proxy_async_shared_cta();   // wgmma reads the copied rows through the async proxy
-        __syncthreads();                  // wait for all threads' copies, and until all warps have multiplied the previous block
+        __syncthreads();                  // all threads' copies must have arrived, and all warps must have multiplied the previous block
         load_stage(problem, smem, slot ^ 1, k_head, v_head, block - 1, block > blocks.begin);
         attend_block(output, rows, problem, smem + Q, smem + K + slot * K_STAGE_BYTES, smem + V + slot * V_STAGE_BYTES, block,
                      place.row0 + row0, warpgroup, lane);

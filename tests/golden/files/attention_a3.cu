@@ -71,8 +71,8 @@ struct Place {
 };
 
 // Return the position of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
-// queries of each head come first, because they attend to the most keys. The last group has more heads, so that their short tiles keep all
-// SMs busy at the end.
+// queries of each head come first because they attend to the most keys. The last group has more heads so that short tiles keep all SMs busy
+// at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -166,8 +166,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] This function is like the previous one, but computes output += p v. a is in registers and has the layout of
-// operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for output += p v: a is in registers in the layout of operand A of
+// mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -208,8 +208,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row, which is the lowest finite float instead of minus infinity, so that a masked score minus the maximum is
-// minus infinity instead of NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -316,7 +315,7 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
 
 // Return the reciprocal of a row's sum, or 0 if the row attends to no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
-// Add up the partial sums of the four threads that share each row.
+// Sum the partial sums of the four threads that share each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -432,8 +431,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // The condition on the sums is always true, because they are never negative. Without this dependence on the sums, ptxas would move the
-    // next wait before the exponentials.
+    // The condition on the sums is always true because sums are never negative. Without this dependence, ptxas would move the next wait
+    // before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -500,9 +499,9 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, co
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
-// Zero the rows of a slot of values from first_row to the end of the slot. These rows belong to keys beyond the end of the sequence. The
-// probabilities of these keys are zero, but a NaN in their values would still reach the output, because zero times NaN is NaN. All consumer
-// threads must call this function and then synchronize.
+// Zero the rows of a slot of values from first_row on. These rows belong to keys beyond the end of the sequence. The probabilities of these
+// keys are zero, but a NaN in their values would reach the output because 0 times NaN is NaN. All consumer threads must call this function
+// and then synchronize.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {

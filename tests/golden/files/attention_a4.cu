@@ -65,8 +65,8 @@ struct Place {
 };
 
 // Return the position of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
-// queries of each head come first, because they attend to the most keys. The last group has more heads, so that their short tiles keep all
-// SMs busy at the end.
+// queries of each head come first because they attend to the most keys. The last group has more heads so that short tiles keep all SMs busy
+// at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -142,8 +142,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] This function is like the previous one, but computes output += p v. a is in registers and has the layout of
-// operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for output += p v: a is in registers in the layout of operand A of
+// mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -184,8 +184,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row, which is the lowest finite float instead of minus infinity, so that a masked score minus the maximum is
-// minus infinity instead of NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -292,7 +291,7 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
 
 // Return the reciprocal of a row's sum, or 0 if the row attends to no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
-// Add up the partial sums of the four threads that share each row.
+// Sum the partial sums of the four threads that share each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -391,8 +390,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // The condition on the sums is always true, because they are never negative. Without this dependence on the sums, ptxas would move the
-    // next wait before the exponentials.
+    // The condition on the sums is always true because sums are never negative. Without this dependence, ptxas would move the next wait
+    // before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -455,9 +454,9 @@ using Queries = TmaPipeline<Q_STAGES>;   // the consumer threads and the storing
 using Staged = TmaPipeline<Q_STAGES>;    // the consumer warps fill a slot with results
 
 // ---- Schedule: dynamic ----------------------------------------------------------------------------------------------
-// The number of a CTA's first tile is blockIdx.x. The producer fetches the numbers of later tiles from a counter in global memory, so that
-// a CTA with short tiles computes more tiles. For each slot of queries, it stores the number of the tile in TILES. The slot's full barrier
-// makes both the queries and the number visible.
+// A CTA's first tile is tile blockIdx.x. The producer fetches the numbers of later tiles from a counter in global memory, so that a CTA
+// with short tiles computes more tiles. It stores the tile number of each slot of queries in TILES. The slot's full barrier makes both the
+// queries and the number visible.
 
 // Return the number of the CTA's next tile. Call this function once after each tile. The last call in the grid resets the counter to 0.
 __device__ __forceinline__ u32 fetch_tile(u32* counter, u32 tiles) {
@@ -540,7 +539,7 @@ __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, 
         fence_proxy_async_shared_cta();
         __syncwarp();
         if (at.lane == 0) staged.arrive(queries.stage);
-        queries.release_used(queries.stage);   // every lane arrives, because every lane has read the tile's number
+        queries.release_used(queries.stage);   // every lane arrives because every lane has read the tile's number
     }
 }
 }  // namespace cudatma

@@ -150,8 +150,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] This function is like the previous one, but computes output += p v. a is in registers and has the layout of
-// operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for output += p v: a is in registers in the layout of operand A of
+// mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -192,8 +192,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row, which is the lowest finite float instead of minus infinity, so that a masked score minus the maximum is
-// minus infinity instead of NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -299,8 +298,8 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Add exp(sink) to a row's sum, raise the maximum to the sink if the maximum is lower, and return the factor by which the row's output must
-// be multiplied.
+// Add exp(sink) to a row's sum, raise the row's maximum to the sink if it is lower, and return the factor by which the row's output must be
+// multiplied.
 __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
     const float power = 1.44269504f * logs.sink[head], highest = fmaxf(maximum, power), factor = ex2_approx_ftz(maximum - highest);
     maximum = highest;
@@ -308,7 +307,7 @@ __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, f
     return sum == 0.0f ? 0.0f : __fdividef(factor, sum);
 }
 
-// Add up the partial sums of the four threads that share each row.
+// Sum the partial sums of the four threads that share each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -340,9 +339,9 @@ __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem)
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
-// Zero the rows of a slot of values from first_row to the end of the slot. These rows belong to keys beyond the end of the sequence. The
-// probabilities of these keys are zero, but a NaN in their values would still reach the output, because zero times NaN is NaN. All consumer
-// threads must call this function and then synchronize.
+// Zero the rows of a slot of values from first_row on. These rows belong to keys beyond the end of the sequence. The probabilities of these
+// keys are zero, but a NaN in their values would reach the output because 0 times NaN is NaN. All consumer threads must call this function
+// and then synchronize.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
@@ -378,8 +377,8 @@ struct Block {
     int row[BOXES], page[BOXES];
 };
 
-// Return the boxes of a block. Keys beyond the end of the sequence get page -1, because the page table may end there. TMA fills page -1
-// with zeros.
+// Return the boxes of a block. Keys beyond the end of the sequence get page -1 because the page table may end there. TMA fills page -1 with
+// zeros.
 __device__ __forceinline__ Block find_block(const Problem& sequence, const int* page_table, const Place& place, u32 block) {
     Block boxes;
 #pragma unroll
@@ -498,8 +497,8 @@ __device__ __forceinline__ void store_partials(const Output& output, const Rows&
     }
 }
 
-// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The stores of the other CTAs are visible to the
-// last CTA, which resets the counter to 0. All threads of the consumer warps must call this function.
+// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The last CTA sees the stores of the other CTAs and
+// resets the counter to 0. All threads of the consumer warps must call this function.
 __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts) {
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the atomic below releases the stores of all threads, so they must precede it
     if (threadIdx.x == 0) {
@@ -575,8 +574,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // The condition on the sums is always true, because they are never negative. Without this dependence on the sums, ptxas would move the
-    // next wait before the exponentials.
+    // The condition on the sums is always true because sums are never negative. Without this dependence, ptxas would move the next wait
+    // before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -643,7 +642,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention of a few new queries to a cache. A CTA processes the queries of all heads that share a head of k and v, and one part of the
+// Attention for a few new queries over a cache. A CTA processes the queries of all heads that share a head of k and v, and one part of the
 // sequence's keys. One warp loads, and four warps multiply. The last CTA of a tile combines the parts.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_decode_bf16_d64_sink_n64_s2_b1_paged16(

@@ -64,8 +64,8 @@ struct Place {
 };
 
 // Return the position of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
-// queries of each head come first, because they attend to the most keys. The last group has more heads, so that their short tiles keep all
-// SMs busy at the end.
+// queries of each head come first because they attend to the most keys. The last group has more heads so that short tiles keep all SMs busy
+// at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -155,8 +155,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row, which is the lowest finite float instead of minus infinity, so that a masked score minus the maximum is
-// minus infinity instead of NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -263,7 +262,7 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
 
 // Return the reciprocal of a row's sum, or 0 if the row attends to no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
-// Add up the partial sums of the four threads that share each row.
+// Sum the partial sums of the four threads that share each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {

@@ -67,8 +67,8 @@ struct Place {
 };
 
 // Return the position of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
-// queries of each head come first, because they attend to the most keys. The last group has more heads, so that their short tiles keep all
-// SMs busy at the end.
+// queries of each head come first because they attend to the most keys. The last group has more heads so that short tiles keep all SMs busy
+// at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pit
     }
 }
 
-// Add up the values of the four threads that share a query.
+// Sum the values of the four threads that share a query.
 __device__ __forceinline__ float sum_parts(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -182,7 +182,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
             scores[n] = at < end && at >= first ? score * problem.scale_log2 : -INF;
             highest = fmaxf(highest, scores[n]);
         }
-        // If all scores so far are masked or NaN, the maximum is minus infinity. Subtracting it would give NaN, so 0 replaces it.
+        // If all scores so far are masked or NaN, the maximum is minus infinity. Subtracting it would give NaN, so use 0 instead.
         const float base = highest == -INF ? 0.0f : highest, rescale = exp2f(maximum - base);
         maximum = highest;
         sum *= rescale;

@@ -89,6 +89,5 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
         }
         cp_async_bulk_wait_group<0>();   // TMA must read shared memory before the CTA exits and finish its writes before the kernel ends
     }
-    // A CTA may exit before the other CTAs, because it has received all of their data and arrivals. No CTA accesses its shared memory after
-    // that.
+    // A CTA may exit before the other CTAs: it has received all of their data and arrivals, so no CTA accesses its shared memory anymore.
 }

@@ -27,12 +27,12 @@ constexpr u32 EXPECTED_BYTES = 9728;   // bytes that TMA loads per tile
 constexpr u32 BLOCK_BYTES = 2048;   // bytes per packed block
 constexpr u32 SCALES = 8192;   // offset in a slot, after the packed blocks
 constexpr u32 ZEROS = 9216;
-constexpr int GROUP_SIZE = 32;   // elements of K that share a scale, or -1 if all of K does
+constexpr int GROUP_SIZE = 32;   // elements of K that share a scale, or -1 for all of K
 constexpr u32 GROUPS = 2;   // groups of scales per tile
 constexpr u32 ROW_BYTES = 144;   // bytes from one row to the next in a warp's buffer
 constexpr u32 BUFFER_BYTES = 64 * ROW_BYTES;
-// A buffer that TMA stores as a whole has the 128-byte swizzle. If the rows are stored one by one, they are padded instead. In both
-// layouts, the chunks that stmatrix writes together are in different banks.
+// A buffer that TMA stores as a whole has the 128-byte swizzle. Rows that are stored one by one are padded instead. In both layouts, the
+// chunks that one stmatrix writes are in different banks.
 constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
 constexpr u32 RING = 73728;  // offset of the ring, after the two buffers of each warp
 constexpr u32 BARRIERS = RING + 19456;
@@ -161,7 +161,7 @@ dequantize(
 #pragma unroll
             for (u32 row = lane; row < 64; row += 32) {
                 if (k_begin + row >= k) break;
-                const u32 target = min((u32)permutation[k_begin + row], k - 1);   // clamped, so that the store stays inside the output
+                const u32 target = min((u32)permutation[k_begin + row], k - 1);   // clamped so that the store stays inside the output
                 cp_async_bulk_store(output + target * output_pitch + n_begin * 2, buffer + row * ROW_BYTES, bytes);
             }
         }

@@ -8,7 +8,10 @@
 
 namespace cudatma {
 constexpr u32 TILE_M = 8;   // rows of a block
+constexpr u32 SHORT_ROWS = 0;   // blocks of at most this number of rows come after all other blocks
 constexpr u32 THREADS = 256, WARPS = THREADS / 32;   // a thread divides the pairs of one expert
+constexpr u32 LOADS = 8;   // ids that a thread loads at a time
+constexpr u32 STEP = THREADS;   // pairs from one pair of a thread to its next one
 
 constexpr u32 NO_PLACE = 0xffffffffu;   // the place of a pair whose expert is not on this GPU; otherwise its index in the sorted pairs
 
@@ -18,30 +21,31 @@ struct Problem {
     u32 experts;                    // experts whose weights are on this GPU
     u32 global_experts;             // experts on all GPUs
     u32 id_words;                   // 32-bit words of an expert id: 1 or 2
-    u64 blocks_at;                  // offset of the number of blocks, and 16 bytes later of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
     u64 places_at;                  // offset of each pair's index in the sorted pairs
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs. A run is a sequence
+// of blocks of an expert: all of its blocks, or all but a short last one, or the short last one.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows
-    u32 unused;
+    u32 rows;     // number of rows from the block's first one to the last one of its run
+    u32 index;    // index of the block in its run
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.
 struct Routing {
     u32* block_count;
-    u32* row_count;   // number of sorted pairs
+    u32* next_tiles;   // number of tiles that CTAs have taken in addition to their first ones, for each of the two products
     Block* blocks;
-    u32* pairs;       // pairs sorted by expert
+    u32* pairs;        // pairs sorted by expert
 
     __device__ __forceinline__ Routing(u8* space, const Problem& problem)
-        : block_count((u32*)(space + problem.blocks_at)), row_count((u32*)(space + problem.blocks_at) + 1),
+        : block_count((u32*)(space + problem.blocks_at)), next_tiles((u32*)(space + problem.blocks_at) + 1),
           blocks((Block*)(space + problem.blocks_at) + 1), pairs((u32*)(space + problem.pairs_at)) {}
 };
 
@@ -55,30 +59,68 @@ __device__ __forceinline__ int local_expert(const Problem& problem, const int* t
     return (u32)expert < problem.experts ? expert : -1;
 }
 
-// Numbers of pairs and of blocks.
+// Some pairs of a thread: first, first + STEP, ...
+struct Pairs {
+    int experts[LOADS];    // negative for pairs that are skipped
+    u32 indices[LOADS];    // index of each pair among this CTA's pairs of its expert
+};
+
+// Load the experts of pairs.
+__device__ __forceinline__ void load_experts(Pairs& pairs, const Problem& problem, const int* topk_ids, const int* expert_map, u32 first) {
+#pragma unroll
+    for (u32 i = 0; i < LOADS; ++i) {
+        const u32 pair = first + i * STEP;
+        pairs.experts[i] = pair < problem.pairs ? local_expert(problem, topk_ids, expert_map, pair) : -1;
+    }
+}
+
+// Count pairs. `counts` contains the number of pairs of each expert.
+__device__ __forceinline__ void count(Pairs& pairs, u32 (&counts)[THREADS]) {
+#pragma unroll
+    for (u32 i = 0; i < LOADS; ++i)
+        if (pairs.experts[i] >= 0) pairs.indices[i] = atomicAdd(&counts[pairs.experts[i]], 1u);
+}
+
+// Store the places of pairs, and store the pairs in their places. `places` contains the place of this CTA's first pair of each expert.
+__device__ __forceinline__ void store_places(const Pairs& pairs, const Problem& problem, const Routing& routing, const u32 (&places)[THREADS],
+                                             u32* place_of_pair, u32 first) {
+#pragma unroll
+    for (u32 i = 0; i < LOADS; ++i) {
+        const u32 pair = first + i * STEP;
+        if (pair >= problem.pairs) return;
+        const u32 place = pairs.experts[i] >= 0 ? places[pairs.experts[i]] + pairs.indices[i] : NO_PLACE;
+        if (pairs.experts[i] >= 0) routing.pairs[place] = pair;
+        place_of_pair[pair] = place;
+    }
+}
+
+// Numbers of pairs, of long blocks and of short blocks.
 struct Sizes {
-    u32 pairs, blocks;
+    u32 pairs, long_blocks, short_blocks;
 };
 
 // Return the sum over the threads before this one, and set `total` to the sum over all threads.
 __device__ __forceinline__ Sizes exclusive_sum(Sizes (&warp_sums)[WARPS], Sizes value, Sizes& total) {
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, all = 0xffffffffu;
     Sizes sum = value;
 #pragma unroll
     for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 pairs = __shfl_up_sync(0xffffffffu, sum.pairs, distance), blocks = __shfl_up_sync(0xffffffffu, sum.blocks, distance);
-        if (lane >= distance) sum = Sizes{sum.pairs + pairs, sum.blocks + blocks};
+        const Sizes other{__shfl_up_sync(all, sum.pairs, distance), __shfl_up_sync(all, sum.long_blocks, distance),
+                          __shfl_up_sync(all, sum.short_blocks, distance)};
+        if (lane >= distance)
+            sum = Sizes{sum.pairs + other.pairs, sum.long_blocks + other.long_blocks, sum.short_blocks + other.short_blocks};
     }
     if (lane == 31) warp_sums[warp] = sum;
     __syncthreads();
-    const Sizes of_warp = lane < WARPS ? warp_sums[lane] : Sizes{0, 0}, before = lane < warp ? of_warp : Sizes{0, 0};
-    total = Sizes{__reduce_add_sync(0xffffffffu, of_warp.pairs), __reduce_add_sync(0xffffffffu, of_warp.blocks)};
-    return Sizes{__reduce_add_sync(0xffffffffu, before.pairs) + sum.pairs - value.pairs,
-                 __reduce_add_sync(0xffffffffu, before.blocks) + sum.blocks - value.blocks};
+    const Sizes of_warp = lane < WARPS ? warp_sums[lane] : Sizes{0, 0, 0}, before = lane < warp ? of_warp : Sizes{0, 0, 0};
+    total = Sizes{__reduce_add_sync(all, of_warp.pairs), __reduce_add_sync(all, of_warp.long_blocks), __reduce_add_sync(all, of_warp.short_blocks)};
+    return Sizes{__reduce_add_sync(all, before.pairs) + sum.pairs - value.pairs,
+                 __reduce_add_sync(all, before.long_blocks) + sum.long_blocks - value.long_blocks,
+                 __reduce_add_sync(all, before.short_blocks) + sum.short_blocks - value.short_blocks};
 }
 }  // namespace cudatma
 
-// Sort the pairs of tokens and experts by expert, and divide them into blocks. One CTA does this, because its steps depend on each other.
+// Sort the pairs of tokens and experts by expert, and divide them into blocks. One CTA does this.
 extern "C" __global__ void __launch_bounds__(256)
 experts_route(
     const int* topk_ids,
@@ -86,35 +128,52 @@ experts_route(
     cudatma::u8* space,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
-    __shared__ u32 counts[THREADS];   // number of pairs of each expert, then the place of the expert's next pair
+    __shared__ u32 counts[THREADS];   // number of this CTA's pairs of each expert, then the place of the first of them
     __shared__ Sizes warp_sums[WARPS];
     const Routing routing(space, problem);
-    const u32 expert = threadIdx.x;
+    const u32 expert = threadIdx.x, begin = threadIdx.x;
+    u32* const place_of_pair = (u32*)(space + problem.places_at);
     counts[expert] = 0;
     __syncthreads();
     griddepcontrol_launch_dependents();   // the first GEMM may start; it waits for this kernel before it reads
     griddepcontrol_wait();                // the previous kernel has written the ids, and no longer uses the memory
-    for (u32 pair = threadIdx.x; pair < problem.pairs; pair += THREADS) {
-        const int local = local_expert(problem, topk_ids, expert_map, pair);
-        if (local >= 0) atomicAdd(&counts[local], 1u);
+    Pairs pairs;   // the first pairs of this thread, which stay in registers
+    load_experts(pairs, problem, topk_ids, expert_map, begin);
+    count(pairs, counts);
+#pragma unroll 1
+    for (u32 first = begin + LOADS * STEP; first < problem.pairs; first += LOADS * STEP) {
+        Pairs more;
+        load_experts(more, problem, topk_ids, expert_map, first);
+        count(more, counts);
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i)
+            if (more.experts[i] >= 0) place_of_pair[first + i * STEP] = more.indices[i];
     }
     __syncthreads();
-    const u32 rows = counts[expert], blocks = (rows + TILE_M - 1) / TILE_M;
+    const u32 rows = counts[expert];
+    const u32 whole = rows / TILE_M, rest = rows % TILE_M;
+    const u32 long_blocks = whole + (rest > SHORT_ROWS), short_blocks = rest > 0 && rest <= SHORT_ROWS;
     Sizes total;
-    const Sizes first = exclusive_sum(warp_sums, Sizes{rows, blocks}, total);
-    if (threadIdx.x == 0) {
-        *routing.block_count = total.blocks;
-        *routing.row_count = total.pairs;
-    }
+    const Sizes first = exclusive_sum(warp_sums, Sizes{rows, long_blocks, short_blocks}, total);
     counts[expert] = first.pairs;
-    __syncthreads();
-    u32* const places = (u32*)(space + problem.places_at);
-    for (u32 pair = threadIdx.x; pair < problem.pairs; pair += THREADS) {
-        const int local = local_expert(problem, topk_ids, expert_map, pair);
-        const u32 place = local >= 0 ? atomicAdd(&counts[local], 1u) : NO_PLACE;
-        if (local >= 0) routing.pairs[place] = pair;
-        places[pair] = place;
+    {
+        if (threadIdx.x == 0) {
+            *routing.block_count = total.long_blocks + total.short_blocks;
+            routing.next_tiles[0] = routing.next_tiles[1] = 0;
+        }
+        const u32 long_rows = short_blocks ? whole * TILE_M : rows;
+        for (u32 i = 0; i < long_blocks; ++i)
+            routing.blocks[first.long_blocks + i] = Block{expert, first.pairs + i * TILE_M, long_rows - i * TILE_M, i};
+        if (short_blocks) routing.blocks[total.long_blocks + first.short_blocks] = Block{expert, first.pairs + long_rows, rest, 0};
     }
-    for (u32 i = 0; i < blocks; ++i)
-        routing.blocks[first.blocks + i] = Block{expert, first.pairs + i * TILE_M, min(TILE_M, rows - i * TILE_M), 0};
+    __syncthreads();
+    store_places(pairs, problem, routing, counts, place_of_pair, begin);
+#pragma unroll 1
+    for (u32 first = begin + LOADS * STEP; first < problem.pairs; first += LOADS * STEP) {
+        Pairs more;
+        load_experts(more, problem, topk_ids, expert_map, first);
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i) more.indices[i] = more.experts[i] >= 0 ? place_of_pair[first + i * STEP] : 0;
+        store_places(more, problem, routing, counts, place_of_pair, first);
+    }
 }

@@ -11,7 +11,7 @@
 //   slice_k = 2
 //   deep_box = True
 //   product = 'up'
-// 8 warps consume, 1 produce; a CTA takes 96448 B.
+// 8 warps consume, 1 produce; a CTA takes 96480 B.
 // One stage holds
 //     5120 B  activations 8 x 256 bfloat16, 128B swizzle
 //    16384 B  weights 128 x 256 int4, packed layout 1
@@ -49,8 +49,8 @@ constexpr u32 WEIGHTS = 20480;                // 65536 B
 constexpr u32 SCALES = 86016;                 // 4096 B
 constexpr u32 ZEROS = 90112;                  // 2048 B
 constexpr u32 SLICE_SUMS = 92160;             // 4096 B
-constexpr u32 TILES = 96256;                  // 128 B
-constexpr u32 FULL_BARRIERS = 96384;          // 32 B
+constexpr u32 TILES = 96256;                  // 160 B
+constexpr u32 FULL_BARRIERS = 96416;          // 32 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 STAGES = 4;
@@ -83,29 +83,30 @@ struct Problem {
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_top_k;               // divides by top_k
     u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
-    u64 blocks_at;                  // offset of the number of blocks, and 16 bytes later of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs. A run is a sequence
+// of blocks of an expert: all of its blocks, or all but a short last one, or the short last one.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows
-    u32 unused;
+    u32 rows;     // number of rows from the block's first one to the last one of its run
+    u32 index;    // index of the block in its run
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.
 struct Routing {
     u32* block_count;
-    u32* row_count;   // number of sorted pairs
+    u32* next_tiles;   // number of tiles that CTAs have taken in addition to their first ones, for each of the two products
     Block* blocks;
-    u32* pairs;       // pairs sorted by expert
+    u32* pairs;        // pairs sorted by expert
 
     __device__ __forceinline__ Routing(u8* space, const Problem& problem)
-        : block_count((u32*)(space + problem.blocks_at)), row_count((u32*)(space + problem.blocks_at) + 1),
+        : block_count((u32*)(space + problem.blocks_at)), next_tiles((u32*)(space + problem.blocks_at) + 1),
           blocks((Block*)(space + problem.blocks_at) + 1), pairs((u32*)(space + problem.pairs_at)) {}
 };
 
@@ -119,6 +120,7 @@ struct CtaTile {
     u32 n_begin;     // the first column in the expert's weight
     u32 first;       // index of the block's first row in the sorted pairs
     u32 rows;        // number of rows of the block
+    u32 expert;
 };
 
 // Load the tile with this index. Tiles after the last one are not loaded.
@@ -126,16 +128,16 @@ __device__ __forceinline__ void load_tile(CtaTile& tile, const Problem& problem,
     if (index >= tiles) return;
     const u32 block_index = divide(index, problem.by_tiles_n), tile_n = index - block_index * problem.tiles_n;
     const uint4 block = __ldcg((const uint4*)(routing.blocks + block_index));
-    tile = CtaTile{block.x * problem.expert_rows + tile_n * N64_PER_TILE, tile_n * TILE_N, block.y, block.z};
+    tile = CtaTile{block.x * problem.expert_rows + tile_n * N64_PER_TILE, tile_n * TILE_N, block.y, min(block.z, TILE_M), block.x};
 }
 
 // Wait for a tile's first stage, and read the record with which the producer has passed the tile. The shuffles use the values, so that no load
 // is in flight when the slot is released.
 __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile* records, u32 lane) {
     ring.wait();
-    const u32 field = lane < 4 ? ((const u32*)(records + ring.stage))[lane] : 0;
+    const u32 field = lane < 5 ? ((const u32*)(records + ring.stage))[lane] : 0;
     return CtaTile{__shfl_sync(0xffffffffu, field, 0), __shfl_sync(0xffffffffu, field, 1), __shfl_sync(0xffffffffu, field, 2),
-                   __shfl_sync(0xffffffffu, field, 3)};
+                   __shfl_sync(0xffffffffu, field, 3), __shfl_sync(0xffffffffu, field, 4)};
 }
 
 struct WarpTile {
@@ -174,7 +176,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroP
     a[3] = subtract(lop3_and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
 
-// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// ---- Producer -------------------------------------------------------------------------------------------------------
 struct Maps {
     const TensorMap* weight_map;
     const TensorMap* scale_map;
@@ -445,6 +447,34 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
     return true;
 }
 
+struct Biases {
+    float low, high;   // of columns g and g + 8 of a fragment, where g is lane / 4
+};
+
+// Load a thread's biases of a fragment. `bias` contains the biases of all experts, and `column` is the fragment's first column in the expert's
+// weight.
+__device__ __forceinline__ Biases load_biases(const Problem& problem, const u16* bias, u32 expert, u32 column, u32 lane) {
+    // The two columns are the gate and the up of one column of the result. All biases of gates precede all biases of ups.
+    const u32 low = column / 2 + (lane >> 2);
+    const u16* const own = bias + (u64)expert * (2 * problem.n);
+    return low < problem.n ? Biases{low_to_float(own[low]), low_to_float(own[problem.n + low])} : Biases{0.0f, 0.0f};
+}
+
+// Add the bias. n_begin: the owner's first column in the expert's weight.
+__device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 expert, u32 n_begin, u32 lane) {
+#pragma unroll
+    for (u32 c = 0; c < OWN; ++c) {
+        const Biases biases = load_biases(problem, bias, expert, n_begin + 16 * c, lane);
+#pragma unroll
+        for (u32 m = 0; m < FRAGMENTS_8; ++m) {
+            own[c][m][0] += biases.low;
+            own[c][m][1] += biases.low;
+            own[c][m][2] += biases.high;
+            own[c][m][3] += biases.high;
+        }
+    }
+}
+
 // ---- Epilogue: an owner's sums to the gated activation --------------------------------------------------------------
 // The weights of gate and up alternate every 8 columns. A thread therefore holds the gate of a column (columns g of a fragment) and its up
 // (columns g + 8).
@@ -495,6 +525,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap zero_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
+    const cudatma::u16* bias,
     cudatma::u8* space,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
@@ -506,10 +537,10 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     const Routing routing(space, problem);
     Ring ring;
     ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);
-    griddepcontrol_wait();   // the previous kernel has written the rows, and the routing kernel has written the blocks
+    griddepcontrol_wait();   // the routing kernel has written the blocks
     griddepcontrol_launch_dependents();
+    // The routing kernel has completed, because every CTA of the first GEMM waits for it before it allows the second GEMM to start.
     const u32 tiles = __ldcg(routing.block_count) * problem.tiles_n;
-
     if (warp == CONSUMER_WARPS) {
         // elect_sync() lets ptxas know that only one thread runs this code; with lane == 0, ptxas would put a loop around each copy.
         if (elect_sync()) produce(ring, records, smem, Maps{&weight_map, &scale_map, &zero_map, &activation_map}, problem, routing, tiles);
@@ -530,6 +561,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
         if (!reduce_slices(own, acc, smem, warp_tile, lane)) continue;
         const u32 own_begin = 16 * first_own_fragment(warp_tile);
         const u32 n_begin = tile.n_begin + warp_tile.position * N_TILE + own_begin;   // the owner's first column
+        if (bias != nullptr) add_bias(own, problem, bias, tile.expert, n_begin, lane);
         store_results(own, problem, (u16*)(space + problem.result_at), tile, n_begin, lane);
     }
 }

@@ -13,20 +13,20 @@
 //   mmas_per_commit = 2
 //   commits_in_flight = 1
 //   product = 'down'
-// 8 warps consume, 4 produce; a CTA takes 199904 B.
+// 8 warps consume, 4 produce; a CTA takes 217344 B.
 // One stage holds
 //    16384 B  activations 64 x 128 float16, 128B swizzle
 //    16384 B  weights 256 x 128 int4, packed layout 1
 //      512 B  scales 1 x 256 float16
 
 // primitives.cu contains
-// u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, griddepcontrol_wait,
+// u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, griddepcontrol_wait,
 // griddepcontrol_launch_dependents, setmaxnreg_inc, setmaxnreg_dec, mbarrier_init, mbarrier_arrive,
 // mbarrier_arrive_expect_tx, mbarrier_try_wait_parity, mbarrier_wait_parity, fence_mbarrier_init,
 // cp_async_bulk_tensor_2d_load, cp_async_bulk_tensor_3d_load_hint, createpolicy_evict_normal, ld_shared_b32,
-// ld_shared_v4_b32, movmatrix_trans, matrix_descriptor, wgmma_fence, wgmma_commit_group, wgmma_wait_group,
-// lop3_and_or, TmaPipeline, Divisor, divide, to_pair, subtract, multiply, multiply_add, both_low, both_high, word,
-// packed_index
+// ld_shared_v4_b32, stmatrix_x4_trans, matrix_descriptor, wgmma_fence, wgmma_commit_group, wgmma_wait_group,
+// lop3_and_or, TmaPipeline, bar_sync_one_of, Divisor, divide, low_to_float, to_pair, subtract, multiply,
+// multiply_add, both_low, both_high, word, packed_index
 
 namespace cudatma {
 
@@ -34,6 +34,7 @@ namespace cudatma {
 constexpr u32 TILE_M = 64;   // rows of M per CTA, which are columns of the MMAs
 constexpr u32 TILE_N = 256;   // columns of N per CTA, which become the rows (M) of the MMAs
 constexpr u32 TILE_K = 128;   // elements of K per stage
+constexpr u32 WARPGROUPS = 2;   // warpgroups along N
 constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which split each stage's K
 constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, each of 64 columns
 constexpr u32 STAGES = 6;
@@ -54,16 +55,27 @@ constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // field
 constexpr u32 ACTIVATIONS = 0;                // 98304 B
 constexpr u32 WEIGHTS = 98304;                // 98304 B
 constexpr u32 SCALES = 196608;                // 3072 B
-constexpr u32 TILES = 199680;                 // 128 B
-constexpr u32 FULL_BARRIERS = 199808;         // 48 B
+constexpr u32 STAGING = 199680;               // 17408 B
+constexpr u32 TILES = 217088;                 // 160 B
+constexpr u32 FULL_BARRIERS = 217248;         // 48 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
-constexpr u32 TRANSACTION_BYTES = 33280;   // bytes that TMA loads per stage
+constexpr u32 TRANSACTION_BYTES = 16896;   // bytes that TMA loads per stage
 constexpr u32 EMPTY_ARRIVALS = 8;   // arrivals of consumer warps that release a slot
+constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
+constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one staging row to the next
+constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
 using Ring = TmaPipeline<STAGES>;
+
+// The named barriers of this kernel. __syncthreads() uses barrier 0.
+enum NamedBarrier : u32 {
+    WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
+};
+
+__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
@@ -71,32 +83,32 @@ struct Problem {
     u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
     u32 k_iterations;               // number of stages per tile
     u32 expert_rows;                // n64 rows of each expert in the weight
-    u32 source_row;                 // row of the source where the sorted rows begin
     Divisor by_tiles_n;             // divides by tiles_n
     u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
-    u64 blocks_at;                  // offset of the number of blocks, and 16 bytes later of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
     u64 pairs_at;                   // offset of the sorted pairs
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
 // A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of rows. The rows of all results are in the order of the sorted pairs.
+// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs. A run is a sequence
+// of blocks of an expert: all of its blocks, or all but a short last one, or the short last one.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows
-    u32 unused;
+    u32 rows;     // number of rows from the block's first one to the last one of its run
+    u32 index;    // index of the block in its run
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.
 struct Routing {
     u32* block_count;
-    u32* row_count;   // number of sorted pairs
+    u32* next_tiles;   // number of tiles that CTAs have taken in addition to their first ones, for each of the two products
     Block* blocks;
-    u32* pairs;       // pairs sorted by expert
+    u32* pairs;        // pairs sorted by expert
 
     __device__ __forceinline__ Routing(u8* space, const Problem& problem)
-        : block_count((u32*)(space + problem.blocks_at)), row_count((u32*)(space + problem.blocks_at) + 1),
+        : block_count((u32*)(space + problem.blocks_at)), next_tiles((u32*)(space + problem.blocks_at) + 1),
           blocks((Block*)(space + problem.blocks_at) + 1), pairs((u32*)(space + problem.pairs_at)) {}
 };
 
@@ -112,36 +124,72 @@ struct CtaTile {
     u32 first_row;   // the first n64 row in the weight of all experts
     u32 n_begin;     // the first column in the expert's weight
     u32 first;       // index of the block's first row in the sorted pairs
-    u32 rows;        // number of rows of the block
+    u32 rows;        // number of rows of the block, or 0 after the last tile
+    u32 expert;
 };
 
-// Load the tile with this index. Tiles after the last one are not loaded.
-__device__ __forceinline__ void load_tile(CtaTile& tile, const Problem& problem, const Routing& routing, u32 index, u32 tiles) {
-    if (index >= tiles) return;
-    const u32 block_index = divide(index, problem.by_tiles_n), tile_n = index - block_index * problem.tiles_n;
-    const uint4 block = __ldcg((const uint4*)(routing.blocks + block_index));
-    tile = CtaTile{block.x * problem.expert_rows + tile_n * N64_PER_TILE, tile_n * TILE_N, block.y, block.z};
-}
+// Blocks of an expert whose tiles with the same columns are computed one after another, so that their weights stay in L2.
+constexpr u32 RASTER_BLOCKS = 16;
+
+// The tiles of a CTA. The first one has the index of the CTA. Each CTA then takes the next tile that no CTA has taken, because tiles take
+// different times. Indices and blocks are loaded ahead of time.
+struct TileQueue {
+    u32 index, following;   // indices of the current tile and of the next one
+    uint4 block;            // a block of the run of the current tile
+
+    __device__ __forceinline__ TileQueue(const Problem& problem, const Routing& routing, u32 tiles) : index(blockIdx.x), following(0) {
+        load_block(problem, routing, tiles);
+    }
+
+    __device__ __forceinline__ void load_block(const Problem& problem, const Routing& routing, u32 tiles) {
+        if (index < tiles) block = __ldcg((const uint4*)(routing.blocks + divide(index, problem.by_tiles_n)));
+    }
+
+    // Choose the next tile.
+    __device__ __forceinline__ void choose(const Routing& routing, u32 tiles) {
+        if (index < tiles) following = gridDim.x + atomicAdd(routing.next_tiles + 1, 1u);
+    }
+
+    // Advance to the next tile, and choose the one after it.
+    __device__ __forceinline__ void advance(const Problem& problem, const Routing& routing, u32 tiles) {
+        index = following;
+        load_block(problem, routing, tiles);
+        choose(routing, tiles);
+    }
+
+    // Return the current tile. The tiles of a run of blocks are ordered by groups of RASTER_BLOCKS blocks, then by columns, then by blocks.
+    __device__ __forceinline__ CtaTile tile(const Problem& problem, u32 tiles) const {
+        if (index >= tiles) return CtaTile{};
+        const u32 expert = block.x, own = divide(index, problem.by_tiles_n);   // the block that has been loaded
+        const u32 own_index = block.w, blocks = own_index + (block.z + TILE_M - 1) / TILE_M;
+        const u32 group = own_index / RASTER_BLOCKS * RASTER_BLOCKS, size = min(RASTER_BLOCKS, blocks - group);
+        const u32 within = index - (own - own_index + group) * problem.tiles_n, tile_n = within / size;
+        const u32 skipped = (group + within - tile_n * size - own_index) * TILE_M;   // rows from the loaded block to the tile's block, modulo 2^32
+        return CtaTile{expert * problem.expert_rows + tile_n * N64_PER_TILE, tile_n * TILE_N, block.y + skipped,
+                       min(TILE_M, block.z - skipped), expert};
+    }
+};
 
 // Wait for a tile's first stage, and read the record with which the producer has passed the tile. The shuffles use the values, so that no load
 // is in flight when the slot is released.
 __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile* records, u32 lane) {
     ring.wait();
-    const u32 field = lane < 4 ? ((const u32*)(records + ring.stage))[lane] : 0;
+    const u32 field = lane < 5 ? ((const u32*)(records + ring.stage))[lane] : 0;
     return CtaTile{__shfl_sync(0xffffffffu, field, 0), __shfl_sync(0xffffffffu, field, 1), __shfl_sync(0xffffffffu, field, 2),
-                   __shfl_sync(0xffffffffu, field, 3)};
+                   __shfl_sync(0xffffffffu, field, 3), __shfl_sync(0xffffffffu, field, 4)};
 }
 
-// The accumulators of a warp are fragments of 16 x 8 values. Each lane holds four values of each fragment.
-typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
-__device__ __forceinline__ void clear(Accumulators& acc) {
-#pragma unroll
-    for (u32 c = 0; c < FRAGMENTS_16; ++c)
-#pragma unroll
-        for (u32 r = 0; r < FRAGMENTS_8; ++r)
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+constexpr u32 ROW_BOX = 32;   // rows of a box
+constexpr u32 ROW_BOX_STAGE_BYTES = ROW_BOX * TILE_K * 2;   // bytes of the rows of a box in a stage
+// Return the number of boxes that a block's main loop multiplies. There are main loops for some numbers of boxes.
+__device__ __forceinline__ u32 row_boxes(const CtaTile& tile) {
+    if (tile.rows <= 32) return 1;
+    return TILE_M / ROW_BOX;
 }
+
+// The accumulators of a warp for at most ROWS rows, as fragments of 16 columns and 8 rows. Each lane holds four values of each fragment.
+template <u32 ROWS>
+using Sums = float[FRAGMENTS_16][ROWS / 8][4];
 
 // ---- Packed weights: the codes that a thread multiplies -------------------------------------------------------------
 // A thread's codes in a block of 64 elements of K and 16 columns, one word of 8 codes per step of 16 elements of K.
@@ -199,6 +247,17 @@ __device__ __forceinline__ void dequantize_group(u32 (&a)[4], const StepCodes& c
 // ---- Main loop: wgmma multiplies dequantized weights in registers (A) by activations in shared memory (B) -----------
 // [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a is in registers and has the layout of
 // operand A of mma.m16n8k16. b is a matrix descriptor. No other instruction may access a or d between wgmma_fence and wgmma_wait_group.
+__device__ __forceinline__ void wgmma_m64n32k16_f32_f16(float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)accumulates)
+        : "memory");
+}
+
 __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -210,6 +269,13 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const 
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)accumulates)
         : "memory");
+}
+
+// Issue the wgmma for ROWS rows.
+template <u32 ROWS>
+__device__ __forceinline__ void wgmma_rows(float (&d)[ROWS / 8][4], const u32 (&a)[4], u64 b) {
+    if constexpr (ROWS == 32) wgmma_m64n32k16_f32_f16(d, a, b);
+    if constexpr (ROWS == 64) wgmma_m64n64k16_f32_f16(d, a, b);
 }
 
 // Return `value` through a shuffle, so that ptxas keeps the value in a register instead of recomputing an address in each stage.
@@ -276,7 +342,8 @@ __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
 // Multiply the stages of a work unit. A warp dequantizes MMAS_PER_COMMIT steps of weights while at most COMMITS_IN_FLIGHT commit groups of
 // wgmmas are in flight. The warp releases a slot during the next stage, when the wgmmas that read the slot's activations have completed and
 // the warp has used the slot's weights. Return the last slot, whose wgmmas may still be in flight.
-__device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
+template <u32 ROWS>
+__device__ __forceinline__ u32 mainloop(Sums<ROWS>& acc, WeightFragments& weights, const Problem& problem,
                                         const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
 #pragma unroll 1
@@ -308,7 +375,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
                 for (u32 j = 0; j < MMAS_PER_COMMIT; ++j)
 #pragma unroll
                     for (u32 s = 0; s < STACK; ++s)
-                        wgmma_m64n64k16_f32_f16(
+                        wgmma_rows<ROWS>(
                             acc[s], a[j][s], activations + ((i * TILE_M * ROW_BYTES + (first + j) * 32) >> 4));
                 wgmma_commit_group();
                 wgmma_wait_group<COMMITS_IN_FLIGHT>();
@@ -321,7 +388,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     return previous;
 }
 
-// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// ---- Producer -------------------------------------------------------------------------------------------------------
 struct Maps {
     const TensorMap* weight_map;
     const TensorMap* scale_map;
@@ -331,95 +398,193 @@ struct Maps {
 // Expect the bytes of a stage, and load weights, scales and zero points.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, u32 stage, u64 policy) {
     const u32 slot = ring.stage, full = ring.get_barrier();
-    ring.expect_tx(TRANSACTION_BYTES);
+    ring.expect_tx(TRANSACTION_BYTES + row_boxes(tile) * ROW_BOX_STAGE_BYTES);
     cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, maps.weight_map, full, 0, stage * 2,
                                       tile.first_row, policy);
     const u32 group = stage * TILE_K / GROUP_SIZE;
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale_map, full, tile.first_row * 64, group);
 }
 
-// Fill the slots for every tile of this CTA, and pass each tile to the consumers in the record of its first slot. Activations are
-// K64_PER_STAGE boxes of TILE_M rows and 64 elements of K in the 128-byte swizzle. The rows after a block belong to the next expert or are
-// uninitialized; their results are not stored. Tiles are loaded ahead of time, because a tile may take less time than the load.
+// Load the rows of a stage as boxes of ROW_BOX rows and 64 elements of K in the 128-byte swizzle. The rows after a block belong to the next
+// expert or are uninitialized; their results are not stored.
+__device__ __forceinline__ void load_rows(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, u32 stage) {
+    const u32 target = smem + ACTIVATIONS + ring.stage * ACTIVATION_STAGE_BYTES;
+    for (u32 box = 0; box < row_boxes(tile); ++box)
+#pragma unroll
+        for (u32 i = 0; i < K64_PER_STAGE; ++i)
+            cp_async_bulk_tensor_2d_load(target + (i * TILE_M + box * ROW_BOX) * ROW_BYTES, maps.activation_map, ring.get_barrier(),
+                                         stage * TILE_K + i * 64, tile.first + box * ROW_BOX);
+}
+
+// Fill the slots for every tile of this CTA, and pass each tile to the consumers in the record of its first slot. The weights of the first
+// PREFETCHED stages are loaded before the previous kernel has written the rows.
 __device__ __forceinline__ void produce(Ring& ring, CtaTile* records, u32 smem, const Maps& maps, const Problem& problem,
                                         const Routing& routing, u32 tiles) {
+    constexpr u32 PREFETCHED = 2;
     const u64 policy = createpolicy_evict_normal();   // L2 policy of the weights, which several blocks of an expert read
-    const u32 step = gridDim.x;
-    CtaTile tile{}, next{};
-    load_tile(tile, problem, routing, blockIdx.x, tiles);
+    TileQueue queue(problem, routing, tiles);
+    CtaTile tile = queue.tile(problem, tiles);
+    u32 prefetched = tile.rows > 0 ? min(PREFETCHED, problem.k_iterations) : 0;
+    Ring ahead(ring);
 #pragma unroll 1
-    for (u32 index = blockIdx.x; index < tiles; index += step) {
-        load_tile(next, problem, routing, index + step, tiles);
+    for (u32 k = 0; k < prefetched; ++k) {
+        if (k == 0) records[ahead.stage] = tile;
+        load_weights(ahead, smem, maps, tile, k, policy);
+        ahead.advance();
+    }
+    griddepcontrol_wait();   // the first GEMM has written the rows
+    queue.choose(routing, tiles);
+#pragma unroll 1
+    while (tile.rows > 0) {
 #pragma unroll 1
         for (u32 k = 0; k < problem.k_iterations; ++k) {
-            ring.acquire();
-            if (k == 0) records[ring.stage] = tile;
-            load_weights(ring, smem, maps, tile, k, policy);
-            const u32 target = smem + ACTIVATIONS + ring.stage * ACTIVATION_STAGE_BYTES;
-#pragma unroll
-            for (u32 i = 0; i < K64_PER_STAGE; ++i)
-                cp_async_bulk_tensor_2d_load(target + i * TILE_M * ROW_BYTES, maps.activation_map, ring.get_barrier(), k * TILE_K + i * 64,
-                                             problem.source_row + tile.first);
+            if (prefetched > 0) {
+                --prefetched;
+            } else {
+                ring.acquire();
+                if (k == 0) records[ring.stage] = tile;
+                load_weights(ring, smem, maps, tile, k, policy);
+            }
+            load_rows(ring, smem, maps, tile, k);
             ring.advance();
+            if (k == 0) queue.advance(problem, routing, tiles);
         }
-        tile = next;
+        tile = queue.tile(problem, tiles);
     }
+    ring.acquire();
+    records[ring.stage] = tile;   // the end
+    ring.arrive();
 }
 
 // ---- Consumers: WARPGROUPS warpgroups -------------------------------------------------------------------------------
-// Store the results. movmatrix transposes the fragments, so that each lane has two adjacent columns of a row. n_begin: the warp's first
-// column.
-__device__ __forceinline__ void store_results(const Accumulators& acc, const Problem& problem, u16* results, const CtaTile& tile, u32 n_begin,
-                                              u32 lane) {
+// The operands of the epilogue. A bias may be null.
+struct Epilogue {
+    u16* results;
+    const u16* bias;   // of all experts
+};
+
+struct Biases {
+    float low, high;   // of columns g and g + 8 of a fragment, where g is lane / 4
+};
+
+// Load a thread's biases of a fragment. `bias` contains the biases of all experts, and `column` is the fragment's first column in the expert's
+// weight.
+__device__ __forceinline__ Biases load_biases(const Problem& problem, const u16* bias, u32 expert, u32 column, u32 lane) {
+    const u32 low = column + (lane >> 2), high = low + 8;
+    const u16* const own = bias + (u64)expert * problem.n;
+    return Biases{low < problem.n ? low_to_float(own[low]) : 0.0f, high < problem.n ? low_to_float(own[high]) : 0.0f};
+}
+
+// Multiply the sums by 1, and add the bias. `column` is the warp's first column in the
+// expert's weight. The warp's fragments are FRAGMENT_STRIDE_N columns apart.
+template <u32 ROWS>
+__device__ __forceinline__ void scale_and_bias(Sums<ROWS>& acc, const Problem& problem, const Epilogue& epilogue, const CtaTile& tile, u32 column,
+                                               const WarpPosition& warp) {
+    if (epilogue.bias == nullptr) return;
 #pragma unroll
-    for (u32 r = 0; r < FRAGMENTS_8; ++r) {
-        if (8 * r >= tile.rows) return;   // uniform within the CTA
-        const u32 row = 8 * r + (lane >> 2);
-        u16* const target = results + (u64)(tile.first + row) * problem.n;
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
+        Biases biases{0.0f, 0.0f};
+        if (epilogue.bias) biases = load_biases(problem, epilogue.bias, tile.expert, column + FRAGMENT_STRIDE_N * c, warp.lane);
+        constexpr float scale_low = 1.0f, scale_high = 1.0f;
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS_16; ++c) {
-            const float(&sums)[4] = acc[c][r];
-            const u32 first = n_begin + FRAGMENT_STRIDE_N * c;
-#pragma unroll
-            for (u32 half = 0; half < 2; ++half) {
-                const u32 two = movmatrix_trans(to_pair(sums[2 * half], sums[2 * half + 1]));
-                const u32 column = first + 8 * half + 2 * (lane & 3);
-                if (row < tile.rows && column < problem.n) *(u32*)(target + column) = two;
-            }
+        for (u32 r = 0; r < ROWS / 8; ++r) {
+            acc[c][r][0] = acc[c][r][0] * scale_low + biases.low;
+            acc[c][r][1] = acc[c][r][1] * scale_low + biases.low;
+            acc[c][r][2] = acc[c][r][2] * scale_high + biases.high;
+            acc[c][r][3] = acc[c][r][3] * scale_high + biases.high;
         }
     }
 }
 
+// Store the results of a warpgroup through its staging rows, STAGING_ROWS rows at a time. The rows of the fragments are columns of the result, so
+// stmatrix.trans transposes them. `column0` is the warpgroup's first column of the result.
+template <u32 ROWS>
+__device__ __forceinline__ void store_results(const Sums<ROWS>& acc, const Problem& problem, u16* results, u32 smem, const CtaTile& tile,
+                                              u32 column0, const WarpPosition& warp) {
+    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // vectors of 8 columns
+    constexpr u32 ROWS_AT_ONCE = ROWS < STAGING_ROWS ? ROWS : STAGING_ROWS, VECTORS_PER_THREAD = ROWS_AT_ONCE * VECTORS_PER_ROW / 128;
+    const u32 staging = smem + STAGING + warp.warpgroup * STAGING_BYTES, thread = warp.warp * 32 + warp.lane;
+#pragma unroll
+    for (u32 first = 0; first < ROWS; first += ROWS_AT_ONCE) {
+        if (first >= tile.rows) return;   // uniform within the CTA
+        warpgroup_sync(warp.warpgroup);   // the stores below overwrite the staging rows, which all warps must have read
+        const u32 at = staging + ((warp.lane & 7) + (warp.lane >> 4) * 8) * STAGING_PITCH_BYTES;
+#pragma unroll
+        for (u32 row = 0; row < ROWS_AT_ONCE; row += 16) {
+            const u32 r = (first + row) / 8;
+            // Two matrices contain the two halves of a fragment in 8 rows, and the other two contain the next 8 rows.
+#pragma unroll
+            for (u32 c = 0; c < FRAGMENTS_16; ++c) {
+                u32 four[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    const float(&sums)[4] = acc[c][r + i / 2];
+                    four[i] = to_pair(sums[i % 2 * 2], sums[i % 2 * 2 + 1]);
+                }
+                stmatrix_x4_trans(at + row * STAGING_PITCH_BYTES + (8 * c + 2 * warp.warp + (warp.lane >> 3 & 1)) * 16, four);
+            }
+        }
+        warpgroup_sync(warp.warpgroup);   // no thread may read the rows before all warps have staged them
+        uint4 values[VECTORS_PER_THREAD];   // loaded before the first store, because a store waits for its load
+#pragma unroll
+        for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
+            const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
+            values[i] = ld_shared_v4_b32(staging + row * STAGING_PITCH_BYTES + column * 16);
+        }
+#pragma unroll
+        for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
+            const u32 vector = 128 * i + thread, row = first + vector / VECTORS_PER_ROW, column = column0 + vector % VECTORS_PER_ROW * 8;
+            if (row < tile.rows && column < problem.n) *(uint4*)(results + (u64)(tile.first + row) * problem.n + column) = values[i];
+        }
+    }
+}
+
+// Compute and store a tile whose block has at most ROWS rows.
+template <u32 ROWS>
+__device__ __forceinline__ void compute(Ring& ring, WeightFragments& weights, const SlotAddresses& slots, const Problem& problem,
+                                        const Epilogue& epilogue, u32 smem, const CtaTile& tile, const WarpPosition& warp) {
+    Sums<ROWS> acc;
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < ROWS / 8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+    const u32 slot = mainloop<ROWS>(acc, weights, problem, slots, ring, WorkUnit{0, 0, problem.k_iterations}, warp.lane);
+    wgmma_wait_group<0>();
+    release(ring, slot, warp.lane);
+    const u32 column0 = tile.n_begin + warp.warpgroup * STACK * 64;   // the warpgroup's first column in the expert's weight
+    scale_and_bias<ROWS>(acc, problem, epilogue, tile, column0 + 16 * warp.warp, warp);
+    store_results<ROWS>(acc, problem, epilogue.results, smem, tile, column0, warp);
+}
+
 // Compute and store the tiles of this CTA. All threads of the consumer warps must call it.
-__device__ __forceinline__ void consume(Ring& ring, const CtaTile* records, const Problem& problem, u32 smem, u16* results,
-                                        u32 tiles, const WarpPosition& warp) {
+__device__ __forceinline__ void consume(Ring& ring, const CtaTile* records, const Problem& problem, u32 smem, const Epilogue& epilogue,
+                                        const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
-    Accumulators acc;
     WeightFragments weights;
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) weights.group[s].zero = zero_point(8, 8);
 #pragma unroll 1
-    for (u32 index = blockIdx.x; index < tiles; index += gridDim.x) {
+    while (true) {
         const CtaTile tile = receive_tile(ring, records, warp.lane);
-        const u32 first = warp.warpgroup * STACK * 64;
-        clear(acc);
-        const u32 slot = mainloop(acc, weights, problem, slots, ring, WorkUnit{index, 0, problem.k_iterations}, warp.lane);
-        wgmma_wait_group<0>();
-        release(ring, slot, warp.lane);
-        store_results(acc, problem, results, tile, tile.n_begin + first + 16 * warp.warp, warp.lane);
+        if (tile.rows == 0) return;
+        if (tile.rows <= 32) compute<32>(ring, weights, slots, problem, epilogue, smem, tile, warp);
+        else compute<64>(ring, weights, slots, problem, epilogue, smem, tile, warp);
     }
 }
 }  // namespace cudatma
 
 // The second of two grouped GEMMs: the results of a pair are h W2, where h are the pair's results of the first one.
-// Computed as W^T x^T: columns of W are rows of the wgmma. A CTA computes several tiles. One thread of the last warps is the producer: it fills
-// the slots of the ring, across the boundaries of tiles. The other warpgroups are consumers: they dequantize weights into the registers of operand A,
-// multiply, and store.
+// Computed as W^T x^T: columns of W are rows of the wgmma. A CTA computes several tiles. One thread of the last warps is the producer: it fills the slots of the
+// ring, across the boundaries of tiles. The other warpgroups are consumers: they dequantize weights into the registers of operand A, multiply, and
+// store.
 extern "C" __global__ void __launch_bounds__(384, 1)
 experts_wgmma_down_f16_g128_64x256x128_k1_s6_w2_g21_r232(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
+    const cudatma::u16* bias,
     cudatma::u8* space,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
@@ -431,16 +596,17 @@ experts_wgmma_down_f16_g128_64x256x128_k1_s6_w2_g21_r232(
     const Routing routing(space, problem);
     Ring ring;
     ring.init(smem + FULL_BARRIERS, 1, EMPTY_ARRIVALS);
-    griddepcontrol_wait();   // the previous kernel has written the rows, and the routing kernel has written the blocks
-    griddepcontrol_launch_dependents();
-    const u32 tiles = __ldcg(routing.block_count) * problem.tiles_n;
-
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, records, smem, Maps{&weight_map, &scale_map, &activation_map}, problem, routing, tiles);
+        if (warp_index == CONSUMER_WARPS && elect_sync()) {
+            // The routing kernel has completed, because every CTA of the first GEMM waits for it before it allows this kernel to start.
+            const u32 tiles = __ldcg(routing.block_count) * problem.tiles_n;
+            produce(ring, records, smem, Maps{&weight_map, &scale_map, &activation_map}, problem, routing, tiles);
+        }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(ring, records, problem, smem, (u16*)(space + problem.result_at), tiles,
-                WarpPosition{warp_index / 4, warp_index % 4, laneid()});
+        griddepcontrol_wait();   // the first GEMM has written the rows
+        griddepcontrol_launch_dependents();
+        consume(ring, records, problem, smem, Epilogue{(u16*)(space + problem.result_at), bias}, WarpPosition{warp_index / 4, warp_index % 4, laneid()});
     }
 }

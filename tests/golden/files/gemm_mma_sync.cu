@@ -67,8 +67,8 @@ __device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
 // of K, and lanes 16 to 31 pass the addresses of rows 8 to 15.
 __device__ __forceinline__ u32 lane_of_b(u32 lane) { return (lane & 7) | (lane << 1 & 16) | (lane >> 1 & 8); }
 
-// Load a fragment. `address` is lane_address() in the slot. The next step along K, and the next fragment of an M-major or N-major operand,
-// are two chunks further on within a swizzled row, so only bits 5 and 6 of the address change.
+// Load a fragment. `address` is lane_address() in the slot. The next step along K and the next fragment of an M-major or N-major operand
+// are two chunks away within a swizzled row, so only bits 5 and 6 of the address change.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 fragment, u32 step) {
     if constexpr (IsKMajor) {
@@ -218,8 +218,8 @@ using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
 // Load a stage of one operand. The boxes of a K-major operand have SPAN elements of K and all rows of the tile. The boxes of an M-major or
-// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A, because TMA takes longer to
-// fill rows than to read them.
+// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A because TMA takes longer to fill
+// rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero the rows of A's slots that TMA does not load, because wgmma reads them. All threads must call this function and then synchronize.
+// Zero the rows of A's slots that TMA does not load but wgmma reads. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -330,8 +330,8 @@ __device__ __forceinline__ void load_step(Fragments& to, const LaneAddresses& fr
     load_fragments(to, from.a + slot * A_STAGE_BYTES, from.b + slot * B_STAGE_BYTES, step);
 }
 
-// Multiply a stage. The warp loads the fragments of each step before the MMAs of the previous step. The fragments of step 0 are already in
-// fragments[0]. The warp releases the slot of the previous stage during the MMAs of this stage, after it has used all values of that slot.
+// Multiply a stage. The warp loads the fragments of each step before it issues the MMAs of the previous step; fragments[0] already contains
+// those of step 0. It releases the slot of the previous stage during the MMAs of this stage, after it has used all values of that slot.
 template <bool IsLast>
 __device__ __forceinline__ void multiply_stage(Accumulators& acc, Fragments (&fragments)[2], Ring& ring, const LaneAddresses& from,
                                                bool is_first, u32& previous) {
@@ -361,8 +361,8 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Wo
 #pragma unroll 1
     for (; k + 1 < unit.k_end; ++k) multiply_stage<false>(acc, fragments, ring, from, k == unit.k_begin, previous);
     multiply_stage<true>(acc, fragments, ring, from, k == unit.k_begin, previous);
-    // Release the last slot with a fence. Otherwise ptxas may move MMAs of the last stage, and the reads of their operands, after the
-    // arrival.
+    // Release the last slot with a fence. Without the fence, ptxas may move MMAs of the last stage and the reads of their operands after
+    // the arrival.
     __syncwarp();
     if (laneid() == 0) ring.release(previous);
 }

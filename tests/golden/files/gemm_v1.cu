@@ -90,7 +90,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
+// Advance the address of a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
 // 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
@@ -255,7 +255,7 @@ __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32
         if constexpr (B_IS_K_MAJOR) load_slot<TILE_N, TILE_K / SPAN>(b_slot, b, problem.b_pitch, place.column0, k * TILE_K, problem.n, problem.k);
         else load_slot<TILE_K, TILE_N / SPAN>(b_slot, b, problem.b_pitch, k * TILE_K, place.column0, problem.k, problem.n);
     }
-    cp_async_commit_group();   // an empty group is committed, too, because cp_async_wait_group() counts groups
+    cp_async_commit_group();   // commit even an empty group because cp_async_wait_group() counts groups
 }
 }  // namespace cudatma
 
@@ -284,7 +284,7 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     for (u32 k = 0; k < problem.k_iterations; ++k) {
         cp_async_wait_group<STAGES - 2>();   // wait for this thread's copies of stage k
         fence_proxy_async_shared_cta();      // wgmma reads the copied rows through the async proxy
-        __syncthreads();                     // wait for all threads' copies, and until all warps have multiplied the previous stage
+        __syncthreads();                     // all threads' copies must have arrived, and all warps must have multiplied the previous stage
         load_stage(problem, smem, free_slot, a_matrix, b_matrix, k + STAGES - 1, place);
         multiply(acc, smem, slot, warpgroup, k > 0);
         wgmma_wait_group<0>();

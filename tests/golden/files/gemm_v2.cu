@@ -93,7 +93,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
+// Advance the address of a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
 // 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
@@ -222,8 +222,8 @@ using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
 // Load a stage of one operand. The boxes of a K-major operand have SPAN elements of K and all rows of the tile. The boxes of an M-major or
-// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A, because TMA takes longer to
-// fill rows than to read them.
+// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A because TMA takes longer to fill
+// rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -237,7 +237,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero the rows of A's slots that TMA does not load, because wgmma reads them. All threads must call this function and then synchronize.
+// Zero the rows of A's slots that TMA does not load but wgmma reads. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -297,8 +297,8 @@ gemm_v2_f16_cr_128x256x64_w2_s3(
             if (elect_sync()) load_stage(problem, writes, smem, Maps{&a_map, &b_map}, k, place);
     }
 
-    // One thread of the first warp refills a slot after all warps have released it. Before this divergent branch, the warps wait for their
-    // wgmmas. If a wgmma were in flight across the branch, ptxas would serialize all wgmmas.
+    // One thread of the first warp refills a slot after all warps have released it. The warps wait for their wgmmas before this divergent
+    // branch, because ptxas would serialize all wgmmas if one were in flight across the branch.
     Accumulators acc;
     for (u32 k = 0; k < problem.k_iterations; ++k, reads.advance()) {
         reads.wait();

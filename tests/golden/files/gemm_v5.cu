@@ -97,7 +97,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
+// Advance the address of a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
 // 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
@@ -221,8 +221,8 @@ using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
 // Load a stage of one operand. The boxes of a K-major operand have SPAN elements of K and all rows of the tile. The boxes of an M-major or
-// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A, because TMA takes longer to
-// fill rows than to read them.
+// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A because TMA takes longer to fill
+// rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -236,7 +236,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero the rows of A's slots that TMA does not load, because wgmma reads them. All threads must call this function and then synchronize.
+// Zero the rows of A's slots that TMA does not load but wgmma reads. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -258,8 +258,8 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
-// Prefetch the tensor maps from the first thread of the producer warp. The function may run before the previous grid has completed, because
-// no kernel writes the maps.
+// Prefetch the tensor maps from the first thread of the producer warp. This is allowed before the previous grid has completed because no
+// kernel writes the maps.
 __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if (threadIdx.x != 32 * CONSUMER_WARPS) return;
     prefetch_tensormap(maps.a);
@@ -376,8 +376,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load this CTA's tiles without waiting until the consumers have stored the previous tile. The thread loads every other tile backwards
-// along K, because L2 still holds the end of the operands that consecutive tiles share.
+// Load this CTA's tiles without waiting until the consumers have stored the previous tile. Every other tile is loaded backward along K
+// because L2 still holds the end of the operands that consecutive tiles share.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank) {
     WorkQueue queue(problem, blockIdx.x / CLUSTER);
     WorkUnit unit;
@@ -412,8 +412,8 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 }
 
 // ---- Block scales ---------------------------------------------------------------------------------------------------
-// Each stage is one block of K with its own scales. The MMAs sum the products of a block separately. The sums are then scaled and added to
-// the accumulators.
+// Each stage is one block of K with its own scales. The MMAs accumulate the products of each block separately. The sums are then scaled and
+// added to the accumulators.
 typedef float BlockSums[FRAGMENTS_8][4];
 
 // Issue the MMAs for 64 rows of a block as one commit group.
@@ -448,10 +448,10 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
     return column_scales(problem, result, tile_place(problem, tile_m, tile_n, rank), 0, lane);
 }
 
-// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between a warpgroup's MMAs must
-// be short. The loop is therefore unrolled, so that ptxas can move the wait for the next slot and the computation of its descriptors into
-// the scaling of the current block. The scales of A's rows are in the slot, and the warps read them before the slot's MMAs have completed.
-// `columns` is column_scales() for block 0.
+// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other scales, so the code between a warpgroup's MMAs must be
+// short. The loop is unrolled so that ptxas can move the wait for the next slot and the computation of its descriptors into the scaling of
+// the current block. The scales of A's rows are in the slot, and the warps read them before the slot's MMAs have completed. `columns` is
+// column_scales() for block 0.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, float columns, const ThreadPosition& at) {
     clear(acc);

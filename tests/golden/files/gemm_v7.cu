@@ -87,7 +87,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Advance the address of a descriptor by `bytes`. One addition suffices, because the low bits of a descriptor are the address in units of
+// Advance the address of a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
 // 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
@@ -219,8 +219,8 @@ using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
 // Load a stage of one operand. The boxes of a K-major operand have SPAN elements of K and all rows of the tile. The boxes of an M-major or
-// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A, because TMA takes longer to
-// fill rows than to read them.
+// N-major operand have SPAN rows and all of the stage's K. The boxes of A have no rows beyond the end of A because TMA takes longer to fill
+// rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -234,7 +234,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero the rows of A's slots that TMA does not load, because wgmma reads them. All threads must call this function and then synchronize.
+// Zero the rows of A's slots that TMA does not load but wgmma reads. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -256,8 +256,8 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
-// Prefetch the tensor maps from the first thread of the producer warp. The function may run before the previous grid has completed, because
-// no kernel writes the maps.
+// Prefetch the tensor maps from the first thread of the producer warp. This is allowed before the previous grid has completed because no
+// kernel writes the maps.
 __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if (threadIdx.x != 32 * CONSUMER_WARPS) return;
     prefetch_tensormap(maps.a);
@@ -338,8 +338,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load this CTA's tiles without waiting until the consumers have stored the previous tile. The thread loads every other tile backwards
-// along K, because L2 still holds the end of the operands that consecutive tiles share.
+// Load this CTA's tiles without waiting until the consumers have stored the previous tile. Every other tile is loaded backward along K
+// because L2 still holds the end of the operands that consecutive tiles share.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
     WorkQueue queue(problem, blockIdx.x);
     WorkUnit unit;
@@ -363,7 +363,7 @@ __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
     ring.release_used_by_warp(slot, lane);
 }
 
-// Multiply `stages` slots (at least 1), and return the last slot, whose MMAs are still in flight. The products of the first slot replace
+// Multiply `stages` slots (at least 1), and return the last slot, whose MMAs are still in flight. The products of the first slot overwrite
 // the accumulators. The MMAs of a slot stay in flight while the warp waits for the next slot. The warp releases a slot after its MMAs have
 // completed.
 __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {

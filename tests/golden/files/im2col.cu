@@ -18,11 +18,11 @@ namespace cudatma {
 //
 // load(unit, slot address, barrier) makes the barrier expect the unit's bytes, and loads them store(unit, slot address) stores the slot
 //
-// No proxy fence is needed, because TMA both writes and reads the slots. The ring has no `empty` barriers, because the thread that loads
-// also stores, and it waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, it refills the
-// slot of the store that it issued StoresInFlight stores earlier. TMA has read that slot, but may still be reading the slots of later
-// stores. The function returns after all stores have written global memory.
-// `barriers` is the shared-memory address of the 8 * Stages bytes of the ring's barriers.
+// No proxy fence is needed because TMA both writes and reads the slots. No `empty` barriers are needed because the loading thread also
+// stores, and waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, it refills the slot of
+// the store that it issued StoresInFlight stores earlier, which TMA has read. TMA may still be reading the slots of later stores. The
+// function returns after all stores have written global memory. `barriers` is the shared-memory address of the 8 * Stages bytes of the
+// ring's barriers.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
 __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, Load load, Store store) {
     static_assert(StoresInFlight > 0 && StoresInFlight < Stages, "a slot must be left to load into");

@@ -104,10 +104,10 @@ struct WorkUnit {
 
 // ---- Schedule: stream-K, then whole tiles ---------------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges. There is one range
-// per CTA or, in a launch with clusters, one per cluster. The remaining tiles are dealt to the ranges in turn. A range may begin inside a
-// tile. In this case, its first work unit computes partial sums and stores them for the tile's owner, which is the range with the tile's
-// first stage. An owner waits only for CTAs with a lower blockIdx, because ranges are numbered in reverse. These CTAs were dispatched
-// before the owner, so an owner never waits for a CTA that has not started.
+// per CTA or, in a launch with clusters, one per cluster. The remaining tiles are dealt to the ranges in turn. If a range begins inside a
+// tile, its first work unit computes partial sums and stores them for the tile's owner, the range with the tile's first stage. Ranges are
+// numbered in reverse, so an owner waits only for CTAs with a lower blockIdx. These CTAs were dispatched earlier, so an owner never waits
+// for a CTA that has not started.
 
 // Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
@@ -203,10 +203,10 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroP
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Slice-K within a CTA -------------------------------------------------------------------------------------------
-// Add up the sums of SLICE_K groups of SLICE_THREADS threads. All groups hold sums of the same part of the tile, each for one slice of
-// every stage's K. Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own sums in the order of the
-// slices. Return whether this thread is in group 0. `part` is the index of the part in the tile, and `thread` is the index of the thread in
-// its group.
+// Add the sums of SLICE_K groups of SLICE_THREADS threads. All groups hold sums of the same part of the tile, each for one slice of every
+// stage's K. Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own sums in the order of the slices.
+// Return whether this thread is in group 0. `part` is the index of the part in the tile, and `thread` is the index of the thread in its
+// group.
 __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
     constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
     const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
@@ -253,12 +253,12 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // the release covers the stores of all lanes, because __syncwarp() orders them before it
+    if (lane == 0)   // the release covers the stores of all lanes because __syncwarp() orders them before it
         asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
 // Add the partial sums of the following ranges, which cover `stages_missing` stages, to the sums of the tile's owner. The sums are added in
-// the order of the ranges, so that the result is bitwise reproducible. The function also clears the flags for the next launch.
+// the order of the ranges, so that the result is bitwise reproducible. This also clears the flags for the next launch.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
                                        u32 stages_missing, u32 warp_tile, u32 lane) {
     u32 last = range;   // the last range with stages of this tile

@@ -31,7 +31,7 @@ __device__ __forceinline__ void source_columns(u32 (&from)[CHUNK], u32 chunk, u3
 // Replace the columns of the result in `from` with the columns of the source.
 __device__ __forceinline__ void permuted_columns(u32 (&from)[CHUNK], const int* order, u32 columns) {
 #pragma unroll
-    for (u32 i = 0; i < CHUNK; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // clamped, so that the load stays inside the row
+    for (u32 i = 0; i < CHUNK; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // clamped so that the load stays inside the row
 }
 
 // Return a chunk with the elements of a row at the columns in `from`.

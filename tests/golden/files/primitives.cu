@@ -4,7 +4,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
-// dependent launch, the function returns at once.
+// dependent launch, this function returns immediately.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -14,7 +14,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// Used in all_reduce, marlin_mma_sync, marlin_wgmma
+// Used in all_reduce, marlin_mma_sync, marlin_wgmma, experts_wgmma_down
 // ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
@@ -40,7 +40,7 @@ __device__ __forceinline__ float high_to_float(u32 pair) {
     return __uint_as_float(pair & 0xffff0000u);
 }
 
-// Used in all_reduce, marlin_mma_sync, marlin_wgmma
+// Used in all_reduce, marlin_mma_sync, marlin_wgmma, experts_wgmma_down
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -62,7 +62,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// Used in gemm_v1, gemm_v2, gemm_v3, gemm_v4, gemm_v6, gemm_v7, gemm_mma_sync, experts_wgmma_down
+// Used in gemm_v1, gemm_v2, gemm_v3, gemm_v4, gemm_v6, gemm_v7, gemm_mma_sync
 // ---- Conversions between fp32 and pairs of 16-bit values in a register ----------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
@@ -71,14 +71,14 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 }
 
 // Wait for the previous kernel of the stream, then allow the next kernel to start. A kernel must not access global memory before this call.
-// The next kernel starts only after the wait, so only this kernel can still be running when the next kernel makes the same call.
+// Because the next kernel starts only after this wait, only this kernel can still be running when the next kernel makes the same call.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host has prepared for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer
-// division takes about 25 instructions.
+// A divisor prepared by the host for dividends below 2^31. divide() takes one multiplication and one shift; an integer division takes about
+// 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -90,8 +90,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
-// register.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register at each use.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -176,8 +175,8 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
-// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant. If a number were
-// unknown at compile time, ptxas would reserve all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant, because ptxas
+// reserves all 16 barriers for a number that is unknown at compile time.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -250,7 +249,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const Tens
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// Used in attention_a2, attention_a3, attention_decode, gemm_v2, gemm_v3, marlin_mma_sync, experts_wgmma_down
+// Used in attention_a2, attention_a3, attention_decode, gemm_v2, gemm_v3, marlin_mma_sync
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -272,7 +271,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -305,7 +304,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -318,8 +317,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -362,7 +361,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -388,7 +387,7 @@ struct TmaPipeline {
     }
 
     // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread must call this function instead of
-    // init_barriers(). acquire() and release*() must not be called, so the producer must determine in another way when a slot is free.
+    // init_barriers(). acquire() and release*() must not be called; the producer must determine in another way when a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
         fence_mbarrier_init();
@@ -402,7 +401,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -419,8 +418,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -463,7 +462,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -496,7 +495,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -509,8 +508,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
-    // TMA could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. Without it, ptxas may issue the arrival
+    // first, and TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
@@ -558,7 +557,7 @@ struct TmaPipeline {
     }
 
     // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread must call this function instead of
-    // init_barriers(). acquire() and release*() must not be called, so the producer must determine in another way when a slot is free.
+    // init_barriers(). acquire() and release*() must not be called; the producer must determine in another way when a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
         fence_mbarrier_init();
@@ -631,7 +630,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -679,7 +678,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -712,7 +711,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, SUSPEND_NS); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -725,8 +724,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, SUSPEND_NS); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -795,7 +794,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, SUSPEND_NS); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -874,7 +873,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -887,8 +886,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -931,7 +930,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -964,7 +963,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -977,16 +976,16 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
-    // TMA could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. Without it, ptxas may issue the arrival
+    // first, and TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
     }
     __device__ __forceinline__ void release() const { release(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
@@ -1048,7 +1047,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -1061,8 +1060,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
@@ -1124,7 +1123,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -1157,6 +1156,90 @@ struct TmaPipeline {
 };
 
 // Used in experts_skinny_up
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
+//
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
+// wait for this phase before they read the slot. `empty` completes a phase when the consumers have arrived. The producer waits for this
+// phase before it refills the slot. Each thread keeps its position (`stage` and `phase`) in registers, starts at (0, 0), and advances once
+// per slot:
+//
+//     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
+//     consumer   wait()      read the slot      release()                     advance()
+//
+// The expected number of bytes must equal the number of loaded bytes. If the expected number is larger, wait() never returns. If it is
+// smaller, wait() may return before all data has arrived. A consumer that wrote to the slot with ordinary stores must call
+// fence_proxy_async_shared_cta() before it releases the slot. Methods that take a slot operate on that slot in the current lap and do not
+// change `stage`.
+template <u32 Stages>
+struct TmaPipeline {
+    u32 base;    // shared-memory address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
+
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
+    __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
+        attach(base_address);
+        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
+        __syncthreads();
+    }
+
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    __device__ __forceinline__ void attach(u32 base_address) {
+        base = base_address;
+        stage = 0;
+        phase = 0;
+    }
+
+    // Initialize the barriers. One thread must call this function after attach(), and may use the ring at once. Other threads may use the
+    // ring after the CTA or the cluster has synchronized. `producer_arrivals` is the number of calls to expect_tx() or arrive() that fill a
+    // slot. `consumer_arrivals` is the number of calls to release*(), in all CTAs of the cluster, that free a slot.
+    __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) {
+            mbarrier_init(get_barrier(slot), producer_arrivals);
+            mbarrier_init(empty_barrier(slot), consumer_arrivals);
+        }
+        fence_mbarrier_init();
+    }
+
+    // Return the barrier that counts the bytes of a slot's loads.
+    __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
+    __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
+
+    // Return the barrier on which the consumers of a slot arrive.
+    __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
+    __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
+
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
+    // parity 1 of a new barrier counts as completed.
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
+
+    // Producer: arrive once and expect `bytes` bytes. Call this function before the loads.
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
+
+    // Consumer: wait until the slot is full.
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
+
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
+    __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+
+    // Advance to the next slot, and toggle the parity when the ring wraps around.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+    // Toggle the parity. Callers that count the slots themselves must call this function once per lap.
+    __device__ __forceinline__ void next_lap() { phase ^= 1; }
+};
+
+// Used in experts_wgmma_down
 // A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have arrived in the slot. Consumers
@@ -1220,6 +1303,10 @@ struct TmaPipeline {
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
+    // Producer: arrive once after ordinary stores to the slot.
+    __device__ __forceinline__ void arrive(u32 slot) const { mbarrier_arrive(get_barrier(slot)); }
+    __device__ __forceinline__ void arrive() const { arrive(stage); }
+
     // Consumer: wait until the slot is full.
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
@@ -1227,6 +1314,12 @@ struct TmaPipeline {
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
     // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+
+    // Consumer: call release_used() once for the warp. All lanes must call this function.
+    __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
+        __syncwarp();
+        if (lane == 0) release_used(slot);
+    }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
     __device__ __forceinline__ void advance() {
@@ -1753,7 +1846,7 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
-// Used in dequantize
+// Used in experts_wgmma_down, dequantize
 // [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned
 // shared-memory addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans
 // variants transpose each matrix.

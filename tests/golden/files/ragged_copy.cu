@@ -15,7 +15,7 @@
 
 using namespace cudatma;
 
-constexpr u32 STAGES = 4;   // at least 2, because a slot is released after the next store
+constexpr u32 STAGES = 4;   // at least 2 because a slot is released after the next store
 constexpr u32 STAGE_BYTES = 8192;   // bytes from one slot to the next
 constexpr u32 EXPECTED_BYTES = 8192;   // bytes that TMA loads per box
 constexpr u32 BARRIERS = 32768;   // offset of the barriers, after the slots
@@ -26,7 +26,7 @@ constexpr u32 BOX_COLUMNS = 64;
 constexpr u32 MAPS = 4;
 static_assert(MAPS >= STAGES);
 
-// An array and its copy. Boxes are numbered across all arrays.
+// An array and its copy. Boxes are numbered consecutively across all arrays.
 struct Pair {
     const u8* source;
     u8* destination;
@@ -42,7 +42,7 @@ struct Cursor {
     u32 count, index, edits;
     Pair pair;
 
-    // Start at the last pair whose first box is at most `box`. Every pair has at least one box.
+    // Start at the pair that contains box number `box`. Every pair has at least one box.
     __device__ Cursor(const Pair* all, u32 pair_count, u32 box) : pairs(all), count(pair_count), index(0), edits(0) {
         u32 beyond = count;
         while (beyond - index > 1) {
@@ -129,7 +129,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             }
             if (lane == 0) {
                 pipeline.wait();
-                // No proxy fence is needed, because TMA both wrote the slot and reads it.
+                // No proxy fence is needed because TMA both wrote the slot and reads it.
                 cp_async_bulk_tensor_2d_store(map, slots + pipeline.stage * STAGE_BYTES, cursor.x(box), cursor.y(box));
                 cp_async_bulk_commit_group();
                 if (previous < STAGES) {

@@ -15,17 +15,16 @@
 
 using namespace cudatma;
 
-constexpr u32 STAGES = 3;   // at least 2, because a slot is released after the next store
+constexpr u32 STAGES = 3;   // at least 2 because a slot is released after the next store
 constexpr u32 STAGE_BYTES = 8192;   // bytes from one slot to the next
 constexpr u32 EXPECTED_BYTES = 8192;   // bytes that TMA loads per box
 constexpr u32 BARRIERS = 24576;   // offset of the barriers, after the slots
 constexpr int BOX_ROWS = 32;
 constexpr int BOX_COLUMNS = 64;
 
-// Copy a 2D array, which is divided into tiles_y x tiles_x boxes. A CTA copies every gridDim.x-th box. Thread 0 waits until thread 32 has
-// released a slot, and loads a box into the slot. Thread 32 waits until the slot is full, stores the box, and releases the slot after the
-// store has read it. Boxes may extend beyond the edges of the array. Loads fill elements outside the array with zeros, and stores omit
-// these elements.
+// Copy a 2D array in tiles_y x tiles_x boxes. A CTA copies every gridDim.x-th box. Thread 0 waits until thread 32 has released a slot, and
+// loads a box into the slot. Thread 32 waits until the slot is full, stores the box, and releases the slot after the store has read it.
+// Boxes may extend beyond the edges of the array. Loads fill elements outside the array with zeros, and stores omit these elements.
 extern "C" __global__ void __launch_bounds__(64)
 tile_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, int tiles_x, int tiles_y) {
     extern __shared__ __align__(128) u8 shared[];
@@ -50,7 +49,7 @@ tile_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Tens
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             const int x = tile % tiles_x * BOX_COLUMNS, y = tile / tiles_x * BOX_ROWS;
             pipeline.wait();
-            // No proxy fence is needed, because TMA both wrote the slot and reads it.
+            // No proxy fence is needed because TMA both wrote the slot and reads it.
             cp_async_bulk_tensor_2d_store(&destination, slots + pipeline.stage * STAGE_BYTES, x, y);
             cp_async_bulk_commit_group();
             if (previous < STAGES) {

@@ -44,7 +44,7 @@ WEIGHTS = [
          lambda b: c.quantize(ONES, group_size=48)),
     Case("group size 0", QuantizationError, "group_size", "got 0", lambda b: c.quantize(ONES, group_size=0)),
     Case("group size a float", QuantizationError, "group_size", "32.0", lambda b: c.quantize(ONES, group_size=32.0)),
-    Case("scales in int8", ArgumentTypeError, "dtype", 'dtype="bfloat16"', lambda b: c.quantize(ONES, dtype="int8")),
+    Case("scales in int8", ArgumentTypeError, "dtype", 'or "bfloat16"', lambda b: c.quantize(ONES, dtype="int8")),
     Case("symmetric by name", ArgumentTypeError, "symmetric", "'no'", lambda b: c.quantize(ONES, symmetric="no")),
     Case("clip search by name", ArgumentTypeError, "clip_search", "'mse'",
          lambda b: c.quantize(ONES, clip_search="mse")),

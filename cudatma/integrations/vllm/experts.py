@@ -1,0 +1,289 @@
+"""Expert layers with vLLM's interface. This module does not import vLLM. moe.py adds vLLM's base class.
+
+vLLM loads the weights of all local experts of a layer into the parameters w13 (gate, then up) and w2. Their layout
+depends on the checkpoint's format. torch repacks them on their device, one expert at a time, with the same result as
+``pack_experts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from cudatma.context import runtime
+from cudatma.errors import QuantizationError
+from cudatma.integrations.torch.weights import packed_weight
+from cudatma.integrations.vllm.layer import WORD_VALUES, pack_columns, unpack_nibbles
+from cudatma.kernels.experts.config import MAX_EXPERTS
+from cudatma.kernels.experts.moe import marlin_moe
+from cudatma.kernels.experts.problem import SIZE_UNIT
+from cudatma.kernels.warm_up import LARGEST_M, warm_up
+from cudatma.kernels.workspace import share_captured_workspaces
+from cudatma.quantization import GROUP_SIZES
+from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
+from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks
+
+#: Attribute of a layer with the ScaleFits of its weights.
+_FITS = "cudatma_scale_fits"
+#: Place in an AWQ word of each of its eight columns.
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class LoadedFormat(NamedTuple):
+    """How vLLM stores the loaded weights of experts.
+
+    Attributes
+    ----------
+    layout : {"gptq", "awq", "n_major"}
+        Layout of the integers and zero points. "gptq": words (experts, K / 8, N) that hold consecutive rows. "awq":
+        words (experts, K, N / 8) in AWQ's order. "n_major": words or bytes (experts, N, K / 8 or K / 2) that hold
+        consecutive rows, and zero points (experts, N / 8 or N / 2, groups).
+    names : tuple of str
+        Names of the parameters for integers, scales and zero points, without the prefix "w13_" or "w2_".
+    group_size : int
+        Number of rows of K that share a scale, or -1 for all rows.
+    has_zeros : bool
+        Whether the weights have zero points.
+    """
+
+    layout: str
+    names: tuple[str, str, str]
+    group_size: int
+    has_zeros: bool
+
+
+class ExpertsConfig(Protocol):
+    """Fields of vLLM's FusedMoEConfig that cudatma reads. The intermediate size counts only this rank's shard."""
+
+    hidden_dim: int
+    intermediate_size_per_partition: int
+    num_local_experts: int
+    experts_per_token: int
+    in_dtype: Any
+    has_bias: bool
+
+
+def refusal(config: ExpertsConfig, loaded: LoadedFormat) -> str | None:
+    """Return the reason why marlin_moe does not support a layer, or None if it does."""
+    if config.in_dtype not in (torch.float16, torch.bfloat16):
+        return f"activations must be torch.float16 or torch.bfloat16, got {config.in_dtype}"
+    if loaded.group_size not in GROUP_SIZES:
+        return f"the group size must be one of {', '.join(map(str, GROUP_SIZES))}, got {loaded.group_size}"
+    sizes = {"hidden": config.hidden_dim, "intermediate": config.intermediate_size_per_partition}
+    multiple = max(SIZE_UNIT, loaded.group_size)
+    for name, size in sizes.items():
+        if size % multiple:
+            return f"the {name} size must be a multiple of {multiple} on each rank, got {size}"
+    if config.num_local_experts > MAX_EXPERTS:
+        return f"at most {MAX_EXPERTS} experts per rank are supported, got {config.num_local_experts}"
+    if config.has_bias:
+        return "the experts have biases"
+    if getattr(config, "swiglu_limit", None) is not None:
+        return "the activation has a limit"
+    return None
+
+
+def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, Any], None]) -> None:
+    """Replace the loaded weights of a layer by packed weights, one of the two products at a time.
+
+    ``replace(layer, name, tensor)`` is vLLM's function that replaces a parameter. The packed integers uint8 (experts,
+    blocks, 2048) are also available as ``w13_weight`` and ``w2_weight``, which vLLM passes to the kernel.
+    """
+    q_name, s_name, z_name = loaded.names
+    for prefix, is_gated in (("w13", True), ("w2", False)):
+        q, s = getattr(layer, f"{prefix}_{q_name}").data, getattr(layer, f"{prefix}_{s_name}").data
+        z = getattr(layer, f"{prefix}_{z_name}").data if loaded.has_zeros else None
+        qweight, scales, zeros = pack_tensors(loaded.layout, q, s, z, is_gated=is_gated)
+        del q, s, z
+        replace(layer, f"{prefix}_{q_name}", qweight)
+        replace(layer, f"{prefix}_{s_name}", scales)
+        if getattr(layer, f"{prefix}_{z_name}", None) is not None:
+            replace(layer, f"{prefix}_{z_name}", zeros)
+        setattr(layer, f"{prefix}_weight", getattr(layer, f"{prefix}_{q_name}"))
+
+
+def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None) -> None:
+    """Compile and load the kernels for batches of up to ``max_m`` tokens, and share a workspace among graphs.
+
+    The function compiles nothing for weights in host memory or if ``max_m`` is None.
+
+    vLLM's reload_weights() replaces weights in place. QuantizationError is raised if the new scales have a different
+    range, because the layer's kernels were chosen for the original range.
+    """
+    _, s_name, z_name = loaded.names
+    config, device = layer.moe_config, layer.w13_weight.device
+    hidden, intermediate = config.hidden_dim, config.intermediate_size_per_partition
+    first, second = (
+        experts_of(
+            getattr(layer, f"{prefix}_weight"),
+            getattr(layer, f"{prefix}_{s_name}"),
+            getattr(layer, f"{prefix}_{z_name}") if loaded.has_zeros else None,
+            *sizes,
+            is_gated=is_gated,
+        )
+        for prefix, sizes, is_gated in (
+            ("w13", (hidden, 2 * intermediate), True),
+            ("w2", (intermediate, hidden), False),
+        )
+    )
+    fits = first.weight.scale_fit, second.weight.scale_fit
+    for name, fit, known in zip(("w13", "w2"), fits, getattr(layer, _FITS, fits), strict=True):
+        if fit != known:
+            remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16Experts"
+            allowed = f"{known}, the range before the reload"
+            raise QuantizationError(f"{name}_{s_name}", f"scales with {fit}", allowed, remedy)
+    setattr(layer, _FITS, fits)
+    if device.type != "cuda":
+        return
+    share_captured_workspaces()  # vLLM runs its graphs one after another.
+    if max_m is None:
+        return
+    done: _WarmedUp = runtime().part(_WarmedUp)
+    tokens, expert_map, top_k = min(max_m, LARGEST_M), layer.expert_map, config.experts_per_token
+    formats = tuple([(w.shape, w.group_size, w.symmetric, w.dtype, w.weight.scale_fit.form) for w in (first, second)])
+    key = first.device, formats, top_k, None if expert_map is None else len(expert_map), tokens
+    if key not in done:
+        x = torch.empty((2, hidden), dtype=config.in_dtype, device=device)
+        ids = torch.zeros((2, top_k), dtype=torch.int32, device=device)
+        warm_up(marlin_moe, (x, first, second, ids.float(), ids), expert_map=expert_map, max_m=tokens)
+        done.add(key)
+
+
+def pack_tensors(layout: str, q: Any, scales: Any, zeros: Any | None, *, is_gated: bool) -> tuple[Any, Any, Any | None]:
+    """Return the packed integers uint8 (experts, blocks, 2048), scales and zero points of a PackedExperts.
+
+    Raises QuantizationError if the shapes do not match each other.
+    """
+    result: tuple[Any, Any, Any | None] | None = None
+    for expert in range(len(q)):
+        words, rows, points = _input_major(layout, q[expert], scales[expert], None if zeros is None else zeros[expert])
+        k, n = words.shape[0] * WORD_VALUES, words.shape[1]
+        for name, part in (("scales", rows), ("zeros", points)):
+            if part is not None and tuple(part.shape) != (len(rows), n):
+                allowed = f"{(len(rows), n)}, for weights {(k, n)}"
+                raise QuantizationError(f"{name}[{expert}]", tuple(part.shape), allowed, "pass tensors of one layer")
+        if is_gated:
+            order = torch.arange(n, device=words.device).view(2, -1, GATE_COLUMNS).transpose(0, 1).reshape(-1)
+            words, rows = words[:, order], rows[:, order]
+            points = None if points is None else points[:, order]
+        packed = pack_columns(words, rows, points, group_size_of(k, len(rows)))
+        if result is None:
+            result = _empty(packed, len(q))
+        columns = slice(expert * packed[1].shape[1], (expert + 1) * packed[1].shape[1])
+        result[0][expert] = packed[0]
+        result[1][:, columns] = packed[1]
+        if result[2] is not None:
+            result[2][:, columns] = packed[2]
+    if result is None:
+        raise QuantizationError("q", "no experts", "at least one expert")
+    return result
+
+
+def _empty(packed: tuple[Any, Any, Any | None], experts: int) -> tuple[Any, Any, Any | None]:
+    """Return tensors for the packed weights of all experts, whose first expert is ``packed``."""
+    qweight, scales, zeros = packed
+    width = experts * scales.shape[1]
+    stored = None if zeros is None else zeros.new_empty((len(zeros), width))
+    return qweight.new_empty((experts, *qweight.shape)), scales.new_empty((len(scales), width)), stored
+
+
+def _input_major(layout: str, q: Any, scales: Any, zeros: Any | None) -> tuple[Any, Any, Any | None]:
+    """Return the words (K / 8, N), scales (groups, N) and zero points uint8 (groups, N) of one expert."""
+    if layout == "gptq":
+        return q, scales, None if zeros is None else unpack_nibbles(zeros)
+    if layout == "awq":
+        values = _awq_values(q)
+        pairs = values[0::2] | values[1::2] << 4  # K / 2, N
+        split = pairs.view(-1, WORD_VALUES // 2, pairs.shape[1]).transpose(1, 2).contiguous()
+        return split.view(torch.int32)[:, :, 0], scales, None if zeros is None else _awq_values(zeros)
+    words = q.view(torch.int32).t()
+    if zeros is None:
+        return words, scales.t(), None
+    pairs_or_words = zeros.t().contiguous().view(torch.int32)
+    return words, scales.t(), unpack_nibbles(pairs_or_words)
+
+
+def _awq_values(words: Any) -> Any:
+    """Unpack words (R, C) in AWQ's order into uint8 (R, 8 C)."""
+    stored = unpack_nibbles(words).view(len(words), -1, WORD_VALUES)
+    return stored[:, :, list(_AWQ_PLACES)].reshape(len(words), -1)
+
+
+def group_size_of(k: int, groups: int) -> int:
+    """Return the group size of a weight with this number of groups, where one group means all rows."""
+    return -1 if groups == 1 else k // groups
+
+
+def experts_of(qweight: Any, scales: Any, zeros: Any | None, k: int, columns: int, *, is_gated: bool) -> PackedExperts:
+    """Return PackedExperts that use the memory of the tensors that pack_tensors() returned."""
+    experts = len(qweight)
+    flat = qweight.view(-1, BLOCK_BYTES)
+    n = experts * blocks(columns) * BLOCK
+    weight = packed_weight(flat, scales, zeros, None, k, n, group_size_of(k, len(scales)))
+    return PackedExperts(weight, experts, columns, is_gated)
+
+
+class PackedExpertsLayer:
+    """Experts of one layer. vLLM's base class sets the attributes.
+
+    Attributes
+    ----------
+    moe_config : ExpertsConfig
+        The layer's configuration.
+    w1_scale, w2_scale, w1_zp, w2_zp : torch.Tensor or None
+        Packed scales and zero points.
+    """
+
+    moe_config: ExpertsConfig
+    w1_scale: Any
+    w2_scale: Any
+    w1_zp: Any
+    w2_zp: Any
+    _known: tuple[int, int, PackedExperts, PackedExperts] | None = None
+
+    def weights(self, w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
+        """Return the weights whose packed integers are w1 and w2. The first call reads the scales."""
+        known = self._known
+        if known is None or known[0] != w1.data_ptr() or known[1] != w2.data_ptr():
+            hidden, intermediate = self.moe_config.hidden_dim, self.moe_config.intermediate_size_per_partition
+            first = experts_of(w1, self.w1_scale, self.w1_zp, hidden, 2 * intermediate, is_gated=True)
+            second = experts_of(w2, self.w2_scale, self.w2_zp, intermediate, hidden, is_gated=False)
+            known = self._known = w1.data_ptr(), w2.data_ptr(), first, second
+        return known[2], known[3]
+
+    def run(
+        self,
+        output: Any,
+        hidden_states: Any,
+        w1: Any,
+        w2: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        expert_map: Any | None,
+        apply_router_weight_on_input: bool,
+    ) -> None:
+        """Write the weighted sums of the experts' results to ``output`` (tokens, K).
+
+        If ``apply_router_weight_on_input`` is True, vLLM has already applied the weights to the input.
+        """
+        first, second = self.weights(w1, w2)
+        factors = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
+        ids = topk_ids if topk_ids.dtype in (torch.int32, torch.int64) else topk_ids.to(torch.int64)
+        marlin_moe(
+            hidden_states.contiguous(),
+            first,
+            second,
+            factors.float().contiguous(),
+            ids.contiguous(),
+            expert_map=expert_map,
+            out=output,
+        )
+
+
+class _WarmedUp(set[tuple[Any, ...]]):
+    """Completed warm-ups of a Runtime, which are recorded because a model has many layers of the same shape."""
+
+    #: choice.forget() drops this cache.
+    holds_choices = True

@@ -1,0 +1,206 @@
+"""The class that makes marlin_moe one of vLLM's kernels for experts with int4 weights, and its registration.
+
+vLLM selects the kernel in its module oracle/int_wna16.py, whose functions have no list to extend. install() therefore
+replaces three of these functions. For layers that marlin_moe does not support, they call vLLM's functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from typing import Any
+
+import vllm.model_executor.layers.fused_moe.modular_kernel as mk
+from vllm import envs
+from vllm.config import get_current_vllm_config_or_none
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
+from vllm.model_executor.layers.fused_moe.oracle import int_wna16
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+from vllm.model_executor.utils import replace_parameter
+
+from cudatma.errors import QuantizationError
+from cudatma.integrations.vllm.experts import LoadedFormat, PackedExpertsLayer, pack_layer, prepare_layer, refusal
+from cudatma.integrations.vllm.kernel import unfit_platform
+
+_vllm_select = int_wna16.select_wna16_moe_backend
+_vllm_convert = int_wna16.convert_to_wna16_moe_kernel_format
+_vllm_make = int_wna16.make_wna16_moe_kernel
+
+
+class Backend(Enum):
+    """A backend in addition to vLLM's WNA16MoEBackend."""
+
+    CUDATMA = "CUDATMA"
+
+
+class CudatmaW4A16Experts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ignore[misc]  # not typed here
+    """Experts for vLLM. vLLM creates one object for each layer.
+
+    VLLM_DISABLED_KERNELS disables this class by name, and so does ``--moe-backend`` with another kernel.
+    """
+
+    @staticmethod
+    def activation_format() -> Any:
+        return mk.FusedMoEActivationFormat.Standard
+
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return unfit_platform() is None
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return False
+
+    @staticmethod
+    def _supports_activation(activation: Any) -> bool:
+        return bool(activation == MoEActivation.SILU)
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        return activation_key is None and str(weight_key.dtype) in ("uint4", "uint4b8") and weight_key.scale2 is None
+
+    @staticmethod
+    def _supports_parallel_config(moe_parallel_config: Any) -> bool:
+        """Return whether tokens arrive as rows with expert ids, which the kernel maps to local experts."""
+        p = moe_parallel_config
+        if p.enable_eplb or getattr(p, "use_passthrough_all2all", False):
+            return False
+        return not p.use_all2all_kernels or p.use_ag_rs_all2all_kernels or p.use_deepep_ht_kernels
+
+    def finalize_weight_and_reduce_impl(self) -> Any:
+        """Return that the kernel itself weights and adds up the experts' results."""
+        return TopKWeightAndReduceNoOP()
+
+    def moe_problem_size(self, a1: Any, w1: Any, w2: Any, topk_ids: Any) -> tuple[int, int, int, int, int]:
+        """Return the numbers of local experts, tokens, columns of w1, columns of a1, and choices per token."""
+        return len(w1), len(a1), 2 * self.moe_config.intermediate_size_per_partition, a1.shape[1], topk_ids.shape[1]
+
+    def workspace_shapes(self, M: int, N: int, K: int, *_: Any, **__: Any) -> tuple[tuple[int, ...], ...]:  # noqa: N803
+        """Return the shapes of two workspaces, which cudatma allocates itself, and of the result."""
+        return (0,), (0,), (M, K)
+
+    def apply(
+        self,
+        output: Any,
+        hidden_states: Any,
+        w1: Any,
+        w2: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        *,
+        expert_map: Any,
+        apply_router_weight_on_input: bool,
+        **_: Any,
+    ) -> None:
+        self.run(output, hidden_states, w1, w2, topk_weights, topk_ids, expert_map, apply_router_weight_on_input)
+
+
+def install() -> None:
+    """Make vLLM select CudatmaW4A16Experts first. Further calls have no effect."""
+    for name, function in (
+        ("select_wna16_moe_backend", select),
+        ("convert_to_wna16_moe_kernel_format", convert),
+        ("make_wna16_moe_kernel", make),
+    ):
+        original = getattr(int_wna16, name)
+        if original is function:
+            continue
+        # Modules that were imported before have their own references.
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("vllm.") and vars(module).get(name) is original:
+                setattr(module, name, function)
+
+
+def select(config: Any, weight_key: Any, *rest: Any, **options: Any) -> tuple[Any, Any]:
+    """Return the backend and the class for a layer, as vLLM's select_wna16_moe_backend() does."""
+    if config.moe_backend == "auto" and CudatmaW4A16Experts.__name__ not in envs.VLLM_DISABLED_KERNELS:
+        reason = _refusal(config, weight_key, rest[0] if rest else options.get("quant_config"))
+        if reason is None:
+            int_wna16.logger.info_once(f"Using '{Backend.CUDATMA.value}' WNA16 MoE backend.", scope="local")
+            return Backend.CUDATMA, CudatmaW4A16Experts
+        message = f"WNA16 MoE backend '{Backend.CUDATMA.value}' does not support the layer because {reason}."
+        int_wna16.logger.info_once(message, scope="local")
+    return _vllm_select(config, weight_key, *rest, **options)  # type: ignore[no-any-return]
+
+
+def convert(backend: Any, layer: Any, quant_config: Any, *rest: Any, **options: Any) -> Any:
+    """Pack a loaded layer in place and return None, or call vLLM's convert_to_wna16_moe_kernel_format()."""
+    if backend is not Backend.CUDATMA:
+        return _vllm_convert(backend, layer, quant_config, *rest, **options)
+    if options.get("w13_bias") is not None or options.get("w2_bias") is not None:
+        remedy = f"set VLLM_DISABLED_KERNELS={CudatmaW4A16Experts.__name__}"
+        raise QuantizationError("experts", "biases in the checkpoint", "experts without biases", remedy)
+    loaded: Any = _loaded_format(quant_config, layer.moe_config)  # select() has accepted the format.
+    pack_layer(layer, loaded, replace_parameter)
+    prepare_layer(layer, loaded, _max_tokens(layer.moe_config))
+    return None
+
+
+def make(moe_quant_config: Any, moe_config: Any, experts_cls: Any, *rest: Any, **options: Any) -> Any:
+    """Return vLLM's kernel object for a layer, as vLLM's make_wna16_moe_kernel() does."""
+    if experts_cls is not CudatmaW4A16Experts:
+        return _vllm_make(moe_quant_config, moe_config, experts_cls, *rest, **options)
+    prepare_finalize = maybe_make_prepare_finalize(
+        moe=moe_config,
+        quant_config=moe_quant_config,
+        routing_tables=options.get("routing_tables"),
+        allow_new_interface=True,
+        use_monolithic=False,
+    )
+    return mk.FusedMoEKernel(prepare_finalize, CudatmaW4A16Experts(moe_config, moe_quant_config))
+
+
+def _refusal(config: Any, weight_key: Any, quant_config: Any) -> str | None:
+    """Return the reason why marlin_moe does not support a layer, or None if it does."""
+    is_batched = config.moe_parallel_config.use_batched_activation_format
+    form = mk.FusedMoEActivationFormat.BatchedExperts if is_batched else mk.FusedMoEActivationFormat.Standard
+    is_supported, reason = CudatmaW4A16Experts.is_supported_config(CudatmaW4A16Experts, config, weight_key, None, form)
+    if not is_supported:
+        return str(reason)
+    if quant_config is None:  # vLLM before 0.33.
+        vllm_config = get_current_vllm_config_or_none()
+        quant_config = None if vllm_config is None else vllm_config.quant_config
+    loaded = _loaded_format(quant_config, config)
+    return loaded if isinstance(loaded, str) else refusal(config, loaded)
+
+
+def _loaded_format(quant_config: Any, config: Any) -> LoadedFormat | str:
+    """Return how vLLM loads the experts of a checkpoint, or the reason why this format is not supported."""
+    from compressed_tensors.quantization import QuantizationArgs
+    from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
+    from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
+    from vllm.model_executor.layers.quantization.moe_wna16 import MoeWNA16Config
+
+    names = "qweight", "scales", "qzeros"
+    if isinstance(quant_config, AutoGPTQConfig):
+        if quant_config.desc_act:
+            return "the weights are in activation order"
+        if not quant_config.is_sym:
+            return "GPTQ weights with zero points are not supported"
+        return LoadedFormat("gptq", names, quant_config.group_size, False)
+    if isinstance(quant_config, AutoAWQConfig):
+        if not quant_config.zero_point:
+            return "AWQ weights without zero points are not supported"
+        return LoadedFormat("awq", names, quant_config.group_size, True)
+    if isinstance(quant_config, MoeWNA16Config):
+        size = quant_config.group_size
+        while size > 1 and (config.hidden_dim % size or config.intermediate_size_per_partition % size):
+            size //= 2  # vLLM repeats the scales.
+        return LoadedFormat("n_major", names, size, quant_config.has_zp)
+    if isinstance(quant_config, QuantizationArgs):
+        if quant_config.actorder == "group":
+            return "the weights are in activation order"
+        if quant_config.strategy != "group":  # vLLM accepts whole columns only for its Marlin kernel.
+            return f"the strategy of the scales must be group, got {quant_config.strategy}"
+        names = "weight_packed", "weight_scale", "weight_zero_point"
+        return LoadedFormat("n_major", names, quant_config.group_size, not quant_config.symmetric)
+    return f"checkpoints with {type(quant_config).__name__} are not supported"
+
+
+def _max_tokens(config: Any) -> int | None:
+    """Return the maximum number of tokens of a batch, counted over all ranks that send tokens to this rank."""
+    vllm_config = get_current_vllm_config_or_none()
+    if vllm_config is None:
+        return None
+    return int(vllm_config.scheduler_config.max_num_batched_tokens) * int(config.moe_parallel_config.dp_size)
