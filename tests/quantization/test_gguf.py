@@ -52,10 +52,10 @@ def test_values_are_those_of_the_package(path: Path, kind: str, form: str) -> No
     ("name", "expert", "error", "says"),
     [
         ("Q4_0.wieght", None, WeightFileError, "no such tensor"),
-        ("F16.weight", None, WeightFileError, "type F16; allowed: Q4_0, Q8_0"),
-        ("Q4_0.weight", 0, ArgumentError, "expert: got 0; allowed: None, because the tensor is a matrix"),
-        ("Q4_0_exps.weight", None, ArgumentError, "expert: got None; allowed: 0 to 2"),
-        ("Q4_0_exps.weight", 3, ArgumentError, "expert: got 3; allowed: 0 to 2"),
+        ("F16.weight", None, WeightFileError, "must be Q4_0 or Q8_0, got type F16"),
+        ("Q4_0.weight", 0, ArgumentError, "expert must be None, because the tensor is a matrix, got 0"),
+        ("Q4_0_exps.weight", None, ArgumentError, "expert must be from 0 to 2, got None"),
+        ("Q4_0_exps.weight", 3, ArgumentError, "expert must be from 0 to 2, got 3"),
     ],
 )
 def test_wrong_arguments(path: Path, name: str, expert: int | None, error: type[Exception], says: str) -> None:

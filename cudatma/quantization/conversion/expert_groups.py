@@ -93,7 +93,9 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
             found[match[1]][int(match[2])].add(match[3])
         elif is_expert(layer):
             names = " or ".join(", ".join(naming) for naming in NAMINGS)
-            errors[layer] = WeightFileError(layer, "an expert of an unknown form", f"experts with the matrices {names}")
+            errors[layer] = WeightFileError(
+                layer, "an expert of an unknown form", f"an expert with the matrices {names}"
+            )
     groups: dict[str, ExpertGroup] = {}
     for module, matrices in found.items():
         present = set[str]().union(*matrices.values())
@@ -102,7 +104,7 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
             if matrices.get(expert, set()) != set(naming):
                 missing = [name for name in naming if name not in matrices.get(expert, ())]
                 got = f"no {' and no '.join(missing)}" if missing else "matrices of two namings"
-                error = WeightFileError(f"{module}.{expert}", got, ", ".join(naming), _AGAIN)
+                error = WeightFileError(f"{module}.{expert}", got, f"an expert with {', '.join(naming)}", _AGAIN)
                 present_names = (f"{module}.{index}.{name}" for index, names in matrices.items() for name in names)
                 errors |= dict.fromkeys(present_names, error)
                 break
@@ -169,7 +171,7 @@ def check_alike(group: str, members: ExpertGroup, facts: Mapping[str, LayerFacts
         fact = facts[layer]
         if fact.act_order:
             remedy = "quantize the model again without activation order (desc_act=False)"
-            raise QuantizationError(layer, "an expert with activation order", "rows in order", remedy)
+            raise QuantizationError(layer, "an expert with activation order", "an expert with rows in order", remedy)
         for name, value, expected in (
             ("K x N", (fact.extent.k, fact.extent.n), (first.extent.k, first.extent.n)),
             ("group_size", fact.group_size, first.group_size),

@@ -125,12 +125,12 @@ def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, st
         for bias in (f"{layer}.bias" for layer in group.layers):
             if bias in checkpoint.files:
                 if checkpoint.read(bias).any():
-                    raise WeightFileError(bias, "a bias of an expert", "no bias, or zeros", FROM_FLOAT)
+                    raise WeightFileError(bias, "a bias of an expert", "absent, or zeros", FROM_FLOAT)
                 left_out[bias] = "zeros"
     sizes = {name: inventory.sizes(name) for name in inventory.experts}
     for name in sizes:
         if why := misfit(sizes, name):
-            raise WeightFileError(name, why, "sizes that marlin_moe supports", FROM_FLOAT)
+            raise WeightFileError(name, why, "experts of sizes that marlin_moe supports", FROM_FLOAT)
     return left_out
 
 

@@ -211,7 +211,9 @@ def _expert_misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> We
         allowed = f"{own}, the size in {class_name}"
         return WeightFileError(f"{layer}: (experts, K, N)", str(sizes), allowed, "correct config.json")
     if why := misfit(expected, layer.rpartition(".")[2]):
-        return WeightFileError(layer, f"{why}, in {class_name}", "multiples of 16", "keep the experts float")
+        return WeightFileError(
+            layer, f"{why}, in {class_name}", "experts of sizes that marlin_moe supports", "keep the experts float"
+        )
     return None
 
 
