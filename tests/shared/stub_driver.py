@@ -188,6 +188,8 @@ def packed_weight(
         "group_size": group_size,
         "dtype": dtype,
         "layout_version": 1,
+        "format": "int4",
+        "tensor_scale": 1.0,
         "scale_fit": fit,
         "attachments": {},
     }
