@@ -207,7 +207,7 @@ def test_one_warpgroup_and_three(tile_m: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"version": "p1"}, "^version must be scalar or a1.*got p1"),
+        ({"version": "p1"}, "^version must be one of scalar, a1.*got p1"),
         ({"tile_m": 96}, "^tile_m must be one of 64, 128, 192.*got 96"),
         ({"tile_m": 128, "ctas_per_sm": 2}, "^ctas_per_sm must be 1 because the tile has several.*got 2"),
         ({"q_stages": 2}, "^q_stages must be 1.*got 2"),

@@ -99,6 +99,7 @@ def expected_instructions(target: str) -> dict[str, str]:
     if has("cluster"):
         table["cluster_ctarank"] = "mov.u32"
         table["mapa_shared_cluster"] = "mapa.shared::cluster.u32"
+        table["ld_shared_cluster_b32"] = "ld.shared::cluster.b32"
         table["mbarrier_arrive_shared_cluster"] = "mbarrier.arrive.shared::cluster.b64"
         table["mbarrier_arrive_release_cluster"] = "mbarrier.arrive.release.cluster.shared::cluster.b64"
         table["barrier_cluster_arrive"] = "barrier.cluster.arrive.release.aligned"

@@ -101,7 +101,7 @@ def test_bytes_hold_the_same_values_as_words() -> None:
 
 def test_tensors_that_contradict_each_other_are_refused() -> None:
     q, scales, _ = Loaded("gptq", 128, 96, 32, False).tensors()
-    with pytest.raises(QuantizationError, match=r"^scales\[0\]: got \(4, 95\); allowed: \(4, 96\)"):
+    with pytest.raises(QuantizationError, match=r"^scales\[0\] must be \(4, 96\).*got \(4, 95\)"):
         pack_tensors("gptq", q, scales[:, :, 1:], None, is_gated=True)
 
 
@@ -174,7 +174,7 @@ def test_a_layer_packs_its_weights_and_computes_with_them(monkeypatch: pytest.Mo
     )
     np.testing.assert_array_equal(y.numpy(), expected)
     layer.w2_scales[0, 0] = 60000
-    with pytest.raises(QuantizationError, match=r"^w2_scales: got scales with .* before the reload"):
+    with pytest.raises(QuantizationError, match=r"^w2_scales must be .* before the reload, got scales with"):
         prepare_layer(layer, LoadedFormat("awq", NAMES, 32, True), None)
 
 
