@@ -33,6 +33,7 @@ PAGES = (
     "docs/lab/gemm.md",
     "docs/lab/attention.md",
     "docs/lab/models.md",
+    "docs/lab/marlin.md",
 )
 #: The results that the table ``summary`` needs.
 SUMMARIZED = ("marlin_rivals", "gemm", "attention", "attention_decode")
