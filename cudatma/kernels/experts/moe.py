@@ -1,4 +1,4 @@
-"""marlin_moe: a layer of experts with int4 weights."""
+"""marlin_moe, a layer of experts with quantized weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function marlin_gemm, which computes y = x W + bias with W in int4."""
+"""The function marlin_gemm, which computes y = x W + bias with a quantized W."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def marlin_gemm(
     batch_invariant: bool = False,
     debug: bool | None = None,
 ) -> Any:
-    """Compute y = x W + bias with an int4 weight and fp32 accumulation.
+    """Compute y = x W + bias with a quantized weight and fp32 accumulation.
 
     Results are bitwise reproducible. The function has no backward pass, so it raises an error for tensors that require
     grad while autograd is recording.
