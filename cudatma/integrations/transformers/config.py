@@ -21,13 +21,15 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     Parameters
     ----------
-    group_size, symmetric, clip_search, format : int, bool, bool, str
+    group_size, symmetric, clip_search : int, bool, bool
         Options of ``cudatma.quantize``.
     modules_to_not_convert : sequence of str, optional
         Modules that stay float. An entry matches the whole name of a module, the end of the name or a prefix, as in
         transformers. The head and tied weights always stay float.
     vision_tower : bool, default False
         Whether to also quantize the encoders of images, video and audio.
+    format : str, default "int4"
+        Format of the weights, as for ``cudatma.quantize``.
     dtype, act_order, layers, source, bits, layout_version : optional
         Fields that `cudatma convert` and save_pretrained() write. ``dtype`` is the type of the scales. ``layers`` maps
         the name of each packed layer to the facts that differ from group_size, symmetric, act_order and format.
