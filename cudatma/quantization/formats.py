@@ -90,7 +90,7 @@ FP8_BLOCK_SIZE = 128
 def _matrix(shapes: Shapes, name: str, values: int = 1) -> tuple[int, int]:
     """Return (N, K) of a weight with this number of values per element along K."""
     if len(shapes[name]) != 2 or 0 in shapes[name]:
-        raise QuantizationError(name, shapes[name], "two dimensions, each at least 1")
+        raise QuantizationError(name, shapes[name], "a matrix with two dimensions, each at least 1")
     return shapes[name][0], values * shapes[name][1]
 
 
@@ -209,7 +209,7 @@ class Format:
         for name in (*self.integers, self.scales) if not self.group_size else ():
             dimensions = (1, 2) if name == "weight_scale" else (2,)
             if len(shapes[name]) not in dimensions or 0 in shapes[name]:
-                raise QuantizationError(name, shapes[name], "two dimensions, each at least 1")
+                raise QuantizationError(name, shapes[name], "a matrix with two dimensions, each at least 1")
         return self.measure(shapes, k, n)
 
 

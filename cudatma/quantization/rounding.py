@@ -162,7 +162,7 @@ def quantize_linear(
 
 def _check_dense(weight: Any) -> None:
     if weight.ndim != 2 or 0 in weight.shape:
-        raise QuantizationError("weight", tuple(weight.shape), "two dimensions, each at least 1")
+        raise QuantizationError("weight", tuple(weight.shape), "a matrix with two dimensions, each at least 1")
     if not is_float(weight.dtype):
         raise QuantizationError("weight", f"dtype {weight.dtype}", "float16, bfloat16, float32 or float64")
 

@@ -45,7 +45,6 @@ constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // registers per thread
 constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
 constexpr u32 FRAGMENTS_16 = STACK, FRAGMENT_STRIDE_N = 64;   // fragments of 16 columns of N per warp; columns from one fragment to the next
-constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_SLICE = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
 constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
 constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)

@@ -1261,7 +1261,7 @@ struct TmaPipeline {
     u32 phase;   // parity of the current lap
 
     // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call this function. In a cluster,
-    // all CTAs must also synchronize before one uses the barriers of another.
+    // all CTAs must also synchronize before a CTA uses the barriers of another.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
@@ -1294,7 +1294,7 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap, this function returns at once, because the phase with
+    // Producer: wait until the consumers have released the slot. In the first lap, this function returns immediately because the phase with
     // parity 1 of a new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
@@ -1311,8 +1311,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
-    // consumer therefore releases a slot one iteration after it has read the slot.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
+    // Consumers therefore release a slot one iteration after they have read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
