@@ -58,7 +58,7 @@ demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the GPU or the
 test: $(READY) ## the tests that need no GPU, a part of each long sweep: about 9 minutes on two cores
 	$(RUN) -m pytest -m "not gpu and not slow" $(NO_GPU) $(PARALLEL) $(ARGS)
 
-test-all: $(READY) ## the same with the whole of each sweep: about 15 minutes on two cores
+test-all: $(READY) ## the same with the whole of each sweep: about 20 minutes on two cores
 	$(RUN) -m pytest -m "not gpu" $(NO_GPU) $(PARALLEL) $(ARGS)
 
 test-integrations: $(VLLM_VENV)/.installed ## the tests with vLLM, in an environment of its own (7 GB, Python 3.11); no GPU needed
