@@ -19,7 +19,7 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, row_blocks
 from cudatma.quantization.weight_format import WEIGHT_FORMATS, WeightFormat, weight_format
 
 #: Numbers of elements of K that share a scale in any format; -1 means one scale per column of N.
-GROUP_SIZES = (16, 32, 64, 128, -1)
+GROUP_SIZES = (*sorted({size for kind in WEIGHT_FORMATS.values() for size in kind.group_sizes} - {-1}), -1)
 #: Fields that a weight and the configs of its kernels have in common.
 PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype", "format")
 #: Members of the launch struct.
