@@ -557,7 +557,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "weight_zero_point must be .*symmetric",
     ),
     "no zero points": (write_compressed, weights(symmetric=False), "zero_point must be present.*specifies asymmetric"),
-    "another group size": (gptq, section(group_size=64), "must be in 3 groups, .*group_size 64.*got 6 groups for K = 192"),
+    "another group size": (
+        gptq,
+        section(group_size=64),
+        "must be in 3 groups, .*group_size 64.*got 6 groups for K = 192",
+    ),
     "no groups": (write_compressed, weights(strategy="channel", group_size=None), "group_size -1.*got 3 groups"),
     "groups of 48": (
         lambda path: write_gptq(path, group=48),
