@@ -13,10 +13,11 @@ from cudatma.build.kernel import debugging
 from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.choice import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.experts.arguments import launches, sizes_for
-from cudatma.kernels.experts.choose import MoeConfig, choose, configure
-from cudatma.kernels.experts.config import MAX_EXPERTS
+from cudatma.kernels.experts.choose import EXPERTS
+from cudatma.kernels.experts.layer import MoeConfig, route_shape
 from cudatma.kernels.experts.problem import MAX_PAIRS, MoeProblem, check_call, check_weights
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
@@ -169,10 +170,12 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
 
     def configure(self, problem: MoeProblem, gpu: Gpu, memo: dict[Any, Any]) -> MoeConfig:
         """Return the kernels for a problem."""
-        choice = choose(problem, gpu)
-        config: MoeConfig | None = memo.get(choice)
+        layer, target = choose(EXPERTS, problem, gpu, memo), get_target(gpu.target)
+        key = id(layer), route_shape(problem, target)
+        _, config = memo.get(key) or (None, None)
         if config is None:
-            config = memo[choice] = configure(problem, choice, get_target(gpu.target))
+            # The reference to the layer keeps it alive, so that its id is not reused.
+            _, config = memo[key] = layer, layer.kernels(problem, target)
         return config
 
     def kernels(self, problem: MoeProblem, config: MoeConfig) -> tuple[tuple[str, Any], ...]:
@@ -182,8 +185,11 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
     def kernels_up_to(self, checked: Checked[MoeProblem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
         """Yield the kernels of every number of tokens up to ``max_m``."""
         problem, target = checked.problem, get_target(gpu.target)
-        for choice in {choose(problem.with_m(m), gpu): None for m in range(1, max_m + 1)}:
-            yield from configure(problem, choice, target).kernels
+        table = choice_table(EXPERTS, problem, gpu, max_m)
+        shapes = {route_shape(problem.with_m(m), target): m for m in table.ms_up_to(max_m)}
+        for layer in table.configs_up_to(max_m):
+            for m in shapes.values():
+                yield from layer.kernels(problem.with_m(m), target).kernels
 
     def arguments(
         self, problem: MoeProblem, config: MoeConfig, gpu: Gpu, resident: tuple[int, ...]
@@ -265,8 +271,6 @@ def weight_of(w1: Any, w2: Any) -> Weight:
     if known is not None and known[0] is second:
         weight: Weight = known[1]
         return weight
-    if first.experts > MAX_EXPERTS:
-        raise ArgumentError("w1.shape[0]", first.experts, f"at most {MAX_EXPERTS} experts")
     arrays = {
         f"{name}_{part}": getattr(w.weight, part) for name, w in (("w1", first), ("w2", second)) for part in _ARRAYS
     }
