@@ -161,7 +161,7 @@ EXPERTS: Family[MoeProblem, LayerConfig] = Family(
         Option("top_k", 2, (), "number of experts of each token"),
     ),
     trial="cudatma.kernels.experts.sample:ExpertsTrial",
-    sizes=SizeNames("number of tokens", "columns of gate", "columns of x"),
+    sizes=SizeNames("number of tokens", "intermediate size", "hidden size"),
 )
 
 

@@ -167,9 +167,12 @@ class LayerConfig(Config):
         for config in self.launches(problem, target):
             config.check_target(target)
 
-    def adapted(self, problem: MoeProblem) -> LayerConfig:
-        """Return the config, because the division of work applies to other formats of the weights."""
-        return self
+    def adapted(self, problem: MoeProblem) -> LayerConfig | None:
+        """Return the config for other formats of the weights, or None if some experts are on another GPU.
+
+        Other formats divide the work in the same way, but experts on other GPUs leave fewer rows for the same M.
+        """
+        return self if problem.experts == problem.global_experts else None
 
     def cost_at(self, m: Any, problem: MoeProblem, gpu: Gpu) -> Cost:
         return layer_cost(self, m, problem, gpu)

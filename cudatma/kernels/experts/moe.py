@@ -19,6 +19,7 @@ from cudatma.kernels.experts.arguments import launches, sizes_for
 from cudatma.kernels.experts.choose import EXPERTS
 from cudatma.kernels.experts.layer import MoeConfig, route_shape
 from cudatma.kernels.experts.problem import MAX_PAIRS, MoeProblem, check_call, check_weights
+from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.problem import LinearShape
@@ -26,7 +27,7 @@ from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
-from cudatma.target import get_target
+from cudatma.target import Target, get_target
 
 _WEIGHT = "launch"
 _ARRAYS = ("qweight", "scales", "zeros")
@@ -128,6 +129,56 @@ def marlin_moe(
         return run(MARLIN_MOE, inputs, out, options, stream, backend, weight, (w1, w2), space)
     with debugging(debug):
         return run(MARLIN_MOE, inputs, out, options, stream, backend, weight, (w1, w2), space)
+
+
+def moe_explain(
+    x: Any,
+    w1: PackedExperts,
+    w2: PackedExperts,
+    topk_weights: Any,
+    topk_ids: Any,
+    *,
+    bias1: Any = None,
+    bias2: Any = None,
+    activation: str = "silu_glu",
+    batch_invariant: bool = False,
+    expert_map: Any = None,
+    out: Any = None,
+    target: str | Target | None = None,
+) -> Explanation:
+    """Explain which kernels marlin_moe() would run and their predicted time, without compiling or launching them.
+
+    Parameters
+    ----------
+    x, w1, w2, topk_weights, topk_ids, bias1, bias2, activation, batch_invariant, expert_map, out : arguments
+        The arguments of ``marlin_moe``.
+    target : str or Target, optional
+        Target to assume, such as ``"sm_120a"``. Default: the target of the GPU that holds the arrays. For host arrays,
+        the default is ``$CUDATMA_TARGET``, or an H200 if this variable is not set.
+
+    Returns
+    -------
+    Explanation
+        The explanation. The number of blocks is the expected number if tokens choose experts at random.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        If the arguments are invalid, or if no kernel supports the target.
+
+    Examples
+    --------
+    >>> w1 = cudatma.quantize_experts(np.ones((4, 64, 64), np.float32), group_size=64, gated=True)
+    >>> w2 = cudatma.quantize_experts(np.ones((4, 32, 64), np.float32), group_size=32)
+    >>> x = np.ones((2, 64), np.float16)
+    >>> ids, weights = np.array([[0, 3], [1, 2]], np.int32), np.full((2, 2), 0.5, np.float32)
+    >>> cudatma.moe_explain(x, w1, w2, weights, ids, target="sm_90a").kernel
+    'skinny'
+    """
+    weights = check_weights(w1, w2)
+    inputs = x, topk_weights, topk_ids, expert_map, bias1, bias2
+    checked = check_call(inputs, out, MoeOptions(activation, batch_invariant), weights)
+    return explained(EXPERTS, checked.problem, explained_gpu(w1.device, target))
 
 
 class MoeOptions(NamedTuple):

@@ -105,7 +105,7 @@ class MoeProblem:
         )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
-        """Return the problem in the form that tuning entries store."""
+        """Return the problem in the form that tuning entries store, with the format of the first weight."""
         sizes = {"k": self.k, "n": self.n, "experts": self.experts, "top_k": self.top_k}
         return sizes | {name: getattr(self.up, name) for name in PROBLEM_FIELDS} | {"m": self.m}
 
@@ -125,14 +125,8 @@ class MoeProblem:
 
     @property
     def constraint(self) -> str:
-        """Reason why only some configurations are allowed or tuning entries do not apply, or "" if there is none."""
-        if self.batch_invariant:
-            return "batch invariance requires the same order of additions for every M"
-        if self.experts != self.global_experts:
-            return "tuning entries describe layers whose experts are all on this GPU"
-        if any(getattr(self.up, name) != getattr(self.down, name) for name in PROBLEM_FIELDS):
-            return "tuning entries describe layers whose weights have the same format"
-        return ""
+        """Reason why only some configurations are allowed, or "" if all are allowed."""
+        return "batch invariance requires the same order of additions for every M" if self.batch_invariant else ""
 
     @property
     def description(self) -> str:
