@@ -40,7 +40,7 @@ from cudatma.errors import ArgumentError, CompileError, FieldError, counted, dur
 from cudatma.kernels.choice import decide
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, entry_of, family, kernel, family_entries
+from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, entry_of, family, family_entries, kernel
 from cudatma.review import Image, KernelReport, assembled, disassembled, reports
 from cudatma.review.sass import without_encodings
 from cudatma.target import Target, get_target

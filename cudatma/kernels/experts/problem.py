@@ -305,11 +305,15 @@ def _check_rows(info: ArrayInfo, field: str) -> int:
 
 def _check_host_ids(ids: ArrayInfo, local: ArrayInfo | None, experts: int, global_experts: int) -> None:
     """Raise ArgumentError for an id or an entry of the map that is out of range. Only host arrays are checked."""
-    for name, info, end in (("topk_ids", ids, global_experts), ("expert_map", local, experts)):
+    checked = (
+        ("topk_ids", ids, global_experts, "-1 skips a choice"),
+        ("expert_map", local, experts, "-1 stands for an expert on another GPU"),
+    )
+    for name, info, end, remedy in checked:
         if info is None:
             continue
         values = host_array(info)
         wrong = np.argwhere((values < -1) | (values >= end))
         if wrong.size:
             at = ", ".join(str(int(i)) for i in wrong[0])
-            raise ArgumentError(f"{name}[{at}]", int(values[tuple(wrong[0])]), f"-1 to {end - 1}")
+            raise ArgumentError(f"{name}[{at}]", int(values[tuple(wrong[0])]), f"-1 to {end - 1}", remedy)
