@@ -354,15 +354,15 @@ class Listed(Generic[S]):
     kernels: tuple[Any, ...]
 
     @property
-    def entry(self) -> str:
-        """Name of the kernel, or of the configuration if it launches several kernels."""
-        return str((self.kernels[0] if len(self.kernels) == 1 else self.config).entry)
-
-    @property
     def label(self) -> str:
-        """Kernel name and CTAs per SM, which the name may omit. Labels of a problem's configurations are unique."""
-        ctas = f" x{self.config.ctas_per_sm}" if self.config.ctas_per_sm > 1 else ""
-        return f"{self.entry}{ctas}"
+        """Name of the kernel and CTAs per SM, which the name may omit, or name of a config with several kernels.
+
+        Labels of a problem's configurations are unique.
+        """
+        if len(self.kernels) > 1:
+            return self.config.entry
+        (kernel,) = self.kernels
+        return f"{kernel.entry} x{kernel.ctas_per_sm}" if kernel.ctas_per_sm > 1 else str(kernel.entry)
 
 
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:

@@ -61,8 +61,6 @@ class Config(ABC):
         One of the family's ``kernels``.
     tile_m : int
         Number of rows of a tile.
-    ctas_per_sm : int
-        Number of CTAs per SM.
     """
 
     __slots__ = ()
@@ -72,7 +70,6 @@ class Config(ABC):
     revision: ClassVar[int]
     version: str
     tile_m: int
-    ctas_per_sm: int
 
     @property
     @abstractmethod
@@ -137,6 +134,7 @@ class KernelConfig(Config):
     presets: ClassVar[Mapping[str, Preset]]
     tile_n: int
     stages: int
+    ctas_per_sm: int
 
     @property
     def cluster_m(self) -> int:

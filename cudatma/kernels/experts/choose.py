@@ -24,7 +24,6 @@ from cudatma.kernels.experts.config import (
     RouteConfig,
     SumConfig,
 )
-from cudatma.kernels.experts.cost import layer_cost
 from cudatma.kernels.experts.layer import LayerConfig, grouped
 from cudatma.kernels.experts.problem import MoeProblem
 from cudatma.kernels.family import Family, Option, SizeNames, Times
@@ -126,7 +125,7 @@ def times(problem: MoeProblem, ms: NDArray[np.int64], gpu: Gpu) -> Times[LayerCo
                 config = layer_config(version, problem.up, problem.down, tile_m, up_n, down_n, target)
                 configs |= dict.fromkeys([config, replace(config, direct=True)] if tile_m == 1 else [config])
     able = (config for config in configs if runs(config, problem, target))
-    return [(config, layer_cost(config, ms, problem, gpu).us) for config in able]
+    return [(config, np.asarray(config.cost_at(ms, problem, gpu).us)) for config in able]
 
 
 def _schedule(kernel: Any, problem: MoeProblem, gpu: Gpu) -> Schedule:

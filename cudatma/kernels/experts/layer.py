@@ -138,11 +138,6 @@ class LayerConfig(Config):
             names += [product, f"{n}x{k}", *([f"k{slices}"] if slices > 1 else []), *([f"b{ctas}"] if ctas > 1 else [])]
         return f"experts_{'_'.join(names)}"
 
-    @property
-    def ctas_per_sm(self) -> int:
-        """Always 1, because the name contains the numbers of both products."""
-        return 1
-
     def fields_of(self, product: str) -> dict[str, int]:
         """Return the fields of a product's ExpertsConfig."""
         return {name: getattr(self, f"{product}_{name}") for name in _PRODUCT_FIELDS}
@@ -156,9 +151,9 @@ class LayerConfig(Config):
 
     def kernels(self, problem: MoeProblem, target: Target) -> MoeConfig:
         """Return the kernels of a call. Raises ArgumentError if a kernel does not support the tiles."""
-        products = [self.grouped(name, problem, target).in_form(problem.scale_form(name)) for name in PRODUCTS]
+        up, down = (self.grouped(name, problem, target).in_form(problem.scale_form(name)) for name in PRODUCTS)
         threads, ctas = route_shape(problem, target)
-        return MoeConfig.of(threads, *products, ctas)
+        return MoeConfig.of(threads, up, down, ctas)
 
     def launches(self, problem: MoeProblem, target: Target) -> tuple[Any, ...]:
         return tuple([config for config in self.kernels(problem, target) if config is not None])
