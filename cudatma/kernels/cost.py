@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,14 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target
 
-if TYPE_CHECKING:
-    from cudatma.kernels.config import Config
 
-S = TypeVar("S", bound="Config")
+class _Divides(Protocol):
+    """A config, as far as cheapest_first() uses it."""
+
+    def work(self, m: int) -> Hashable: ...
+
+
+S = TypeVar("S", bound=_Divides)
 
 #: Minimum number of stages. A shorter ring loads nothing while a stage is computed, and the cost model ignores this.
 MIN_STAGES = 3

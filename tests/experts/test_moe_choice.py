@@ -20,7 +20,7 @@ from cudatma.kernels.experts.moe import MARLIN_MOE, MoeOptions
 from cudatma.kernels.experts.problem import MoeProblem
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.registry import FAMILIES, entry_of, family_entries
-from cudatma.kernels.tuning import Entry, GpuClass, parse_entry, pinned, store_entry
+from cudatma.kernels.tuning import Entry, GpuClass, parse_entry, pinned, read_sections, shipped, store_entry
 from cudatma.target import get_target
 from tools import tune
 from tools.dump_kernels import jobs_of_problem
@@ -66,6 +66,15 @@ def test_a_prediction_is_near_the_measured_time(model: str, m: int, us: float) -
     """The times are those of docs/lab/marlin.md on an H200."""
     problem = problem_of(model, m)
     assert rule(problem, H200).cost(problem, H200).us == pytest.approx(us, rel=0.2)
+
+
+def test_every_entry_that_ships_can_be_used_and_pays() -> None:
+    table = shipped(EXPERTS)
+    assert table is not None
+    for section in read_sections(table):
+        for raw in section["entries"]:
+            entry = parse_entry(raw, EXPERTS, get_target(section["gpu"]["target"]))
+            assert entry.rule_us >= 1.02 * entry.us, entry.problem
 
 
 @pytest.mark.parametrize("model", MODELS)

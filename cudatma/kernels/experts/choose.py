@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product as combinations
 from math import ceil, expm1, inf, prod, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,7 @@ EXPERTS: Family[MoeProblem, LayerConfig] = Family(
     schedule=_schedule,
     rule=rule,
     index=("k", "n", "experts", "top_k"),
+    table=Path(__file__).with_name("tuned.json"),
     options=(
         Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),
         Option("group_size", 128, GROUP_SIZES, "number of elements of K that share a scale, or -1 for all of K"),
