@@ -95,7 +95,7 @@ def marlin_moe(
     w2_tensor_scale: Any = None,
 ) -> Any:
     if x.dim() != 2:
-        raise ArgumentError("x.shape", tuple(x.shape), "two dimensions (tokens, K)")
+        raise ArgumentError("x.shape", tuple(x.shape), "(tokens, K)")
     k = x.shape[1]
     kind = weight_format(format)
     for name, parts, rows, columns, size, tensor_scale in (
