@@ -16,9 +16,8 @@ from cudatma.context import runtime
 from cudatma.errors import QuantizationError
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.integrations.vllm.layer import WORD_VALUES, pack_columns, unpack_nibbles
-from cudatma.kernels.experts.config import MAX_EXPERTS
 from cudatma.kernels.experts.moe import marlin_moe
-from cudatma.kernels.experts.problem import SIZE_UNIT
+from cudatma.kernels.experts.problem import MAX_EXPERTS, SIZE_UNIT
 from cudatma.kernels.warm_up import LARGEST_M, warm_up
 from cudatma.kernels.workspace import share_captured_workspaces
 from cudatma.quantization import GROUP_SIZES
