@@ -121,7 +121,10 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
 
 
 def read_weight(path: str | os.PathLike[str]) -> StoredWeight:
-    """Return the only weight of a file. Raises WeightFileError as read_weights() does, and if there are several."""
+    """Return the only weight of a file.
+
+    Raises the errors of read_weights(), and WeightFileError if there are several weights.
+    """
     weights = read_weights(path)
     if len(weights) != 1:
         shown = ", ".join(list(weights)[:4]) or "none"
