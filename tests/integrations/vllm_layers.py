@@ -24,6 +24,7 @@ from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.moe_wna16 import MoeWNA16Config
+from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 from vllm.platforms import PlatformEnum, current_platform
 from vllm.platforms.interface import DeviceCapability
 
@@ -75,11 +76,13 @@ class Integers:
     scales: NDArray[Any]
     zeros: NDArray[np.uint8] | None
     group_size: int
+    bits: int = 4
 
     def dense(self) -> NDArray[np.float64]:
         """Return W (K, N)."""
         group = np.arange(len(self.q)) // (len(self.q) if self.group_size == -1 else self.group_size)
-        zeros = np.full(self.scales.shape, 8.0) if self.zeros is None else self.zeros.astype(np.float64)
+        middle = 2.0 ** (self.bits - 1)
+        zeros = np.full(self.scales.shape, middle) if self.zeros is None else self.zeros.astype(np.float64)
         return (self.q - zeros[group]) * self.scales[group].astype(np.float64)
 
     def product(self, x: Any) -> NDArray[np.float64]:
@@ -92,8 +95,9 @@ class Integers:
         return {"gptq": self._gptq, "awq": self._awq, "compressed-tensors": self._compressed_tensors}[form]()
 
     def _gptq(self) -> dict[str, Any]:
-        stored = np.full(self.scales.shape, 7, np.uint8)  # zero points minus one
-        return {"qweight": _words(self.q.T).T, "scales": _tensor(self.scales), "qzeros": _words(stored)}
+        stored = np.full(self.scales.shape, 2 ** (self.bits - 1) - 1, np.uint8)  # zero points minus one
+        words = {"qweight": _words(self.q.T, self.bits).T, "qzeros": _words(stored, self.bits)}
+        return {**words, "scales": _tensor(self.scales)}
 
     def _awq(self) -> dict[str, Any]:
         def awq_order(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -105,17 +109,21 @@ class Integers:
 
     def _compressed_tensors(self) -> dict[str, Any]:
         shape = torch.tensor(self.q.T.shape)
-        parts = {"weight_packed": _words(self.q.T), "weight_scale": _tensor(self.scales).T, "weight_shape": shape}
+        parts = {"weight_packed": _words(self.q.T, self.bits), "weight_scale": _tensor(self.scales).T, "weight_shape": shape}
         return parts if self.zeros is None else {**parts, "weight_zero_point": _words(self.zeros).T}
 
 
-def integers(k: int, n: int, group_size: int, asymmetric: bool, dtype: Any, *, seed: int = 0) -> Integers:
+def integers(
+    k: int, n: int, group_size: int, asymmetric: bool, dtype: Any, *, seed: int = 0, bits: int = 4
+) -> Integers:
     rng = np.random.default_rng(seed)
     groups = 1 if group_size == -1 else k // group_size
     kind = ml_dtypes.bfloat16 if dtype == torch.bfloat16 else np.float16
     scales = rng.uniform(0.01, 0.03, (groups, n)).astype(kind)
     zeros = rng.integers(0, 16, (groups, n), dtype=np.uint8) if asymmetric else None
-    return Integers(rng.integers(0, 16, (k, n), dtype=np.uint8), scales, zeros, group_size)
+    if bits == 8:
+        scales = (scales / 16).astype(kind)
+    return Integers(rng.integers(0, 2**bits, (k, n), dtype=np.uint8), scales, zeros, group_size, bits)
 
 
 def quant_config(form: str, group_size: int, asymmetric: bool, bits: int = 4) -> Any:
@@ -124,13 +132,15 @@ def quant_config(form: str, group_size: int, asymmetric: bool, bits: int = 4) ->
         method = {"quant_method": "gptq", "desc_act": False, "sym": not asymmetric}
         said: dict[str, Any] = {"bits": bits, "group_size": group_size, **method}
         return AutoGPTQConfig.from_config(said)
+    if form == "gpt-oss":
+        return GptOssMxfp4Config()
     if form == "awq":
         return AutoAWQConfig.from_config({"bits": 4, "group_size": group_size, "zero_point": asymmetric})
     if form == "moe_wna16":
         method = {"quant_method": "awq", "zero_point": True} if asymmetric else {"quant_method": "gptq", "sym": True}
         return MoeWNA16Config.from_config({"bits": 4, "group_size": group_size, **method})
     strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
-    weights = {"num_bits": 4, "type": "int", "symmetric": not asymmetric, **strategy}
+    weights = {"num_bits": bits, "type": "int", "symmetric": not asymmetric, **strategy}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     said = {"config_groups": {"group_0": group}, "format": "pack-quantized", "ignore": []}
     return CompressedTensorsConfig.from_config({**said, "quant_method": "compressed-tensors"})
@@ -160,11 +170,12 @@ def _tensor(array: NDArray[Any]) -> Any:
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
-def _words(values: NDArray[np.uint8]) -> Any:
-    """Pack uint8 (R, C) into int32 (R, C / 8), eight columns per word, lowest nibble first."""
-    words = np.zeros((len(values), values.shape[1] // 8), np.uint32)
-    for place in range(8):
-        words |= values[:, place::8].astype(np.uint32) << np.uint32(4 * place)
+def _words(values: NDArray[np.uint8], bits: int = 4) -> Any:
+    """Pack uint8 (R, C) into int32 words of consecutive columns, lowest bits first."""
+    per_word = 32 // bits
+    words = np.zeros((len(values), values.shape[1] // per_word), np.uint32)
+    for place in range(per_word):
+        words |= values[:, place::per_word].astype(np.uint32) << np.uint32(bits * place)
     return torch.from_numpy(words.view(np.int32))
 
 
@@ -178,11 +189,14 @@ def experts_layer(form: str, size: int, asymmetric: bool, dtype: Any, *, bits: i
 class Experts:
     """The gate, up and down weights of each expert."""
 
-    def __init__(self, intermediate: int, size: int, asymmetric: bool, dtype: Any, *, seed: int = 0) -> None:
+    def __init__(
+        self, intermediate: int, size: int, asymmetric: bool, dtype: Any, *, seed: int = 0, bits: int = 4
+    ) -> None:
         shapes = {"w1": (HIDDEN, intermediate), "w3": (HIDDEN, intermediate), "w2": (intermediate, HIDDEN)}
 
         def weight(shard: str, expert: int) -> Integers:
-            return integers(*shapes[shard], size, asymmetric, dtype, seed=100 * seed + 10 * expert + int(shard[1]))
+            seed_of = 100 * seed + 10 * expert + int(shard[1])
+            return integers(*shapes[shard], size, asymmetric, dtype, seed=seed_of, bits=bits)
 
         self.biases: list[dict[str, NDArray[np.float64]]] | None = None
         self.weights = [{shard: weight(shard, expert) for shard in shapes} for expert in range(EXPERTS)]
