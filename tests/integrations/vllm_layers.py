@@ -109,7 +109,8 @@ class Integers:
 
     def _compressed_tensors(self) -> dict[str, Any]:
         shape = torch.tensor(self.q.T.shape)
-        parts = {"weight_packed": _words(self.q.T, self.bits), "weight_scale": _tensor(self.scales).T, "weight_shape": shape}
+        parts = {"weight_packed": _words(self.q.T, self.bits), "weight_shape": shape}
+        parts["weight_scale"] = _tensor(self.scales).T
         return parts if self.zeros is None else {**parts, "weight_zero_point": _words(self.zeros).T}
 
 

@@ -160,13 +160,9 @@ def is_selected(
         reason = _refusal(experts, config, weight_key) or layout_refusal()
     except (ImportError, AttributeError) as error:
         reason = f"this version of vLLM is not supported: {type(error).__name__}: {error}"
-    kind = experts.__name__.removeprefix("Cudatma")
-    if reason is None:
-        log.info_once(f"Using '{Backend.CUDATMA.value}' MoE backend ({kind}).", scope="local")
-    else:
-        log.info_once(
-            f"MoE backend '{Backend.CUDATMA.value}' ({kind}) does not support the layer because {reason}.", scope="local"
-        )
+    name = f"MoE backend '{Backend.CUDATMA.value}' ({experts.__name__.removeprefix('Cudatma')})"
+    line = f"Using {name}." if reason is None else f"{name} does not support the layer because {reason}."
+    log.info_once(line, scope="local")
     return reason is None
 
 

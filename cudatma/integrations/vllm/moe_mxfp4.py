@@ -69,7 +69,8 @@ def select_mxfp4_moe_backend(config: Any, activation_key: Any = None) -> tuple[A
         if oracle._resolve_activation_key(activation_key) is not None:
             return "the activations are quantized"
         sizes = config.hidden_dim, config.intermediate_size_per_partition
-        return refusal(config, _LOADED, oracle.mxfp4_round_up_hidden_size_and_intermediate_size(Backend.CUDATMA, *sizes))
+        sizes = oracle.mxfp4_round_up_hidden_size_and_intermediate_size(Backend.CUDATMA, *sizes)
+        return refusal(config, _LOADED, sizes)
 
     if is_selected(CudatmaMxfp4Experts, config, oracle.kMxfp4Static, layout_refusal, oracle.logger):
         return Backend.CUDATMA, CudatmaMxfp4Experts
