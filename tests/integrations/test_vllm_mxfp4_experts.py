@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
@@ -16,16 +15,13 @@ from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
 from vllm.model_executor.layers.quantization import mxfp4
 from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp8Dynamic
 from vllm.model_executor.model_loader.reload import layerwise
-from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
 from vllm.v1.worker.workspace import init_workspace_manager
-from vllm_layers import EXPERTS, HIDDEN, apply, batch
+from vllm_layers import EXPERTS, HIDDEN, GptOssExperts, apply, batch
 
 from cudatma.errors import QuantizationError
 from cudatma.integrations.vllm import moe_mxfp4, register
 from cudatma.integrations.vllm.moe_mxfp4 import CudatmaMxfp4Experts
-from cudatma.quantization.weight_format import WEIGHT_FORMATS
 
-VALUES = WEIGHT_FORMATS["mxfp4"].values.astype(np.float64)
 #: vLLM rounds this size up to 128.
 INTERMEDIATE = 96
 
@@ -43,57 +39,18 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def empty_layer(**changes: Any) -> Any:
     """Return vLLM's module with the parameters of the experts, which has loaded nothing."""
-    facts = {"intermediate_size": INTERMEDIATE, "activation": "swigluoai", "has_bias": True}
-    facts |= {"routed_experts_cls": GptOssRoutedExperts}
-    return vllm_layers.experts_layer("gpt-oss", 32, False, torch.bfloat16, **(facts | changes))
+    return vllm_layers.gpt_oss_layer(**({"intermediate_size": INTERMEDIATE} | changes))
 
 
-class Experts:
-    """The weights and biases of all experts as in a checkpoint of gpt-oss, where gate and up alternate."""
-
-    def __init__(self, intermediate: int = INTERMEDIATE, *, seed: int = 0, exponent: int = 120) -> None:
-        rng = np.random.default_rng(seed)
-        self.tensors: dict[str, NDArray[Any]] = {}
-        self.dense = {}
-        for prefix, k, n in (("w13", HIDDEN, 2 * intermediate), ("w2", intermediate, HIDDEN)):
-            q = rng.integers(0, 16, (EXPERTS, n, k), dtype=np.uint8)
-            scales = rng.integers(exponent, exponent + 4, (EXPERTS, n, k // 32), dtype=np.uint8)
-            self.tensors[f"{prefix}_weight"] = (q[..., ::2] | q[..., 1::2] << 4).reshape(EXPERTS, n, k // 32, 16)
-            self.tensors[f"{prefix}_weight_scale"] = scales
-            self.tensors[f"{prefix}_bias"] = rng.standard_normal((EXPERTS, n)).astype(np.float32)
-            self.dense[prefix] = VALUES[q] * np.exp2(scales.repeat(32, -1).astype(np.float64) - 127)
-
-    def fill(self, layer: Any) -> None:
-        """Load each tensor with its parameter's weight_loader, as vLLM's model does."""
-        for name, array in self.tensors.items():
-            parameter = getattr(layer, name)
-            for expert in range(EXPERTS):
-                tensor = torch.from_numpy(array[expert]).to(parameter.dtype)
-                shard = f"gpt_oss_{name.split('_')[0]}"
-                parameter.weight_loader(parameter, tensor, f"experts.{name}", shard, expert)
-
-    def result(self, x: Any, factors: Any, ids: Any) -> NDArray[np.float64]:
-        """Return the weighted sums of the results of each token's experts."""
-        rows, total = x.double().numpy(), np.zeros(x.shape)
-        for token, choice in np.ndindex(*ids.shape):
-            expert = int(ids[token, choice])
-            both = self.dense["w13"][expert] @ rows[token] + self.tensors["w13_bias"][expert]
-            gate, up = np.minimum(both[::2], 7), np.clip(both[1::2], -7, 7)
-            hidden = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
-            result = self.dense["w2"][expert] @ hidden + self.tensors["w2_bias"][expert]
-            total[token] += float(factors[token, choice]) * result
-        return total
-
-
-def check(layer: Any, experts: Experts) -> None:
+def check(layer: Any, experts: GptOssExperts) -> None:
     x, factors, ids = batch(torch.bfloat16)
     y = apply(layer, x, factors, ids)
     expected = experts.result(x, factors, ids)
     assert np.abs(y.double().numpy() - expected).max() < 2e-2 * np.abs(expected).max()
 
 
-def loaded_layer() -> tuple[Any, Experts]:
-    layer, experts = empty_layer(), Experts()
+def loaded_layer() -> tuple[Any, GptOssExperts]:
+    layer, experts = empty_layer(), GptOssExperts(INTERMEDIATE)
     experts.fill(layer)
     layer.quant_method.process_weights_after_loading(layer)
     return layer, experts
@@ -127,16 +84,16 @@ def test_weights_reloaded_in_place_keep_their_memory_and_their_range() -> None:
     layer = empty_layer(intermediate_size=128)  # vLLM does not initialize the padding of reloaded weights.
     model = torch.nn.Sequential(layer)
     layerwise.record_metadata_for_reloading(model)
-    Experts(128).fill(layer)
+    GptOssExperts(128).fill(layer)
     layer.quant_method.process_weights_after_loading(layer)
     places = {name: tensor.data_ptr() for name, tensor in layer.named_parameters()}
     layerwise.initialize_layerwise_reload(model)
-    second = Experts(128, seed=1)
+    second = GptOssExperts(128, seed=1)
     second.fill(layer)
     layerwise.finalize_layerwise_processing(model, None)
     assert {name: tensor.data_ptr() for name, tensor in layer.named_parameters()} == places
     check(layer, second)
-    Experts(exponent=130).fill(other := empty_layer())
+    GptOssExperts(INTERMEDIATE, exponent=130).fill(other := empty_layer())
     other.cudatma_scale_fits = layer.cudatma_scale_fits
     message = r"^w13_weight_scale must be .* before the reload.*VLLM_DISABLED_KERNELS=CudatmaMxfp4Experts"
     with pytest.raises(QuantizationError, match=message):

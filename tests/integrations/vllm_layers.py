@@ -25,10 +25,14 @@ from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.moe_wna16 import MoeWNA16Config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
+from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
 from vllm.platforms import PlatformEnum, current_platform
 from vllm.platforms.interface import DeviceCapability
 
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
+
 EXPERTS, TOP_K, HIDDEN = 5, 2, 256
+_E2M1 = WEIGHT_FORMATS["mxfp4"].values.astype(np.float64)
 _prefixes = (f"model.layers.{i}.mlp.experts" for i in itertools.count())
 #: The column that AWQ stores in each nibble of a word.
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -223,6 +227,49 @@ class Experts:
             bias = {shard: np.float64(0) for shard in dense} if self.biases is None else self.biases[expert]
             gate, up = (rows[token] @ dense[shard] + bias[shard] for shard in ("w1", "w3"))
             result = (gate / (1 + np.exp(-gate)) * up) @ dense["w2"] + bias["w2"]
+            total[token] += float(factors[token, choice]) * result
+        return total
+
+
+def gpt_oss_layer(**options: Any) -> Any:
+    """Return vLLM's module with the parameters of the experts of a layer of gpt-oss, which has loaded nothing."""
+    facts = {"activation": "swigluoai", "has_bias": True, "routed_experts_cls": GptOssRoutedExperts}
+    return experts_layer("gpt-oss", 32, False, torch.bfloat16, **(facts | options))
+
+
+class GptOssExperts:
+    """The weights and biases of all experts as in a checkpoint of gpt-oss, where gate and up alternate."""
+
+    def __init__(self, intermediate: int, *, seed: int = 0, exponent: int = 120) -> None:
+        rng = np.random.default_rng(seed)
+        self.tensors: dict[str, NDArray[Any]] = {}
+        self.dense = {}
+        for prefix, k, n in (("w13", HIDDEN, 2 * intermediate), ("w2", intermediate, HIDDEN)):
+            q = rng.integers(0, 16, (EXPERTS, n, k), dtype=np.uint8)
+            scales = rng.integers(exponent, exponent + 4, (EXPERTS, n, k // 32), dtype=np.uint8)
+            self.tensors[f"{prefix}_weight"] = (q[..., ::2] | q[..., 1::2] << 4).reshape(EXPERTS, n, k // 32, 16)
+            self.tensors[f"{prefix}_weight_scale"] = scales
+            self.tensors[f"{prefix}_bias"] = rng.standard_normal((EXPERTS, n)).astype(np.float32)
+            self.dense[prefix] = _E2M1[q] * np.exp2(scales.repeat(32, -1).astype(np.float64) - 127)
+
+    def fill(self, layer: Any) -> None:
+        """Load each tensor with its parameter's weight_loader, as vLLM's model does."""
+        for name, array in self.tensors.items():
+            parameter = getattr(layer, name)
+            for expert in range(EXPERTS):
+                tensor = torch.from_numpy(array[expert]).to(parameter.dtype)
+                shard = f"gpt_oss_{name.split('_')[0]}"
+                parameter.weight_loader(parameter, tensor, f"experts.{name}", shard, expert)
+
+    def result(self, x: Any, factors: Any, ids: Any) -> NDArray[np.float64]:
+        """Return the weighted sums of the results of each token's experts."""
+        rows, total = x.double().numpy(), np.zeros(x.shape)
+        for token, choice in np.ndindex(*ids.shape):
+            expert = int(ids[token, choice])
+            both = self.dense["w13"][expert] @ rows[token] + self.tensors["w13_bias"][expert]
+            gate, up = np.minimum(both[::2], 7), np.clip(both[1::2], -7, 7)
+            hidden = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            result = self.dense["w2"][expert] @ hidden + self.tensors["w2_bias"][expert]
             total[token] += float(factors[token, choice]) * result
         return total
 

@@ -165,7 +165,7 @@ def prepare_layer(
     formats = tuple(
         [(w.shape, w.format, w.group_size, w.symmetric, w.dtype, w.weight.scale_fit.form) for w in (first, second)]
     )
-    options = {"activation": activation, "batch_invariant": batch_invariant}
+    options: dict[str, Any] = {"activation": activation, "batch_invariant": batch_invariant}
     key = first.device, formats, top_k, None if expert_map is None else len(expert_map), tokens, *options.values()
     if key not in done:
         x = torch.empty((2, hidden), dtype=config.in_dtype, device=device)

@@ -93,11 +93,10 @@ def convert_gpt_oss_weight_to_mxfp4_moe_kernel_format(
         switch=CudatmaMxfp4Experts.__name__,
     )
     names = "w13_weight", "w2_weight", "w13_weight_scale", "w2_weight_scale"
-    biases = getattr(layer, "w13_bias", None), getattr(layer, "w2_bias", None)
-    if None not in biases:
-        biases = tuple([bias.data.to(layer.moe_config.in_dtype) for bias in biases])
-        biases = concatenated_bias(biases[0]), biases[1]
-    return *[getattr(layer, name).data for name in names], *biases
+    biases = [getattr(layer, name, None) for name in ("w13_bias", "w2_bias")]
+    first, second = [None if bias is None else bias.data.to(layer.moe_config.in_dtype) for bias in biases]
+    first = None if first is None else concatenated_bias(first)
+    return *[getattr(layer, name).data for name in names], first, second
 
 
 def make_mxfp4_moe_quant_config(mxfp4_backend: Any, *rest: Any, **options: Any) -> Any:
