@@ -292,7 +292,7 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
     selected = family_and_version(options.kernel)
     if selected is None:
         allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
-        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k describe a problem of a family")
+        raise ArgumentError("kernel", options.kernel, allowed, "omit --m, --n and --k to dump this kernel")
     if options.config:
         raise ArgumentError("--config", options.config[0], "omitted if --m, --n and --k select the config")
     name, version = selected

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     if imagined and not _needs_no_gpu(options):
         allowed = "combined with --dry-run or --compile-only"
         field, got = ("--target", options.target) if options.target else ("--sm-count", options.sm_count)
-        raise ArgumentError(field, got, allowed, "only an installed GPU can be measured")
+        raise ArgumentError(field, got, allowed, "omit it, because only an installed GPU can be measured")
     gpu = gpu or _gpu(options, imagined)
     tasks = plan(measured, shapes, options.m, problem_options(measured.name, options), gpu, options.candidates)
     console = Console(stderr=True)

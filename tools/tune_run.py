@@ -205,7 +205,7 @@ def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:
 def _require_gpu(bench: Bench, candidate: Listed[Any]) -> None:
     if not bench.is_usable():
         remedy = f"measurements are stored; run again with --skip '{candidate.label}'"
-        raise GpuLostError("candidate", candidate.label, "one that leaves the GPU usable", remedy)
+        raise GpuLostError("candidate", candidate.label, "a candidate that leaves the GPU usable", remedy)
 
 
 def one_line(error: BaseException) -> str:

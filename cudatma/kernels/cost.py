@@ -70,7 +70,7 @@ def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
     """Return the error for a problem that no kernel supports."""
     if not problem.version:
         return ArgumentError("problem", problem.description, f"a problem that a kernel for {gpu.target} supports")
-    allowed = f"one with a kernel for {problem.description}"
+    allowed = f"a version with a kernel for {problem.description}"
     return ArgumentError("version", problem.version, allowed, 'pass version="auto"')
 
 

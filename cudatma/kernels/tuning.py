@@ -449,7 +449,7 @@ def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Tar
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
     """Return the entry that applies to M, or None. All entries must differ only in M.
 
-    An entry applies to M if its tile divides M into as many tiles as the entry's M, which must be at most a quarter
+    An entry applies to M if its tile divides M into the same number of tiles as the entry's M, at most a quarter
     larger than M. An entry with at least 8 tiles applies up to twice its M. Among these entries, the one with the
     largest M up to the requested M takes precedence, followed by the one with the smallest M above it.
     """

@@ -30,7 +30,7 @@ from cudatma.quantization.weight_format import weight_format
 _FITS = "cudatma_scale_fits"
 #: Bits of a word of MXFP4 codes except the signs.
 _MAGNITUDES = 0x77777777
-#: Place in an AWQ word of each of its eight columns.
+#: Position of each of the eight columns in an AWQ word.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -94,7 +94,7 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat, sizes: tuple[int, int] 
 
 
 def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, Any], None]) -> None:
-    """Replace the loaded weights of a layer by packed weights, one of the two products at a time.
+    """Replace the loaded weights of a layer with packed weights, for one of the two products at a time.
 
     ``replace(layer, name, tensor)`` is vLLM's function that replaces a parameter. The packed codes uint8 (experts,
     blocks, 2048) are also available as ``w13_weight`` and ``w2_weight``, which vLLM passes to the kernel.
@@ -210,7 +210,7 @@ def pack_tensors(
         if result[2] is not None:
             result[2][:, columns] = packed[2]
     if result is None:
-        raise QuantizationError("q", "no experts", "at least one expert")
+        raise QuantizationError("q", "no experts", "the weights of at least one expert")
     return result
 
 

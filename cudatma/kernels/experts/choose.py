@@ -30,14 +30,14 @@ _SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
 _MAX_TILE_M = 128
 #: Maximum tile_m for stages of 256 elements of K instead of 128, if three stages fit. [H100]
 _DEEP_TILE_M = 64
-#: tile_n of the wgmma kernel, and the one for few tiles.
+#: tile_n of the wgmma kernel for many tiles, and for few tiles.
 _WGMMA_N, _NARROW_WGMMA_N = 256, 128
 #: Minimum number of wide tiles per SM. If there are fewer, the tiles are narrow. [H100]
 _MIN_WIDE_TILES = 0.6
 #: Minimum number of pairs for a routing kernel with several CTAs.
 _MIN_PAIRS_OF_CLUSTER = 4096
-#: Each pair is a block up to this mean number of rows of an expert, and up to this number of pairs. The weights of an
-#: expert are then read once for each of its rows, most of the time from L2.
+#: Maximum mean number of rows per expert, and maximum number of pairs, for which each pair is a block. An expert's
+#: weights are then read once for each of its rows, most of the time from L2.
 _MAX_DIRECT_ROWS, _MAX_DIRECT_PAIRS = 1.2, 64
 #: Minimum mean number of rows for the wgmma kernel. [H200]
 _MIN_WGMMA_ROWS = 7.5

@@ -53,7 +53,7 @@ PRODUCTS = ("up", "down")
 _LINE_BYTES, _RECORD_BYTES = 128, 20
 #: Number of rows of x whose blocks share weights in L2, because their tiles are computed one after another.
 _RASTER_ROWS = 1024
-#: Numbers of threads of the routing kernel. A thread divides the rows of one expert.
+#: Numbers of threads of the routing kernel. A thread divides the rows of one expert into blocks.
 ROUTE_THREADS = (256, 512, 1024)
 MAX_EXPERTS = ROUTE_THREADS[-1]
 #: Number of CTAs of the routing kernel if there are many pairs.
@@ -94,7 +94,7 @@ class ExpertsConfig(MarlinConfig):
     def check_problem(self, problem: Any) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.deep_box and (k := problem.product(self.product).k) % 64:
-            raise ArgumentError("deep_box", True, f"False: K = {k} is not a multiple of 64")
+            raise ArgumentError("deep_box", True, f"False because K = {k} is not a multiple of 64")
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def marlin_moe(
 
     An expert computes ``(silu(gate) * up) W2 + bias2``, where gate and up are the halves of ``x W1 + bias1``.
     Routing, both products and the sum run on the GPU without a host synchronization. The activations and the results of
-    the experts are rounded to x's dtype; sums are accumulated in fp32 in the order of a token's choices. Results are
+    the experts are rounded to x's dtype. Sums are accumulated in fp32 in the order of a token's choices. Results are
     bitwise reproducible.
 
     Parameters
@@ -74,12 +74,12 @@ def marlin_moe(
         Biases of gate, then of up, which are added to the first product. They have x's dtype.
     bias2 : array (experts, K), optional
         Biases of the second product, which are added before the multiplication by ``topk_weights``. They have x's
-        dtype. If several GPUs divide I, only one of them must add the biases.
+        dtype. If I is sharded across several GPUs, pass the biases on only one of them.
     activation : {"silu_glu", "swiglu_oai"}, default "silu_glu"
         Activation between the products. ``"swiglu_oai"`` is the activation of gpt-oss. It limits gate to at most 7 and
         up to -7 to 7, and then computes ``gate * sigmoid(1.702 * gate) * (up + 1)``.
     batch_invariant : bool, default False
-        Whether the bits of a token's result must not depend on the other tokens of the call. The result may differ from
+        Whether a token's result must be bitwise independent of the other tokens. The result may differ from
         the result without this option, and small batches take longer.
     expert_map : int32 array (global experts,), optional
         Index in ``w1`` and ``w2`` of each expert, or -1 for experts on other GPUs, whose choices are skipped. Default:

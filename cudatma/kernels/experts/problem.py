@@ -116,7 +116,7 @@ def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
             raise ArgumentTypeError(name, type(weight).__name__, "PackedExperts", remedy)
     if not w1.gated:
         remedy = "pack the weight with gated=True"
-        raise ArgumentError("w1.gated", False, "True: the columns of gate, then of up", remedy)
+        raise ArgumentError("w1.gated", False, "True", remedy)
     if w2.gated:
         raise ArgumentError("w2.gated", True, "False", "pack the weight with gated=False")
     experts, k, columns = w1.shape
@@ -167,7 +167,7 @@ def check_call(
     if ids.shape != factors.shape:
         raise ArgumentError("topk_ids.shape", ids.shape, f"{factors.shape}, the shape of topk_weights")
     if m * top_k > MAX_PAIRS:
-        raise ArgumentError("topk_ids.shape", ids.shape, f"at most {MAX_PAIRS} elements", "split the batch")
+        raise ArgumentError("topk_ids.shape", ids.shape, f"a shape of at most {MAX_PAIRS} elements", "split the batch")
     local = None
     if expert_map is not None:
         local = describe(expert_map, "expert_map")

@@ -45,7 +45,7 @@ def sample(
 
     kernel: "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". ctas: CTAs of the
     routing kernel. direct: whether each pair is a block. The error compares the result of all launches with the
-    reference. The imagined GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
+    reference. The simulated GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
     QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
     """
     for field, value in (("m", m), ("experts", experts), ("k", k), ("sm_count", sm_count)):
@@ -160,5 +160,5 @@ class _Call:
 
 
 sum_sample = partial(sample, "sum")
-# Several warps count the pairs of more experts than a warp has lanes.
+# If there are more experts than lanes in a warp, several warps count the pairs.
 route_sample = partial(sample, "route", m=100, experts=40, k=64, intermediate=32, group_size=32)

@@ -31,8 +31,8 @@ MEMBERS = WORK_MEMBERS | {
         Member("scale_rows", "u32", "number of groups of scales along K"),
         Member("scale_pitch", "u32", "number of columns per row of scales, with padding"),
         Member("prefetch_stages", "u32", "number of stages of weights that a dependent launch loads before it waits"),
-        Member("scale_offset", "u32", "in both halves, the number by which scales are multiplied"),
-        Member("scale_back", "float", "the number by which sums are multiplied"),
+        Member("scale_offset", "u32", "factor of the scales, in both halves"),
+        Member("scale_back", "float", "factor of the sums"),
         Member("activation_pitch", "u64", "elements from one row of activations to the next"),
     )
 }
