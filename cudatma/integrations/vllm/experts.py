@@ -42,8 +42,8 @@ class LoadedFormat(NamedTuple):
     layout : {"gptq", "awq", "n_major", "gpt_oss"}
         Layout of the codes and zero points. "gptq": words (experts, K / 8, N) that hold consecutive rows. "awq": words
         (experts, K, N / 8) in AWQ's order. "n_major": words or bytes (experts, N, K / 8 or K / 2) that hold
-        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "gpt_oss": as "n_major", with scales in
-        e8m0, and with the columns of gate and up in turn. Words hold four 8-bit codes.
+        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "gpt_oss": the same layout with e8m0
+        scales, where columns of gate and up alternate. A word holds eight 4-bit codes or four 8-bit codes.
     names : tuple of str
         Names of the parameters for codes, scales and zero points, without the prefix "w13_" or "w2_".
     group_size : int
@@ -74,7 +74,8 @@ class ExpertsConfig(Protocol):
 def refusal(config: ExpertsConfig, loaded: LoadedFormat, sizes: tuple[int, int] | None = None) -> str | None:
     """Return the reason why marlin_moe does not support a layer, or None if it does.
 
-    ``sizes`` are the hidden and the intermediate size, if vLLM will change those in ``config``.
+    ``sizes`` are the hidden and intermediate sizes of the rank after vLLM has rounded the sizes in ``config``. Default:
+    vLLM does not round them.
     """
     if config.in_dtype not in (torch.float16, torch.bfloat16):
         return f"activations must be torch.float16 or torch.bfloat16, got {config.in_dtype}"
@@ -125,8 +126,8 @@ def prepare_layer(
 ) -> None:
     """Compile and load the kernels for batches of up to ``max_m`` tokens, and share a workspace among graphs.
 
-    The function compiles nothing for weights in host memory or if ``max_m`` is None. ``switch`` is the class that
-    VLLM_DISABLED_KERNELS can disable.
+    The function compiles nothing for weights in host memory or if ``max_m`` is None. ``switch`` is the name by which
+    VLLM_DISABLED_KERNELS disables the layer's class.
 
     vLLM's reload_weights() replaces weights in place. QuantizationError is raised if the new scales have a different
     range, because the layer's kernels were chosen for the original range.
@@ -223,14 +224,14 @@ def _gate_order(layout: str, columns: int, device: Any) -> Any:
 
 
 def concatenated_bias(bias: Any) -> Any:
-    """Return biases (experts, 2 I) of gpt-oss, where gate and up alternate, as gate, then up."""
+    """Reorder gpt-oss's biases (experts, 2 I), where gate and up alternate, to gate, then up."""
     return bias.view(len(bias), -1, 2).transpose(1, 2).reshape(bias.shape)
 
 
 def _without_zero_groups(words: Any, scales: Any) -> Any:
-    """Return MXFP4 scales (groups, N) with 0 for groups of zeros, whose scales have no meaning.
+    """Return MXFP4 scales (groups, N) in which the scales of groups of zeros are 0.
 
-    vLLM pads weights with zeros and scales of 2^-127, which would extend the range of the scales.
+    vLLM pads weights with zeros whose scales are 2^-127. These scales would extend the range of the weight's scales.
     """
     is_zero = ((words & _MAGNITUDES) == 0).reshape(len(scales), -1, words.shape[1]).all(1)
     return scales.masked_fill(is_zero, 0)
@@ -292,7 +293,7 @@ class PackedExpertsLayer:
     w1_scale, w2_scale, w1_zp, w2_zp : torch.Tensor or None
         Packed scales and zero points.
     w1_bias, w2_bias : torch.Tensor or None
-        Biases (experts, N) of both products. The first ones are those of gate, then of up.
+        Biases (experts, N) of both products. The columns of ``w1_bias`` are gate, then up.
     activation_name : str
         Activation between the products, as in ``marlin_moe``.
     """

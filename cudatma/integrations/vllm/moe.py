@@ -37,7 +37,7 @@ class Backend(Enum):
 class CudatmaExperts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ignore[misc]  # not typed here
     """Experts for vLLM. vLLM creates one object for each layer.
 
-    VLLM_DISABLED_KERNELS disables a subclass by name, and so does ``--moe-backend`` with another kernel.
+    VLLM_DISABLED_KERNELS disables a subclass by name. ``--moe-backend`` with another kernel disables all subclasses.
     """
 
     @staticmethod
@@ -152,7 +152,7 @@ def is_selected(
 ) -> bool:
     """Return whether vLLM must use a class for a layer, and log the decision.
 
-    ``layout_refusal`` returns the reason why the class does not support how the weights are stored, or None.
+    ``layout_refusal`` returns the reason why the class does not support the loaded weights, or None if it does.
     """
     if config.moe_backend != "auto" or experts.__name__ in envs.VLLM_DISABLED_KERNELS:
         return False

@@ -1,8 +1,8 @@
 """The class that makes marlin_moe one of vLLM's kernels for gpt-oss's experts, and its registration.
 
-vLLM selects the kernel in its module oracle/mxfp4.py for several quantization methods. install() replaces the functions
-only in the module of gpt-oss's method, quantization/mxfp4.py. For layers that marlin_moe does not support, they call
-vLLM's functions.
+Several quantization methods of vLLM select their kernel in its module oracle/mxfp4.py. install() replaces three
+functions only in quantization/mxfp4.py, the module of gpt-oss's method. For layers that marlin_moe does not support,
+the functions call vLLM's functions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CudatmaMxfp4Experts(CudatmaExperts):
 
     @staticmethod
     def _supports_current_device() -> bool:
-        """Return whether the GPU is a Hopper GPU. Newer GPUs multiply fp4 numbers, and vLLM has kernels that do."""
+        """Return whether the GPU is a Hopper GPU. On newer GPUs, vLLM uses kernels with fp4 tensor cores."""
         capability = current_platform.get_device_capability() if current_platform.is_cuda() else None
         return capability is not None and capability.to_int() == 90
 
@@ -100,6 +100,9 @@ def convert_gpt_oss_weight_to_mxfp4_moe_kernel_format(
 
 
 def make_mxfp4_moe_quant_config(mxfp4_backend: Any, *rest: Any, **options: Any) -> Any:
-    """Return vLLM's description of a layer's weights. That of its Marlin backend has activations in 16 bits."""
+    """Return vLLM's configuration of a layer's weights and activations.
+
+    For cudatma's backend, this is the configuration of vLLM's Marlin backend, which has 16-bit activations.
+    """
     is_ours = mxfp4_backend is Backend.CUDATMA
     return _vllm_describe(oracle.Mxfp4MoeBackend.MARLIN if is_ours else mxfp4_backend, *rest, **options)
