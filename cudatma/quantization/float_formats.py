@@ -53,13 +53,8 @@ def from_mxfp4(blocks: Any, scales: Any, *, dtype: Any) -> PackedWeight:
 
 
 def scale_values(scales: Any, field: str) -> NDArray[Any]:
-    """Return the values of scales: numbers of a floating-point type, or e8m0 numbers in uint8.
-
-    ``field`` is weight_scale if uint8 means e4m3, because torch's e4m3 tensors are passed as bytes.
-    """
+    """Return the values of scales: numbers of a floating-point type, or e8m0 numbers in uint8."""
     array = host_array(scales, field)
-    if array.dtype == np.uint8 and field == "weight_scale":
-        array = array.view(ml_dtypes.float8_e4m3fn)
     if array.dtype == np.uint8:
         values: NDArray[np.float32] = np.ldexp(np.float32(1), array.astype(np.int32) - _E8M0_BIAS)
         values[array == _E8M0_NAN] = np.nan

@@ -112,8 +112,10 @@ def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
         assert (layer.shape, layer.format, layer.max_error) == ((EXPERTS, k, n), "mxfp4", 0.0)
         weight = packed(tmp_path / "out", layer.name, (k, EXPERTS * n))
         np.testing.assert_array_equal(PackedExperts(weight, EXPERTS, n, gated).dequantize(dtype=np.float32), expected)
-        bias = f"{layer.name}_bias"
-        np.testing.assert_array_equal(open_checkpoint(tmp_path / "out").read(bias), tensors[bias])
+        bias = tensors[f"{layer.name}_bias"]
+        ordered = np.concatenate([bias[:, ::2], bias[:, 1::2]], axis=1) if gated else bias
+        np.testing.assert_array_equal(open_checkpoint(tmp_path / "out").read(f"{layer.name}.bias"), ordered)
+    assert not [name for name in open_checkpoint(tmp_path / "out").names if name.endswith("_bias")]
     small = np.full((EXPERTS, layer.shape[2], layer.shape[1] // 32), 90, np.uint8)
     change(tmp_path / "in", {f"{layer.name}_scales": small})
     with pytest.raises(QuantizationError, match=r"_scales\[.* must be finite values in the range of float16"):

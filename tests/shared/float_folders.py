@@ -128,6 +128,6 @@ def write(folder: Path, kind: str, model: str = "llama") -> Tensors:
     settings = config("bfloat16", section)
     if model != "llama":
         settings |= {"model_type": model, **MOE[model][2]}
-        tensors |= moe_tensors(model)
+        tensors |= {name: array.astype(BF16) for name, array in moe_tensors(model).items()}
     write_folder(folder, tensors, settings)
     return values

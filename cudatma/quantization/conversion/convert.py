@@ -255,7 +255,7 @@ def _write_shard(
             if unit.layers:
                 layer, weight = _pack(unit, source, options)
                 layers.append(layer)
-                for part, array in _arrays(weight).items():
+                for part, array in (_arrays(weight) | _bias(unit, source)).items():
                     writer.add(f"{unit.name}.{part}", array)
                     tensors[f"{unit.name}.{part}"] = array.nbytes
             else:
@@ -273,6 +273,12 @@ def _arrays(weight: PackedWeight) -> dict[str, Any]:
     has_tensor_scale = weight_format(weight.format).has_tensor_scale
     arrays["tensor_scale"] = np.array(weight.tensor_scale, np.float32) if has_tensor_scale else None
     return {part: array for part, array in arrays.items() if array is not None}
+
+
+def _bias(unit: Unit, source: Source) -> dict[str, Any]:
+    """Return the biases of experts in the order of the packed weight, which differs from their order in the file."""
+    group = source.inventory.experts.get(unit.name)
+    return {"bias": group.arrange(source.checkpoint.read(group.bias))} if group and group.bias else {}
 
 
 def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight]:
@@ -296,7 +302,7 @@ def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, P
         symmetric=weight.symmetric,
         act_order=weight.perm is not None,
         format=weight.format,
-        source_bytes=source.tensor_bytes(unit.source),
+        source_bytes=source.tensor_bytes(name for layer in unit.layers for name in source.layers[layer].values()),
         packed_bytes=weight.nbytes,
         max_error=errors[0],
         mean_error=errors[1],

@@ -203,16 +203,13 @@ def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[Shard
     A unit is never split between files. ``group_size`` applies to the layers of a float checkpoint. The plan depends
     only on the source and the options.
     """
-    packed = {name for parts in source.layers.values() for name in parts.values()} | source.inventory.left_out.keys()
-    units = [
-        Unit(
-            name,
-            layers,
-            tuple(tensor for layer in layers for tensor in source.layers[layer].values()),
-            _packed_bytes(source, name, layers[0], group_size),
-        )
-        for name, layers in source.inventory.packed.items()
-    ]
+    units = []
+    for name, layers in source.inventory.packed.items():
+        weights = [tensor for layer in layers for tensor in source.layers[layer].values()]
+        bias = [group.bias] if (group := source.inventory.experts.get(name)) and group.bias else []
+        max_bytes = _packed_bytes(source, name, layers[0], group_size) + source.tensor_bytes(bias)
+        units.append(Unit(name, layers, (*weights, *bias), max_bytes))
+    packed = {tensor for unit in units for tensor in unit.source} | source.inventory.left_out.keys()
     others = [name for name in source.checkpoint.names if name not in packed]
     units += [Unit(name, (), (name,), source.tensor_bytes([name])) for name in others]
     shards: list[list[Unit]] = []
@@ -245,7 +242,8 @@ def _packed_bytes(source: Source, name: str, layer: str, group_size: int) -> int
 
 def _tensors(source: Source, shard: list[Unit]) -> list[tuple[str, int]]:
     files: Mapping[str, object] = source.checkpoint.files
-    tensors = [(f"{unit.name}.{part}", size) for unit in shard if unit.layers for part, size in ARRAYS.items()]
+    arrays = (ARRAYS | {"bias": 2}).items()
+    tensors = [(f"{unit.name}.{part}", size) for unit in shard if unit.layers for part, size in arrays]
     for unit in shard:
         if not unit.layers and unit.name in files:
             tensors.append((unit.name, len(source.checkpoint.files[unit.name].tensors[unit.name].shape)))
