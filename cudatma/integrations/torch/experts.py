@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.integrations.torch.operators import MOE
 from cudatma.integrations.torch.packed_module import PackedModule, bias_tensor
 from cudatma.integrations.torch.weights import weight_tensors
@@ -81,8 +81,7 @@ symmetric=True, dtype=torch.float16)
         kind = weight_format(format)
         group_size = kind.default_group_size if group_size is None else group_size
         kind.check_group_size(group_size)
-        if not symmetric and not kind.has_zeros:
-            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
+        kind.check_symmetric(symmetric)
         for field, size in (("experts", experts), ("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")

@@ -62,8 +62,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     """Load a model that another tool quantized, and pack its layers during loading.
 
     The format may be any that `cudatma convert` reads: GPTQ, AWQ, AutoRound, Marlin, compressed-tensors, fp8, NVFP4 of
-    ModelOpt, or MXFP4 of gpt-oss. The tool that quantized the model need not be installed. For a model that `cudatma convert` wrote, this function is
-    equivalent to from_pretrained().
+    ModelOpt, or MXFP4 of gpt-oss. The tool that quantized the model need not be installed. For a model that `cudatma
+    convert` wrote, this function is equivalent to from_pretrained().
 
     Parameters
     ----------

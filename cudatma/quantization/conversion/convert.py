@@ -29,7 +29,7 @@ from cudatma.quantization.conversion.source import Source, open_source
 from cudatma.quantization.experts import pack_experts
 from cudatma.quantization.float_formats import scale_values
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
-from cudatma.quantization.packed import PackedWeight, check_group_size
+from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.rounding import quantize_linear
 from cudatma.quantization.safetensors_file import as_path
 from cudatma.quantization.weight_format import weight_format
@@ -46,6 +46,7 @@ class _Options:
     """Options of a conversion. ``left`` lists float layers that the model class cannot load quantized."""
 
     quantize: bool
+    format: str
     group_size: int
     symmetric: bool
     clip_search: bool
@@ -60,7 +61,8 @@ def convert_checkpoint(
     out: str | os.PathLike[str],
     *,
     quantize: bool = False,
-    group_size: int = 128,
+    format: str = "int4",
+    group_size: int | None = None,
     symmetric: bool = True,
     clip_search: bool = False,
     dtype: str | None = None,
@@ -71,9 +73,9 @@ def convert_checkpoint(
 ) -> Conversion:
     """Convert the folder of a Hugging Face checkpoint into another folder with packed linear layers.
 
-    The source is a GPTQ, AWQ (gemm), AutoRound, Marlin or compressed-tensors (pack-quantized W4A16) checkpoint, or a
-    float checkpoint with ``quantize``. The integers of a quantized checkpoint are kept, and its tensors must match its
-    configuration (docs/howto/convert_a_checkpoint.md). All other tensors are copied unchanged.
+    The source is a checkpoint that another tool quantized (docs/howto/convert_a_checkpoint.md lists the formats), or,
+    with ``quantize``, a float checkpoint. The codes of a quantized checkpoint are kept, and its tensors must match its
+    configuration. All other tensors are copied unchanged.
 
     Parameters
     ----------
@@ -83,8 +85,11 @@ def convert_checkpoint(
         The new folder. It must not exist, be empty, or contain the result of an interrupted conversion.
     quantize : bool, default False
         Whether to quantize the matrices in the numbered blocks of a float model.
-    group_size : int, default 128
-        Number of rows per scale in a float checkpoint; see ``cudatma.quantize``.
+    format : str, default "int4"
+        Format of the weights that ``quantize`` creates; see ``cudatma.quantize``.
+    group_size : int, optional
+        Number of rows per scale in a float checkpoint; see ``cudatma.quantize``. Default: 128, or the only size of the
+        format.
     symmetric : bool, default True
         Whether to quantize a float checkpoint without zero points; see ``cudatma.quantize``.
     clip_search : bool, default False
@@ -129,7 +134,10 @@ def convert_checkpoint(
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
-    check_group_size(group_size)
+    kind = weight_format(format)
+    group_size = kind.default_group_size if group_size is None else group_size
+    kind.check_group_size(group_size)
+    kind.check_symmetric(symmetric)
     if isinstance(exclude, str):
         raise ArgumentTypeError("exclude", "str", "a list of patterns", "pass a list")
     for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
@@ -152,6 +160,7 @@ def convert_checkpoint(
         match.require()
     options = _Options(
         quantize=quantize,
+        format=format,
         group_size=group_size,
         symmetric=symmetric,
         clip_search=clip_search,
@@ -164,7 +173,7 @@ def convert_checkpoint(
         for parts in origin.layers.values():
             name = parts[origin.statement.format.scales]
             check_scales(name, origin.checkpoint.read(name), options.dtype)
-    shards = plan_shards(origin, shard_bytes, group_size)
+    shards = plan_shards(origin, shard_bytes, kind, group_size)
     journal = Journal(target, _identity(origin, options, shard_bytes), origin.folder.resolve().name)
     check_disk(target, sum(shard.max_bytes for shard in shards if shard.name not in journal.shards))
     with journal.begin():
@@ -334,6 +343,7 @@ def _matrices(
                         symmetric=options.symmetric,
                         dtype=options.dtype,
                         clip_search=options.clip_search,
+                        format=options.format,
                     )
                 )
                 yield weight, packed[-1]
