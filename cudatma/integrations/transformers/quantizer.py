@@ -27,10 +27,10 @@ from transformers.utils import logging
 from cudatma.backend import selected_backend
 from cudatma.errors import ArgumentError, WeightFileError
 from cudatma.integrations.torch import ExpertWeights, MarlinLinear
-from cudatma.integrations.torch.weights import weight_tensors
+from cudatma.integrations.torch.weights import expert_tensors, weight_tensors
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.experts import concatenated, replace_experts, take_biases
-from cudatma.quantization import PackedWeight, pack_experts, quantize_experts, quantize_linear
+from cudatma.quantization import PackedExperts, PackedWeight, pack_experts, quantize_experts, quantize_linear
 from cudatma.quantization.agreement import LayerFacts
 from cudatma.quantization.checkpoint import Checkpoint, files_by_tensor
 from cudatma.quantization.conversion.expert_groups import NAMINGS, ExpertGroup, is_expert_weight, misfit
@@ -97,7 +97,7 @@ class PackExperts(Pack):
             tuple([pack_layer(self.kind, tensors, next(facts), dtype=dtype) for tensors in parts])
             for parts in zip(*(matrices[matrix] for matrix in sorted(matrices)), strict=True)  # Gate precedes up.
         ]
-        packed = pack_experts(experts, gated=weights.gated).weight  # type: ignore[arg-type]
+        packed = pack_experts(experts, gated=weights.gated)  # type: ignore[arg-type]
         return _fill(weights, name, packed, next(iter(input_dict.values()))[0].device)
 
 
@@ -125,7 +125,7 @@ class PackStacked(Pack):
             pack_layer(self.kind, dict(zip(parts, arrays, strict=True)), self.experts[name][0], dtype=dtype)
             for arrays in matrices
         ]
-        return _fill(weights, name, pack_experts(experts, gated=weights.gated).weight, first.device)
+        return _fill(weights, name, pack_experts(experts, gated=weights.gated), first.device)
 
 
 class Keep(ConversionOps):  # type: ignore[misc]
@@ -170,7 +170,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         weights = replace_experts(module, name, config.facts(full_layer_name))
         dtype = str(weights.dtype).removeprefix("torch.")
         experts = quantize_experts(stacked, gated=weights.gated, dtype=dtype, **options)
-        return _fill(weights, full_layer_name, experts.weight, weight.device)
+        return _fill(weights, full_layer_name, experts, weight.device)
 
 
 def _quantization_device(weight: Any) -> Any:
@@ -234,11 +234,14 @@ def packing_conversions(
     return converters
 
 
-def _fill(module: MarlinLinear | ExpertWeights, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
+def _fill(
+    module: MarlinLinear | ExpertWeights, layer: str, weight: PackedWeight | PackedExperts, device: Any
+) -> dict[str, Any]:
     """Set the layer's buffers and return them by their full names. transformers checks the shapes of the buffers."""
     buffers = {}
     module.group_size, module.format = weight.group_size, weight.format
-    for name, tensor in weight_tensors(weight).items():
+    tensors = expert_tensors(weight) if isinstance(weight, PackedExperts) else weight_tensors(weight)
+    for name, tensor in tensors.items():
         if name in module._buffers:
             tensor = None if tensor is None else tensor.to(device)
             setattr(module, name, tensor)

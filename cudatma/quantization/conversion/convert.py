@@ -26,7 +26,7 @@ from cudatma.quantization.conversion.model_class import Match, match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
 from cudatma.quantization.conversion.source import Source, open_source
-from cudatma.quantization.experts import pack_experts
+from cudatma.quantization.experts import PackedExperts, pack_experts
 from cudatma.quantization.float_formats import scale_values
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.packed import PackedWeight
@@ -276,11 +276,13 @@ def _write_shard(
     return Shard(size, digest, tensors, tuple(layers))
 
 
-def _arrays(weight: PackedWeight) -> dict[str, Any]:
+def _arrays(packed: PackedWeight | PackedExperts) -> dict[str, Any]:
     """Return the arrays of a weight by name. The tensor scale is an array because the state of a torch module is."""
-    arrays = {part: getattr(weight, part) for part in ARRAYS}
-    has_tensor_scale = weight_format(weight.format).has_tensor_scale
-    arrays["tensor_scale"] = np.array(weight.tensor_scale, np.float32) if has_tensor_scale else None
+    are_experts = isinstance(packed, PackedExperts)
+    weight = packed.weight if are_experts else packed
+    arrays = {part: getattr(weight, part) for part in ARRAYS if part != "tensor_scale"}
+    if weight_format(weight.format).has_tensor_scale:
+        arrays["tensor_scale"] = packed.tensor_scales if are_experts else np.array(weight.tensor_scale, np.float32)
     return {part: array for part, array in arrays.items() if array is not None}
 
 
@@ -290,26 +292,24 @@ def _bias(unit: Unit, source: Source) -> dict[str, Any]:
     return {"bias": group.arrange(source.checkpoint.read(group.bias))} if group and group.bias else {}
 
 
-def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight]:
+def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight | PackedExperts]:
     packed: list[PackedWeight] = []
     pairs = _matrices(unit, source, options, packed)
     if source.statement is None:
         errors = weight_error(pairs)
     else:
         errors = scale_error((scales for scales, _ in pairs), ACTIVATION_TYPES[options.dtype].numpy)
-    weight = packed[0]
-    shape: tuple[int, ...] = weight.shape
+    weight: PackedWeight | PackedExperts = packed[0]
     if group := source.inventory.experts.get(unit.name):
         pairs_of_gate = group.gated and not group.is_stacked
         parts = list(zip(packed[::2], packed[1::2], strict=True)) if pairs_of_gate else packed
-        experts = pack_experts(parts, gated=group.gated)
-        weight, shape = experts.weight, experts.shape
+        weight = pack_experts(parts, gated=group.gated)
     report = LayerReport(
         name=unit.name,
-        shape=shape,
+        shape=weight.shape,
         group_size=weight.group_size,
         symmetric=weight.symmetric,
-        act_order=weight.perm is not None,
+        act_order=isinstance(weight, PackedWeight) and weight.perm is not None,
         format=weight.format,
         source_bytes=source.tensor_bytes(name for layer in unit.layers for name in source.layers[layer].values()),
         packed_bytes=weight.nbytes,

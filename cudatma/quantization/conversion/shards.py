@@ -166,8 +166,8 @@ def _joined(first: bytes, data: Any) -> str:
     return hashlib.blake2b(first + data.digest(), digest_size=16).hexdigest()
 
 
-#: Number of dimensions of each array of a packed layer. The names do not include the layer's prefix.
-ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1, "tensor_scale": 0}
+#: Maximum number of dimensions of each array of a packed layer. The names do not include the layer's prefix.
+ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1, "tensor_scale": 2}
 
 
 @dataclass(frozen=True, slots=True)
