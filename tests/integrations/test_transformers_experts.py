@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from float_folders import KINDS, write
+from gpt_oss_folder import write_float_gpt_oss, write_gpt_oss
 from model_folders import BLOCKS, HIDDEN, MOE, VOCAB, quantize_layers, write_moe
 from safetensors.numpy import load_file, save_file
 
@@ -127,48 +128,15 @@ def write_class(folder: Path, model: str) -> None:
     torch.manual_seed(0)
     if model == "glm4_moe":
         made = transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**SIZES, **ROUTED, head_dim=32))
-    elif model == "deepseek_v3":
+    else:
         ranks = {"kv_lora_rank": 64, "q_lora_rank": 64, "qk_rope_head_dim": 32, "v_head_dim": 32,
                  "qk_nope_head_dim": 32}  # fmt: skip
         made = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**SIZES, **ROUTED, **ranks))
-    else:
-        sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
-        made = transformers.GptOssForCausalLM(transformers.GptOssConfig(**SIZES, **sizes))
-        with torch.no_grad():
-            for parameter in made.parameters():  # transformers initializes biases with zeros
-                parameter.normal_(0, 0.1)
     made.half().save_pretrained(folder)
 
 
-def write_mxfp4(folder: Path) -> Any:
-    """Write gpt-oss with experts in MXFP4, and return the float32 model with values that transformers decodes."""
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    write_class(folder, "gpt_oss")
-    model = from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
-    path, rng = folder / "model.safetensors", torch.Generator().manual_seed(0)
-    tensors = load_file(path)
-    for name, parameter in model.named_parameters():
-        if name.endswith("_proj") and ".experts." in name:
-            experts, k, n = parameter.shape
-            blocks = torch.randint(0, 256, (experts, n, k // 32, 16), dtype=torch.uint8, generator=rng)
-            scales = torch.randint(121, 126, (experts, n, k // 32), dtype=torch.uint8, generator=rng)
-            parameter.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-            del tensors[name]
-            tensors |= {f"{name}_blocks": blocks.numpy(), f"{name}_scales": scales.numpy()}
-        if name.endswith("gate_up_proj_bias"):
-            tensors[name][:, :6] *= 80  # beyond the limits of gate and up
-            parameter.data = torch.from_numpy(tensors[name]).float()
-    save_file(tensors, path, metadata={"format": "pt"})
-    settings = json.loads((folder / "config.json").read_text())
-    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    section = {"quant_method": "mxfp4", "modules_to_not_convert": skipped}
-    (folder / "config.json").write_text(json.dumps({**settings, "quantization_config": section}))
-    return model
-
-
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
-    expected = logits(write_mxfp4(tmp_path / "in"))
+    expected = logits(write_gpt_oss(tmp_path / "in"))
     done = convert_checkpoint(tmp_path / "in", tmp_path / "converted")
     assert {(layer.format, layer.max_error) for layer in done.layers} == {("mxfp4", 0.0)}
     converted = from_pretrained(tmp_path / "converted")
@@ -183,7 +151,7 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
 
 
 def test_gpt_oss_is_quantized(tmp_path: Path) -> None:
-    write_class(tmp_path / "in", "gpt_oss")
+    write_float_gpt_oss(tmp_path / "in")
     exact = logits(from_pretrained(tmp_path / "in", dtype=torch.float32, experts_implementation="eager"))
     convert_checkpoint(tmp_path / "in", tmp_path / "converted", quantize=True, group_size=32)
     converted = from_pretrained(tmp_path / "converted")
@@ -199,7 +167,7 @@ def test_gpt_oss_is_quantized(tmp_path: Path) -> None:
 
 
 def test_biases_of_gpt_oss_that_do_not_match_are_refused(tmp_path: Path) -> None:
-    write_mxfp4(tmp_path / "in")
+    write_gpt_oss(tmp_path / "in")
     path, name = tmp_path / "in" / "model.safetensors", "model.layers.1.mlp.experts.gate_up_proj"
     tensors = load_file(path)
     save_file(tensors | {f"{name}_bias": tensors[f"{name}_bias"][:, 1:]}, path, metadata={"format": "pt"})
