@@ -167,7 +167,8 @@ class PackedExperts(_Referable):
         factors = host_array(self.tensor_scales, "tensor_scales")[:, None, :, None]
         exact = (out.reshape(*out.shape[:2], 1 + self.gated, -1) * factors).reshape(out.shape)
         with np.errstate(over="ignore"):  # Values beyond the range of dtype become infinite, as on the GPU.
-            return exact.astype(BFLOAT16 if dtype == "bfloat16" else dtype)
+            rounded: NDArray[Any] = exact.astype(BFLOAT16 if dtype == "bfloat16" else dtype)
+        return rounded
 
     def to_device(self, device: int | None = None) -> PackedExperts:
         """Copy the weights to a GPU.

@@ -224,6 +224,16 @@ def test_experts_compile_into_one_graph(tmp_path: Path) -> None:
             torch.testing.assert_close(compiled(x), block(x), rtol=0, atol=0)
 
 
+def test_experts_whose_class_has_no_biases_stay_float(tmp_path: Path) -> None:
+    write_moe(tmp_path / "in", form="stacked")
+    path, name = tmp_path / "in" / "model.safetensors", "model.layers.0.mlp.experts"
+    biases = {f"{name}.gate_up_proj_bias": np.ones((4, 128), np.float16)}
+    save_file(load_file(path) | biases, path, metadata={"format": "pt"})
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True)
+    assert "cannot load the layer quantized" in done.skipped[f"{name}.gate_up_proj"]
+    assert f"{name}.gate_up_proj_bias" in " ".join(done.notes)
+
+
 def test_other_activations_stay_float_or_are_refused(tmp_path: Path) -> None:
     write_moe(tmp_path / "in")
     convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True)

@@ -118,14 +118,14 @@ class PackStacked(Pack):
         name = full_layer_name.rpartition(".")[0]
         weights, group = model.get_submodule(name), self.groups[name]
         dtype = str(weights.dtype).removeprefix("torch.")
-        first, *_ = (matches[0] for matches in input_dict.values())
         parts = {pattern.rpartition("_")[2][:-1]: matches[0] for pattern, matches in input_dict.items()}
         matrices = zip(*(group.split(host_array(tensor, part)) for part, tensor in parts.items()), strict=True)
         experts = [
             pack_layer(self.kind, dict(zip(parts, arrays, strict=True)), self.experts[name][0], dtype=dtype)
             for arrays in matrices
         ]
-        return _fill(weights, name, pack_experts(experts, gated=weights.gated), first.device)
+        packed = pack_experts(experts, gated=weights.gated)
+        return _fill(weights, name, packed, next(iter(parts.values())).device)
 
 
 class Keep(ConversionOps):  # type: ignore[misc]
@@ -410,10 +410,11 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         pattern = r"^(.+\.experts\.(?:gate_up_proj|down_proj)\.(?:qweight|scales|zeros|tensor_scale|bias))$"
         return [WeightConverter(source_patterns=pattern, target_patterns=r"\1", operations=[Keep()])]
 
-    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+    def update_weight_conversions(self, weight_conversions: list[Any], *_: Any) -> list[Any]:
         """Return all converters. The first converter with a matching pattern applies.
 
-        transformers' patterns for float experts also match names that continue, such as weight_packed.
+        transformers' patterns for float experts also match names that continue, such as weight_packed. transformers
+        5.23 and later also pass the model.
         """
         return [*self.get_weight_conversions(), *weight_conversions]
 

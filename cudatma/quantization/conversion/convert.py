@@ -278,11 +278,12 @@ def _write_shard(
 
 def _arrays(packed: PackedWeight | PackedExperts) -> dict[str, Any]:
     """Return the arrays of a weight by name. The tensor scale is an array because the state of a torch module is."""
-    are_experts = isinstance(packed, PackedExperts)
-    weight = packed.weight if are_experts else packed
-    arrays = {part: getattr(weight, part) for part in ARRAYS if part != "tensor_scale"}
-    if weight_format(weight.format).has_tensor_scale:
-        arrays["tensor_scale"] = packed.tensor_scales if are_experts else np.array(weight.tensor_scale, np.float32)
+    if isinstance(packed, PackedExperts):
+        weight, tensor_scale = packed.weight, packed.tensor_scales
+    else:
+        has_tensor_scale = weight_format(packed.format).has_tensor_scale
+        weight, tensor_scale = packed, np.array(packed.tensor_scale, np.float32) if has_tensor_scale else None
+    arrays = {part: getattr(weight, part) for part in ARRAYS} | {"tensor_scale": tensor_scale}
     return {part: array for part, array in arrays.items() if array is not None}
 
 

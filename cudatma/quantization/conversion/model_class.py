@@ -76,9 +76,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         match.modules[layer] = name
         if is_expert_weight(layer):
             error = _expert_misfit(layer, module, sizes, match.class_name)
-            if error is None and f"{layer}_bias" in checkpoint.files and not module.has_bias:
-                allowed = f"no biases, because the experts of {match.class_name} have none"
-                error = WeightFileError(f"{layer}_bias", "biases of experts", allowed, "correct config.json")
+            error = error or _expert_bias_misfit(layer, module, match.class_name, checkpoint)
         else:
             error = _misfit(layer, module, sizes, match.class_name)
             error = error or _bias_misfit(module, match.class_name, checkpoint, loaded.get(f"{name}.bias"))
@@ -243,6 +241,14 @@ def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str
         remedy = "set the model's option for biases in config.json"
         return WeightFileError(name, "a bias", f"no bias or zeros, because {class_name} has no such bias", remedy)
     return None
+
+
+def _expert_bias_misfit(layer: str, module: Any, class_name: str, checkpoint: Checkpoint) -> WeightFileError | None:
+    """Return an error if the checkpoint has biases of experts and the module has none."""
+    if module.has_bias or f"{layer}_bias" not in checkpoint.files:
+        return None
+    allowed = f"no biases, because the experts of {class_name} have none"
+    return WeightFileError(f"{layer}_bias", "biases of experts", allowed, "correct config.json")
 
 
 def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) -> WeightFileError | None:
