@@ -105,7 +105,7 @@ def marlin_moe(
     if activation not in GATES:
         raise ArgumentError("activation", activation, ", ".join(GATES))
     if x.dim() != 2:
-        raise ArgumentError("x.shape", tuple(x.shape), "two dimensions (tokens, K)")
+        raise ArgumentError("x.shape", tuple(x.shape), "(tokens, K)")
     k = x.shape[1]
     kind = weight_format(format)
     for name, parts, rows, columns, size, tensor_scale in (

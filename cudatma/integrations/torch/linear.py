@@ -270,7 +270,7 @@ class MarlinLinear(PackedModule):
     def from_compressed_tensors(
         cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any
     ) -> MarlinLinear:
-        """Create a layer from tensors of compressed-tensors, on the first tensor's device.
+        """Create a layer from compressed-tensors tensors, on the first tensor's device.
 
         Parameters
         ----------
@@ -345,7 +345,7 @@ class MarlinLinear(PackedModule):
         if self.qweight.is_cuda:
             if result == self.dtype:
                 return self._dequantize_by_kernel()
-            torch.cuda.current_stream(self.qweight.device).synchronize()  # CuPy reads on its own stream
+            torch.cuda.current_stream(self.qweight.device).synchronize()  # CuPy reads on a different stream.
         values = torch.from_numpy(
             self._packed_weight().dequantize(dtype="float64" if result == torch.float64 else "float32")
         )

@@ -16,9 +16,8 @@ from cudatma.context import runtime
 from cudatma.errors import QuantizationError
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.integrations.vllm.layer import WORD_VALUES, pack_columns, unpack_nibbles
-from cudatma.kernels.experts.config import MAX_EXPERTS
 from cudatma.kernels.experts.moe import marlin_moe
-from cudatma.kernels.experts.problem import SIZE_UNIT
+from cudatma.kernels.experts.problem import MAX_EXPERTS, SIZE_UNIT
 from cudatma.kernels.warm_up import LARGEST_M, warm_up
 from cudatma.kernels.workspace import share_captured_workspaces
 from cudatma.quantization import GROUP_SIZES
@@ -27,7 +26,7 @@ from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks
 
 #: Attribute of a layer with the ScaleFits of its weights.
 _FITS = "cudatma_scale_fits"
-#: Place in an AWQ word of each of its eight columns.
+#: Position of each of the eight columns in an AWQ word.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -83,7 +82,7 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat) -> str | None:
 
 
 def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, Any], None]) -> None:
-    """Replace the loaded weights of a layer by packed weights, one of the two products at a time.
+    """Replace the loaded weights of a layer with packed weights, for one of the two products at a time.
 
     ``replace(layer, name, tensor)`` is vLLM's function that replaces a parameter. The packed integers uint8 (experts,
     blocks, 2048) are also available as ``w13_weight`` and ``w2_weight``, which vLLM passes to the kernel.
@@ -175,7 +174,7 @@ def pack_tensors(layout: str, q: Any, scales: Any, zeros: Any | None, *, is_gate
         if result[2] is not None:
             result[2][:, columns] = packed[2]
     if result is None:
-        raise QuantizationError("q", "no experts", "at least one expert")
+        raise QuantizationError("q", "no experts", "the weights of at least one expert")
     return result
 
 

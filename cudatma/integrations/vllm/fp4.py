@@ -73,7 +73,8 @@ class PackedFp4Layer:
         if self._range not in (None, (exponent, tensor_scale)):
             got = f"scales with exponent {exponent} and tensor scale {tensor_scale:g}"
             remedy = f"restart vLLM with these weights, or set VLLM_DISABLED_KERNELS={type(self).__name__}"
-            raise QuantizationError("weight_scale", got, "the exponent and tensor scale before the reload", remedy)
+            allowed = "scales with the exponent and tensor scale before the reload"
+            raise QuantizationError("weight_scale", got, allowed, remedy)
         self._range = exponent, tensor_scale
 
 

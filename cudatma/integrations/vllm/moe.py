@@ -77,7 +77,7 @@ class CudatmaW4A16Experts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # typ
         return bool(envs.VLLM_BATCH_INVARIANT)
 
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """Return that the kernel itself weights and adds up the experts' results."""
+        """Return the implementation for kernels that themselves weight and add up the experts' results."""
         return TopKWeightAndReduceNoOP()
 
     def moe_problem_size(self, a1: Any, w1: Any, w2: Any, topk_ids: Any) -> tuple[int, int, int, int, int]:
@@ -114,7 +114,7 @@ def install() -> None:
         original = getattr(int_wna16, name)
         if original is function:
             continue
-        # Modules that were imported before have their own references.
+        # Modules that were imported earlier hold their own references.
         for module_name, module in list(sys.modules.items()):
             if module_name.startswith("vllm.") and vars(module).get(name) is original:
                 setattr(module, name, function)
