@@ -27,7 +27,7 @@ with suppress(ImportError):  # gpu-test needs no hypothesis
 
     # A busy machine is no failure. Most random configs break a rule: few examples pass their strategies' filters.
     forgiven = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    settings.register_profile("tests", max_examples=50, deadline=None, suppress_health_check=forgiven)
+    settings.register_profile("tests", max_examples=25, deadline=None, suppress_health_check=forgiven)
     settings.load_profile("tests")
 
 gc.disable()  # Until all tests are collected, which creates much and drops little; takes a quarter less time.

@@ -106,7 +106,7 @@ def test_tiles_are_divided(name: str) -> None:
 COVERED = ("stream_k", "stack_2_odd_chunks", "multicast_whole_tiles_setmaxnreg", "depth_divided")
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in COVERED])
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, processors, of = CASES[name]
@@ -314,7 +314,7 @@ def scaled(w: PackedWeight, largest: float, fit: ScaleFit) -> PackedWeight:
     return made
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", FUSED)
 def test_the_bits_are_those_of_the_other_way(name: str) -> None:
     m, k, n, processors, of, (largest, fit) = FUSED[name]
