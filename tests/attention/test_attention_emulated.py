@@ -95,7 +95,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("version", "case"), RUNS)
 def test_results_are_right_and_clean(version: str, case: str) -> None:
     dtype = ("float16", "bfloat16")[len(case) % 2]
@@ -408,7 +408,7 @@ def is_right(given: dict[str, Any], out: Any, lse: Any, checked: Any, sequences:
         np.testing.assert_allclose(lse[:, rows], sums, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "version"),
     [

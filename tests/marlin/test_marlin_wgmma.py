@@ -116,7 +116,7 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k", "n", "ranges"),
     [
@@ -184,6 +184,7 @@ def test_every_tile_is_right_and_clean(tile: WgmmaTile, size: int, divide: bool)
     assert relative_error(out, x, w, bias) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 def test_the_order_of_additions_is_fixed() -> None:
     m, k, n, processors, of = CASES["multicast_stream_k"]
     x, w, _ = operands(m, k, n, of)
