@@ -107,7 +107,7 @@ def tma_type(dtype: object) -> TmaType:
             return TMA_TYPES[_CARRIED[array_dtype.name]]
     remedy = "convert the array or describe it as uint8"
     if array_dtype == np.complex64:
-        remedy = 'TMA has no complex type, so pass dtype="uint64" to copy the bits'
+        remedy = 'pass dtype="uint64" to copy the bits, because TMA has no complex type'
     raise DescriptorError("dtype", dtype, ", ".join(TMA_TYPES), remedy)
 
 

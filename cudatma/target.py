@@ -127,7 +127,7 @@ class Target:
         """
         if not self.has(feature):
             able = [t.name for t in TARGETS.values() if feature in t.features]
-            allowed = f"one with {feature} ({', '.join(able)})"
+            allowed = f"a target with {feature} ({', '.join(able)})"
             choice = next((name for name in able if TARGETS[name].runs_here), able[0])
             remedy = f"choose another target for {purpose}; set CUDATMA_TARGET={choice} for the emulator"
             raise TargetError("target", self.name, allowed, remedy)
@@ -249,7 +249,7 @@ def get_target(target: str | Target) -> Target:
             return TARGETS[name]
     remedy = "omit the target to use that of the GPU, or sm_90a without a GPU"
     if isinstance(target, str) and re.fullmatch(r"(sm_)?[5-8]\d[af]?", target.strip().lower()):
-        remedy = "TMA needs sm_90 (Hopper) or later"
+        remedy = "choose sm_90 (Hopper) or a later architecture, because TMA needs it"
     raise TargetError("target", target, ", ".join(TARGETS), remedy)
 
 

@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   CUDATMA_CACHE_DIR=/tmp/mine cudatma cache --json
 """
 
-#: Folders below the root with one folder for each kernel.
+#: Folders below the root that contain one folder for each kernel.
 _FOLDERS = ("entries", "failed")
 
 
@@ -80,7 +80,7 @@ def clear(root: Path) -> int:
     if not root.is_dir():
         return 0
     if Cache(root).folder is None:
-        raise CacheError(f"{root} cannot be written, so it cannot be cleared")
+        raise CacheError(f"{root} is not writable, so its kernels cannot be removed")
     removed = 0
     for path in (folder for kind in _FOLDERS for folder in folders(root, kind)):
         trash = tempfile.mkdtemp(dir=root / "tmp")

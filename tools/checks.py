@@ -335,7 +335,7 @@ def check_cache(root: Path | None = None) -> Check:
     except CudaTmaError as error:
         return Check("cache", "fail", str(error), "set CUDATMA_CACHE_DIR to a folder of your own")
     if cache.folder is None:
-        result = f"{folder} cannot be written; each process compiles its kernels again"
+        result = f"{folder} is not writable; each process compiles its kernels again"
         return Check("cache", "warn", result, "set CUDATMA_CACHE_DIR to a folder of your own")
     took = duration(time.perf_counter() - started)
     size = f"{megabytes(used.size_bytes)} of {megabytes(used.limit_bytes)}"

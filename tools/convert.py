@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ArgumentError(
                 float_options[0],
                 "a command without --quantize",
-                "combined with it",
-                "a quantized model keeps its layers",
+                "combined with --quantize",
+                "omit it for a quantized model, whose integers are kept",
             )
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())

@@ -252,7 +252,7 @@ def _sample_of(name: str) -> Callable[..., Any]:
             "KERNEL",
             name,
             f"a file or one of {', '.join(EMULATED)}",
-            "cudatma generates operands only for these kernels",
+            "pass one of these names, because cudatma generates operands only for these kernels",
         )
     return make
 
@@ -269,7 +269,7 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
                 ", ".join(f"--{field.replace('_', '-')}" for field in file_options)
                 or "--arg, --array, --save, --expect"
             )
-            raise ArgumentError("KERNEL", name, f"a file because of {given}")
+            raise ArgumentError("KERNEL", name, f"a file if {given} is passed")
         target = get_target(options.target) if options.target else default_target()
         return run_sample(_sample_of(name), target, sizes, options)
     return run_launch(options)
@@ -311,7 +311,8 @@ def _run_kernel(command: Parser, words: Sequence[str]) -> int:
         return 0
     if (options.kernel is None) == (options.coverage is None):
         got = "none" if options.kernel is None else f"{options.kernel} and --coverage"
-        raise ArgumentError("KERNEL", got, "passed unless --coverage is", "see `cudatma emulate --help` for examples")
+        allowed = "passed unless --coverage is passed"
+        raise ArgumentError("KERNEL", got, allowed, "see `cudatma emulate --help` for examples")
     is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
     if options.kernel not in REGISTRY and not is_file:
         raise ArgumentError(

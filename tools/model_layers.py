@@ -96,6 +96,6 @@ def model_shapes(name: str, gpus: int = 1) -> tuple[Shape, ...]:
     for part, (k, n) in MODELS[name].projections.items():
         divided = k if part in _DIVIDED_ALONG_K else n
         if divided % gpus:
-            raise ArgumentError("gpus", gpus, f"a divisor of {divided}", f"{name}'s {part} is {k} x {n}")
+            raise ArgumentError("gpus", gpus, f"a divisor of {divided}, because {name}'s {part} is {k} x {n}")
         shapes.append((k // gpus, n) if part in _DIVIDED_ALONG_K else (k, n // gpus))
     return tuple(dict.fromkeys(shapes))

@@ -198,7 +198,7 @@ def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) ->
         raise TargetError(
             "target",
             f"{target.name}, which needs NVRTC {needed[0]}.{needed[1]} or newer",
-            f"one that NVRTC {version[0]}.{version[1]} supports",
+            f"a target that NVRTC {version[0]}.{version[1]} supports",
             f"pip install 'nvidia-cuda-nvrtc{'-cu12' if needed[0] == 12 else ''}>={needed[0]}.{needed[1]}'",
         )
 

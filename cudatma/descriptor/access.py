@@ -106,7 +106,7 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
     Raises DescriptorError if the load is illegal.
     """
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
-        raise DescriptorError("swizzle", spec.swizzle.label, f"one that supports loads for {spec.dtype.name}")
+        raise DescriptorError("swizzle", spec.swizzle.label, f"a swizzle that supports loads for {spec.dtype.name}")
     check_traps(spec, coords)
     if isinstance(spec, Im2colWideSpec):
         # The first pixel may be to the left of the bounding box, but not to the right. [PTX ISA 5.5.5.1, not measured]
@@ -153,9 +153,11 @@ def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) ->
 def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
     # Sources for the types and swizzles that allow only one direction: PTX ISA 5.5.1.1 and 5.5.7, CUDA driver API.
     if spec.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B:
-        raise DescriptorError("swizzle", spec.swizzle.label, "one that supports stores", "use 128B_ATOM_32B for stores")
+        raise DescriptorError(
+            "swizzle", spec.swizzle.label, "a swizzle that supports stores", "use 128B_ATOM_32B for stores"
+        )
     if spec.dtype.name == "16u4_align16b":
-        raise DescriptorError("dtype", spec.dtype.name, "one that supports stores", "use 16u4_align8b for stores")
+        raise DescriptorError("dtype", spec.dtype.name, "a type that supports stores", "use 16u4_align8b for stores")
     if coords is not None:
         check_write_traps(spec, coords)
     row_bits = spec.dims[0] * spec.dtype.element_bits

@@ -119,4 +119,4 @@ def as_fp32(value: Any, field: str) -> float:
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:
-        raise ArgumentError(field, "a number outside it", "within the range of float64") from error
+        raise ArgumentError(field, "a larger number", "within the range of float64") from error

@@ -69,7 +69,7 @@ MEMBERS: dict[str, Member] = {
         Member("k_iterations", "u32", "number of stages per tile"),
         Member("work_ranges", "u32", "number of work ranges: one per cluster, or per CTA without clusters"),
         Member("stream_tiles", "u32", "number of leading tiles that are split among all work ranges"),
-        Member("stream_stages", "u32", "number of stages of the divided tiles per work range"),
+        Member("stream_stages", "u32", "number of stages of the split tiles per work range"),
         Member("stream_extra", "u32", "number of leading work ranges that take one more stage"),
         Member("output_vectors", "u32", "1: every row of the result is aligned to 16 bytes"),
         Member("by_k_iterations", "Divisor", "divides by k_iterations"),

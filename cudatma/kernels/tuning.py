@@ -33,7 +33,7 @@ from typing import Any, Generic
 from cudatma.build.files import locked, read_regular
 from cudatma.context import Cache, runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, shown
-from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.config import Config
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
@@ -316,17 +316,18 @@ def pinned(config: object) -> Iterator[None]:
 
     Parameters
     ----------
-    config : KernelConfig
-        A config of gemm, marlin_gemm or attention. Decode versions apply to attention_decode. Calls whose options
-        determine the configuration are not affected.
+    config : Config
+        A config of gemm, marlin_gemm, attention or marlin_moe. Decode versions apply to attention_decode. Calls whose
+        options determine the configuration are not affected.
 
     Raises
     ------
     ArgumentTypeError
-        If ``config`` is not a KernelConfig.
+        If ``config`` is not a Config.
     """
-    if not isinstance(config, KernelConfig):
-        raise ArgumentTypeError("config", type(config).__name__, "a config of gemm, attention or marlin_gemm")
+    if not isinstance(config, Config):
+        allowed = "a config of gemm, attention, marlin_gemm or marlin_moe"
+        raise ArgumentTypeError("config", type(config).__name__, allowed)
     token = pinned_scope.set(config)
     try:
         yield
@@ -449,7 +450,7 @@ def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Tar
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
     """Return the entry that applies to M, or None. All entries must differ only in M.
 
-    An entry applies to M if its tile divides M into as many tiles as the entry's M, which must be at most a quarter
+    An entry applies to M if its tile divides M into the same number of tiles as the entry's M, at most a quarter
     larger than M. An entry with at least 8 tiles applies up to twice its M. Among these entries, the one with the
     largest M up to the requested M takes precedence, followed by the one with the smallest M above it.
     """

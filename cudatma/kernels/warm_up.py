@@ -113,7 +113,7 @@ def check_max_m(max_m: Any) -> None:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
         raise ArgumentError(
-            "max_m", max_m, f"1 to {LARGEST_M}", "kernels for larger sizes are compiled at the first call"
+            "max_m", max_m, f"1 to {LARGEST_M}", "pass this maximum, because larger calls compile their own kernels"
         )
 
 

@@ -35,10 +35,10 @@ def argument_of(value: Any, parameter: KernelParameter, field: str) -> Any:
     is_float = isinstance(value, float | np.floating)
     is_number = is_float or isinstance(value, int | np.integer | np.bool_)
     if is_number and kind in ("f16", "f32", "f64") and not (is_float and value_bytes == size):
-        remedy = f"the library does not convert the value, so pass a numpy.float{8 * size}"
+        remedy = f"pass a numpy.float{8 * size}, because the library does not convert the value"
         raise ArgumentError(field, f"{value!r} ({type(value).__name__})", f"a {size}-byte float", remedy)
     if is_number and not is_float and value_bytes != size:
-        remedy = "the library passes the bytes of the value, so convert it"
+        remedy = "convert the value, because the library passes its bytes"
         raise ArgumentError(field, f"{value!r} ({counted(value_bytes, 'byte')})", f"a value of {size} bytes", remedy)
     return value
 

@@ -188,7 +188,9 @@ class Buffer:
         """Copy the memory to another buffer, or to a new buffer, and return that buffer."""
         if dst is None:
             if self.memory_resource is None:
-                raise ArgumentError("dst", None, "a Buffer", "this buffer has no memory resource to allocate one")
+                raise ArgumentError(
+                    "dst", None, "a Buffer", "pass a Buffer, because this buffer has no memory resource"
+                )
             dst = self.memory_resource.allocate(self.size)
         dst.copy_from(self)
         return dst
@@ -253,7 +255,9 @@ class Program:
 
     def __init__(self, code: Any, code_type: str, options: Any = None) -> None:
         if str(code_type).lower() not in ("c++", "ptx"):
-            raise ArgumentError("code_type", code_type, "c++, ptx", "the emulator runs only PTX")
+            raise ArgumentError(
+                "code_type", code_type, "c++, ptx", "compile to PTX, because the emulator runs only PTX"
+            )
         self._code, self._type, self._options = code, str(code_type).lower(), options
         self.is_closed = False
 
@@ -304,7 +308,9 @@ class ObjectCode:
     @classmethod
     def from_cubin(cls, module: Any, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> ObjectCode:
         """Raise ArgumentTypeError, because the emulator runs only PTX."""
-        raise ArgumentTypeError("module", "a cubin", "PTX", "the emulator runs only PTX, so use ObjectCode.from_ptx")
+        raise ArgumentTypeError(
+            "module", "a cubin", "PTX", "use ObjectCode.from_ptx, because the emulator runs only PTX"
+        )
 
     from_fatbin = from_ltoir = from_object = from_library = from_cubin
 
@@ -421,7 +427,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
         def describe() -> ProgramLaunch:
             ptx, sources = _code_of(kernel, modules)
             if not ptx:
-                allowed = "one from a Program that was compiled during the recording"
+                allowed = "a kernel of a Program that was compiled during the recording"
                 raise ArgumentError("kernel", NO_PTX, allowed)
             return describe_launch(ptx, _entry_of(kernel), config, args, sources)
 

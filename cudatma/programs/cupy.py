@@ -149,8 +149,8 @@ class EmulatedRawModule:
         raise LaunchError(
             "RawModule.get_global",
             f"a call for {name}",
-            "replaced by get_function",
-            "CuPy's memory pointers need a GPU",
+            "called on a machine with a GPU",
+            "run this part of the program on a GPU",
         )
 
 
@@ -190,7 +190,7 @@ class _NoDeviceArray:
             "cupy",
             "a CuPy array",
             "used only for RawKernel and RawModule with NumPy arrays or torch CPU tensors",
-            "CuPy's arrays, streams and built-in kernels need a GPU",
+            "pass NumPy arrays, because CuPy's arrays, streams and built-in kernels need a GPU",
         )
 
 

@@ -587,7 +587,7 @@ def ptx_of(image: Any) -> str:
     if raw[:4] == b"\x7fELF" or b".version" not in raw:
         kind = "a cubin" if raw[:4] == b"\x7fELF" else "an image without PTX text"
         raise ArgumentTypeError(
-            "image", kind, "PTX", "the emulator runs only PTX, so compile with nvrtcGetPTX or nvcc -ptx"
+            "image", kind, "PTX", "compile with nvrtcGetPTX or nvcc -ptx, because the emulator runs only PTX"
         )
     return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
@@ -712,7 +712,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
         def launch() -> ProgramLaunch:
             if not ptx:
-                raise ArgumentError("module", NO_PTX, "one that was loaded from PTX during the recording")
+                raise ArgumentError("module", NO_PTX, "a module that was loaded from PTX during the recording")
             return describe(ptx, entry)  # type: ignore[no-any-return]
 
         return recorder.around(launch, execute, entry=entry, library="cuda-python", stream=int(stream))

@@ -198,7 +198,7 @@ class HostMemory:
                 "args",
                 hex(word),
                 "an address from cuMemAlloc or of a NumPy array in a variable of the program",
-                "the emulator must know the size of the allocation",
+                "keep the array in a variable, because the emulator must know the size of the allocation",
             )
         return [(name, array) for name, array, _ in arrays if array is not None]
 

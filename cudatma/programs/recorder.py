@@ -380,7 +380,7 @@ def _create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         is_empty = not any(folder.iterdir())
     except OSError as error:
-        raise ArgumentError("folder", str(folder), "one that can be created", str(error)) from None
+        raise ArgumentError("folder", str(folder), "a folder that can be created", str(error)) from None
     if not is_empty:
         raise ArgumentError("folder", str(folder), "empty or nonexistent")
 

@@ -486,7 +486,7 @@ class _Reader:
 
     def error(self, name: str, got: object, allowed: str) -> RecordingError:
         return RecordingError(
-            f"{self.place}: {name}", got, allowed, "the recording is corrupt, so record the program again"
+            f"{self.place}: {name}", got, allowed, "record the program again, because the recording is corrupt"
         )
 
     def get(self, name: str, kind: type) -> Any:

@@ -204,7 +204,7 @@ def _wrapped(name: str, value: Any) -> Any:
         try:
             canonicalize_dtype(value.dtype)
         except KeyError:
-            raise ArgumentTypeError(f"{name}.dtype", str(value.dtype), "one that Triton supports") from None
+            raise ArgumentTypeError(f"{name}.dtype", str(value.dtype), "a dtype that Triton supports") from None
     return value
 
 

@@ -153,13 +153,13 @@ def _compare(
     if statement is None:
         remedy = "add the layer's name in the files, or its class, to the targets of one group"
         raise QuantizationError(
-            f"{whole.where}: config_groups", f"no target for {layer}", "one group for each quantized layer", remedy
+            f"{whole.where}: config_groups", f"no target for {layer}", "groups with a target for each layer", remedy
         )
     if not statement.quantized:
         allowed = f"a float weight, because {statement.where} lists the layer as not quantized"
         raise QuantizationError(kind.required[0], "a quantized layer", allowed, _AGREE)
     if statement.bits not in (None, kind.bits):
-        remedy = f"for {layer}, quantize the model again with {kind.bits} bits, or leave the layer unquantized"
+        remedy = f"quantize {layer} again with {kind.bits} bits, or leave the layer unquantized"
         raise QuantizationError(f"{statement.where}: bits", statement.bits, str(kind.bits), remedy)
     detected = recognized({part: entry.shape for part, entry in entries.items()})
     is_same = detected is None or detected.name == kind.name or {detected, kind} == {FP8_BLOCK_COMPRESSED, FP8_CHANNEL}
@@ -207,7 +207,7 @@ def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int 
         check_file_group_size(size, f"{statement.where}: group_size")
     if (expected := group_count(extent.k, size)) != extent.groups:
         got = f"{extent.groups} groups for K = {extent.k}"
-        raise QuantizationError(kind.scales, got, f"{expected}, because {reason}", _AGREE)
+        raise QuantizationError(kind.scales, got, f"in {expected} groups, because {reason}", _AGREE)
     return size if extent.groups > 1 else None
 
 
@@ -232,8 +232,8 @@ def _check_order(
         return False
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
-            allowed = f"the tensor, because {statement.where} specifies activation order"
-            raise WeightFileError("", f"no {kind.g_idx}", allowed, "copy or download the checkpoint again")
+            allowed = f"present, because {statement.where} specifies activation order"
+            raise WeightFileError(kind.g_idx, "no such tensor", allowed, "copy or download the checkpoint again")
         return False
     groups = file_group_size(extent.k, extent.groups, size)
     perm = act_order(read(kind.g_idx), extent.k, extent.groups, groups)
@@ -261,7 +261,7 @@ def _zero_points(
     part = kind.zeros
     if part not in entries:
         if symmetric is False:
-            raise QuantizationError(kind.required[0], "no zero points", f"zero points, because {reason}", _AGREE)
+            raise QuantizationError(kind.zeros, "no such tensor", f"present, because {reason}", _AGREE)
         return form, ""
     if part == "weight_zero_point":
         is_unpacked = entries[part].dtype == "I8"

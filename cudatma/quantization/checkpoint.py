@@ -197,7 +197,7 @@ def _sharded(index: Path) -> Checkpoint:
     for tensor, name in shards.items():
         if name not in files:
             if Path(name).name != name:  # An index must not refer to files outside its folder.
-                raise WeightFileError(f"{index}: weight_map[{tensor}]", name, "a file in the folder of the index")
+                raise WeightFileError(f"{index}: weight_map[{tensor}]", name, "a file in the index's folder")
             files[name] = open_safetensors(index.parent / name)
         if tensor not in files[name].tensors:
             allowed = f"a tensor in {name}, as listed in {index}"

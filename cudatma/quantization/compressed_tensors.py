@@ -47,7 +47,7 @@ def from_compressed_tensors(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """Import a weight from tensors of compressed-tensors.
+    """Import a weight from compressed-tensors tensors.
 
     Parameters
     ----------

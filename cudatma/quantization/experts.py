@@ -52,7 +52,7 @@ class PackedExperts(_Referable):
     QuantizationError
         If a size does not match the weight.
     ArgumentTypeError
-        If ``weight`` is not a PackedWeight.
+        If ``weight`` is not a PackedWeight, or if ``gated`` is not a bool.
 
     Examples
     --------
@@ -77,10 +77,12 @@ class PackedExperts(_Referable):
                 raise QuantizationError(name, value, "an int, at least 1")
         expected = self.experts * self.padded_columns
         if self.weight.shape[1] != expected:
-            allowed = f"{expected}, {self.experts} experts of {self.padded_columns} padded columns"
+            allowed = f"{expected} for {self.experts} experts of {self.padded_columns} padded columns"
             raise QuantizationError("weight.shape[1]", self.weight.shape[1], allowed, "use pack_experts()")
         if self.weight.perm is not None:
-            raise QuantizationError("weight.perm", "an activation order", "None", "experts have no activation order")
+            raise QuantizationError("weight.perm", "an activation order", "None, because experts do not support one")
+        if not isinstance(self.gated, bool):
+            raise ArgumentTypeError("gated", repr(self.gated), "True, False")
         if self.gated and self.columns % (2 * GATE_COLUMNS):
             raise QuantizationError("columns", self.columns, f"a multiple of {2 * GATE_COLUMNS} for gate and up")
 
@@ -298,7 +300,7 @@ def quantize_experts(
     group_size : int, optional
         Number of rows of K that share a scale, as for ``quantize``.
     gated : bool, default False
-        Whether the columns are those of gate, then of up, as in the first weight of a gated layer.
+        Whether the columns of gate precede the columns of up, as in the first weight of a gated layer.
     symmetric, dtype, clip_search, format : optional
         As for ``quantize``. The experts of an nvfp4 weight have a common tensor scale, as in ``pack_experts``.
 
@@ -321,7 +323,7 @@ def quantize_experts(
     """
     native = native_array(weights, "weights")
     if native.ndim != 3 or 0 in native.shape:
-        raise QuantizationError("weights", tuple(native.shape), "three dimensions (experts, K, N), each at least 1")
+        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N), each at least 1")
     options = {"group_size": group_size, "symmetric": symmetric, "dtype": dtype, "clip_search": clip_search}
     order = _order(native.shape[2], gated)
     packed = []
@@ -347,7 +349,7 @@ def pack_experts(
         an element can also be a pair of weights (K, N / 2), gate and up. If the tensor scales differ, the largest one
         applies to all experts, and the scales of the others are multiplied by the ratio and rounded to their type.
     gated : bool, default False
-        Whether the columns are those of gate, then of up.
+        Whether the columns of gate precede the columns of up.
 
     Returns
     -------
@@ -359,7 +361,7 @@ def pack_experts(
     QuantizationError
         If the sequence is empty, the weights differ, or a weight has an activation order.
     ArgumentTypeError
-        If an element is not a PackedWeight.
+        If ``weights`` is not a sequence, or if an element is not a PackedWeight.
 
     Examples
     --------
@@ -367,11 +369,15 @@ def pack_experts(
     >>> cudatma.quantization.pack_experts([(gate, up)] * 4, gated=True)
     PackedExperts(shape=(4, 128, 128), group_size=128, float16, symmetric, gated, host)
     """
+    if not isinstance(weights, Sequence):
+        allowed = "a sequence of PackedWeight, or of pairs of PackedWeight"
+        raise ArgumentTypeError("weights", type(weights).__name__, allowed, "pass one weight per expert")
     experts = [weight if isinstance(weight, tuple) else (weight,) for weight in weights]
-    if not experts:
-        raise QuantizationError("weights", "an empty sequence", "at least one weight")
+    if not experts or not all(experts):
+        got = "an empty tuple" if experts else "an empty sequence"
+        raise QuantizationError("weights", got, "a sequence of at least one weight per expert")
     if gated is not True and any(len(parts) > 1 for parts in experts):
-        raise QuantizationError("weights", "pairs of weights", "one weight per expert, because gated is False")
+        raise QuantizationError("weights", "pairs", "a sequence of single weights, because gated is False")
     named = {
         f"weights[{index}]" + (f"[{part}]" if len(parts) > 1 else ""): weight
         for index, parts in enumerate(experts)
@@ -383,12 +389,12 @@ def pack_experts(
             raise ArgumentTypeError(name, type(weight).__name__, "PackedWeight")
         if weight.perm is not None:
             remedy = "quantize without activation order (desc_act=False)"
-            raise QuantizationError(name, "a weight with activation order", "a weight without", remedy)
+            raise QuantizationError(name, "a weight with activation order", "a weight without activation order", remedy)
         for fact in ("shape", "format", "group_size", "dtype", "device"):
             if (value := getattr(weight, fact)) != (expected := getattr(first, fact)):
                 raise QuantizationError(f"{name}.{fact}", value, f"{expected}, as in {first_name}")
     if any(len(parts) != len(experts[0]) for parts in experts) or len(experts[0]) > 2:
-        raise QuantizationError("weights", "elements of different lengths", "only weights, or only pairs of weights")
+        raise QuantizationError("weights", "a mix of both", "a sequence of weights, or a sequence of pairs of weights")
     symmetric = all(weight.symmetric for weight in named.values())
     order = _order(first.shape[1] * len(experts[0]), gated)
     if order is None and all(weight.symmetric == symmetric for weight in named.values()):
@@ -408,7 +414,8 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
     if not gated:
         return None
     if columns % (2 * GATE_COLUMNS):
-        raise QuantizationError("weights", f"{columns} columns", f"a multiple of {2 * GATE_COLUMNS} for gate and up")
+        allowed = f"in a multiple of {2 * GATE_COLUMNS} columns, because gated is True"
+        raise QuantizationError("weights", f"{columns} columns", allowed)
     return _gate_order(columns)
 
 

@@ -26,7 +26,7 @@ def from_fp8_blocks(scale_inv: Any, weight: Any, *, dtype: Any) -> PackedWeight:
 
 
 def from_fp8_channels(scale: Any, weight: Any, *, dtype: Any) -> PackedWeight:
-    """Import an e4m3 weight (N, K) with one scale, or with one for each output."""
+    """Import an e4m3 weight (N, K) with one scale for the whole tensor, or one scale per output."""
     codes = _bytes(weight, "weight")
     scales = np.broadcast_to(host_array(scale, "weight_scale").reshape(-1, 1), (codes.shape[0], 1))
     return _packed(codes, scales, "fp8", -1, dtype)
@@ -35,7 +35,7 @@ def from_fp8_channels(scale: Any, weight: Any, *, dtype: Any) -> PackedWeight:
 def from_nvfp4(tensor_scale: Any, weight: Any, scale: Any, *, dtype: Any, inverse: bool = False) -> PackedWeight:
     """Import an NVFP4 weight, uint8 (N, K / 2), with e4m3 scales (N, K / 16) and the scale of the tensor.
 
-    ``inverse``: whether values are divided by the scale of the tensor, as in compressed-tensors.
+    If ``inverse`` is true, values are divided by the tensor scale, as in compressed-tensors.
     """
     name = "weight_global_scale" if inverse else "weight_scale_2"
     factor = host_array(tensor_scale, name).astype(np.float32).reshape(-1)
@@ -53,9 +53,10 @@ def from_mxfp4(blocks: Any, scales: Any, *, dtype: Any) -> PackedWeight:
 
 
 def scale_values(scales: Any, field: str) -> NDArray[Any]:
-    """Return the values of scales: numbers of a floating-point type, or e8m0 numbers in uint8.
+    """Return the values of scales, which are floating-point numbers or uint8 codes.
 
-    ``field`` is weight_scale if uint8 means e4m3, because torch's e4m3 tensors are passed as bytes.
+    The codes are e4m3 numbers if ``field`` is "weight_scale", because torch's e4m3 tensors are passed as bytes.
+    Otherwise, the codes are e8m0 numbers.
     """
     array = host_array(scales, field)
     if array.dtype == np.uint8 and field == "weight_scale":
@@ -70,7 +71,7 @@ def scale_values(scales: Any, field: str) -> NDArray[Any]:
 def _bytes(value: Any, field: str) -> NDArray[np.uint8]:
     array = host_array(value, field)
     if array.dtype.itemsize != 1:
-        raise QuantizationError(field, f"{array.dtype} {array.shape}", "one byte per element")
+        raise QuantizationError(field, f"{array.dtype} {array.shape}", "an array with one byte per element")
     return np.ascontiguousarray(array).view(np.uint8)
 
 

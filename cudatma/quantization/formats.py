@@ -165,7 +165,7 @@ class Format:
     integers : tuple of str
         Names of the required tensors with the codes and zero points.
     measure : callable
-        Function with which extent() computes the result.
+        Function that computes the result of extent().
     weight_format : str
         Format of the packed weight; see ``PackedWeight.format``.
     dtypes, scale_dtypes : tuple of str

@@ -58,7 +58,7 @@ def load_gguf(
         from gguf import GGUFReader
     except ImportError as error:
         raise WeightFileError(
-            str(path), "a GGUF file without the package gguf", "gguf installed", "run `pip install gguf`"
+            str(path), "a GGUF file", "a .safetensors file unless gguf is installed", "run `pip install gguf`"
         ) from error
     try:
         tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}

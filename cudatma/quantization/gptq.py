@@ -128,7 +128,7 @@ def from_gptq8(
 ) -> PackedWeight:
     """Import a weight from 8-bit GPTQ tensors, whose words hold four values. All zero points must be 128.
 
-    from_gptq() describes the parameters.
+    See from_gptq() for the parameters.
     """
     q = np.ascontiguousarray(bytes_along_rows(qweight, "qweight"))
     zeros, factors = codes_along_columns(qzeros, "qzeros", 8), matrix(scales, "scales")

@@ -180,7 +180,7 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
     if stated is not None:
         check_file_group_size(stated, "group_size")
         if group_count(k, stated) != groups:
-            allowed = f"{group_count(k, stated)} groups for K = {k} and group_size {stated}"
+            allowed = f"in {group_count(k, stated)} groups for K = {k} and group_size {stated}"
             raise QuantizationError("scales", f"{groups} groups", allowed, "omit group_size to infer it")
         return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
@@ -189,13 +189,14 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
     sizes = [size for size in range(16, k, 16) if group_count(k, size) == groups and not (size % _STEP and k % size)]
     inferable = [size for size in sizes if size in FILE_GROUP_SIZES]
     if not inferable:
-        shown = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
-        raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {shown}", "pass group_size")
+        shown = ", ".join(map(str, FILE_GROUP_SIZES))
+        allowed = f"in groups of {shown} or all rows"
+        raise QuantizationError("scales", f"{groups} groups for K = {k}", allowed, "pass group_size")
     if k % inferable[0] and len(sizes) > 1:
         other = next(size for size in sizes if size != inferable[0])
-        got = f"{groups} groups for K = {k}, which allow groups of {inferable[0]} or {other} rows"
+        allowed = f"specified, because K = {k} and {groups} groups allow groups of {inferable[0]} or {other} rows"
         remedy = "pass group_size, or specify it in the configuration"
-        raise QuantizationError("scales", got, "sizes that allow only one group size", remedy)
+        raise QuantizationError("group_size", None, allowed, remedy)
     return inferable[0]
 
 

@@ -30,7 +30,7 @@ class LogicalWeight:
     Parameters
     ----------
     q : array of uint8, shape (K, N)
-        Codes, for int4 integers from 0 to 15.
+        Codes. The codes of int4 are integers from 0 to 15.
     scales : array, shape (G, N)
         Scales, fp16 or bf16.
     zeros : array of uint8, shape (G, N), or None
@@ -111,7 +111,7 @@ class PackedWeight(_Referable):
     format : str, default "int4"
         Format of the codes: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` (e4m3) or ``"int8"``.
     tensor_scale : float, default 1.0
-        Factor of the whole weight, an fp32 number. Only ``"nvfp4"`` allows other values than 1.
+        Factor of the whole weight, an fp32 number. Only ``"nvfp4"`` allows values other than 1.
 
     Attributes
     ----------
@@ -194,8 +194,8 @@ class PackedWeight(_Referable):
         Parameters
         ----------
         dtype : dtype, default float64
-            Type of the result. float32 and float64 hold the products of codes and scales exactly. They are rounded
-            once to other types, and before that once to float32 if ``tensor_scale`` is not 1.
+            Type of the result. The products of codes and scales are exact in float32 and float64, and are rounded once
+            to other types. If ``tensor_scale`` is not 1, they are first rounded to float32.
 
         Returns
         -------
@@ -430,7 +430,7 @@ def _check_arrays(weight: PackedWeight) -> None:
             )
         if library_of(array) != library or (library == "cupy" and array.device.id != weight.qweight.device.id):
             raise QuantizationError(
-                name, f"{library_of(array)} array", "the library and device of qweight", "move all arrays to one device"
+                name, f"a {library_of(array)} array", "on the device of qweight", "move all arrays to one device"
             )
         if array.dtype != dtype or tuple(array.shape) != shape:
             raise QuantizationError(
@@ -447,9 +447,7 @@ def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
     if broken.any():
         group, position = (int(i) for i in np.argwhere(broken)[0])
         field = f"scales[{group}, {layout_v1.column_at(position)}]"
-        raise QuantizationError(
-            field, str(scales[group, position]), "finite values", "load or quantize the weight again"
-        )
+        raise QuantizationError(field, str(scales[group, position]), "finite", "load or quantize the weight again")
     return scales
 
 
@@ -467,7 +465,7 @@ def _check_values(weight: PackedWeight) -> None:
         perm, k = host_array(weight.perm, "perm"), weight.shape[0]
         if int(perm.min()) < 0 or int(perm.max()) >= k or (np.bincount(perm, minlength=k) != 1).any():
             raise QuantizationError(
-                "perm", "repeated values or values out of range", f"each integer from 0 to {k - 1} once"
+                "perm", "repeated values or values out of range", f"a permutation of the integers from 0 to {k - 1}"
             )
 
 
@@ -500,7 +498,7 @@ def pack(
     format : str, default "int4"
         Format of the codes: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` or ``"int8"``.
     tensor_scale : float, default 1.0
-        Factor of the whole weight, an fp32 number. Only ``"nvfp4"`` allows other values than 1.
+        Factor of the whole weight, an fp32 number. Only ``"nvfp4"`` allows values other than 1.
 
     Returns
     -------
@@ -570,7 +568,8 @@ def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
     if host.dtype.kind not in "ui" or host.shape != (k,):
         raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"integers ({k},)")
     if host.min() < 0 or host.max() >= k:
-        raise QuantizationError("perm", f"{host.min()} to {host.max()}", f"each integer from 0 to {k - 1} once")
+        allowed = f"a permutation of the integers from 0 to {k - 1}"
+        raise QuantizationError("perm", f"values from {host.min()} to {host.max()}", allowed)
     return np.ascontiguousarray(host, dtype=np.int32)
 
 

@@ -359,7 +359,7 @@ def _raise_unfit(weight: Any, fits: Any, group_rows: int, dtype: ActivationType,
         if not bool(finite.all()):
             row, column = (int(i) for i in xp.argwhere(~finite)[0])
             got = str(rows[row, column])
-            raise QuantizationError(f"weight[{first + row}, {column}]", got, "finite values", "correct the weight")
+            raise QuantizationError(f"weight[{first + row}, {column}]", got, "finite", "correct the weight")
     group, column = (int(i) for i in xp.argwhere(~fits)[0])
     values = _float32(weight[group * group_rows : (group + 1) * group_rows, column], xp)
     got = f"values from {min(float(values.min()), 0):g} to {max(float(values.max()), 0):g}"

@@ -81,7 +81,8 @@ class SafetensorsFile:
         except OSError as error:
             raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
         if data.size != count:
-            raise WeightFileError(name, f"{self.path} ends inside the tensor", f"{count} elements", _COPY_AGAIN)
+            got = f"{self.path}, which ends inside the tensor"
+            raise WeightFileError(name, got, f"a tensor of {count} elements", _COPY_AGAIN)
         return data.reshape(entry.shape)
 
     def check_bytes(self, name: str) -> None:
@@ -111,7 +112,8 @@ class SafetensorsFile:
         except OSError as error:
             raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
         if remaining:
-            raise WeightFileError(name, f"{self.path} ends inside the tensor", f"{remaining} more bytes", _COPY_AGAIN)
+            got = f"{self.path}, which ends inside the tensor"
+            raise WeightFileError(name, got, f"a tensor with {remaining} more bytes", _COPY_AGAIN)
 
 
 #: Other kinds of weight files by suffix, each with a description and the way to convert it to safetensors.
@@ -158,7 +160,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
         raise WeightFileError(str(path), f"header: {type(header).__name__}", "a JSON object", _COPY_AGAIN)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
-        raise WeightFileError(f"{path}: __metadata__", repr(metadata)[:80], "an object of strings", _COPY_AGAIN)
+        raise WeightFileError(f"{path}: __metadata__", repr(metadata)[:80], "an object with string values", _COPY_AGAIN)
     data_at = 8 + length
     tensors = {name: _entry(path, name, value, data_at, size) for name, value in header.items()}
     _check_order(path, tensors, data_at, size)
@@ -187,9 +189,7 @@ def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> Tensor
         raise WeightFileError(place, repr(value)[:80], "shape and data_offsets with nonnegative integers", _COPY_AGAIN)
     begin, end = data_at + offsets[0], data_at + offsets[1]
     if end > size:
-        raise WeightFileError(
-            place, f"data up to byte {end}", f"at most {size}, the size of the truncated file", _COPY_AGAIN
-        )
+        raise WeightFileError(place, f"data up to byte {end}", f"in the file, which ends at byte {size}", _COPY_AGAIN)
     return TensorEntry(value["dtype"], shape, begin, end)
 
 
@@ -199,10 +199,11 @@ def _check_order(path: Path, tensors: dict[str, TensorEntry], data_at: int, size
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:
             got = f"data from byte {entry.begin}"
-            raise WeightFileError(f"{path}: {name}", got, f"{end}, the end of the previous tensor", _COPY_AGAIN)
+            allowed = f"data from byte {end}, the end of the previous tensor"
+            raise WeightFileError(f"{path}: {name}", got, allowed, _COPY_AGAIN)
         end = entry.end
     if end != size:
-        raise WeightFileError(str(path), f"{size} bytes", f"{end}, the end of the last tensor", _COPY_AGAIN)
+        raise WeightFileError(str(path), f"{size} bytes", f"{end} bytes, as its header states", _COPY_AGAIN)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
     if weight.group_size != -1 and size % weight.group_size:
         sizes = [str(other) for other in weight_format(weight.format).group_sizes if other == -1 or size % other == 0]
         remedy = f"quantize with a group_size of {' or '.join(sizes)}, or choose fewer GPUs"
-        allowed = f"shards whose number of rows is a multiple of the group size, {weight.group_size}"
+        allowed = f"a number of shards with a multiple of {weight.group_size} rows, the group size"
         raise QuantizationError("count", f"{count}, which gives shards of {size} rows", allowed, remedy)
 
 

@@ -542,7 +542,7 @@ def _common(section: Section, where: str) -> LayerStatement:
         symmetric = None if zero_point is None else not zero_point
     elif zero_point is symmetric:
         got = f"sym {symmetric}, zero_point {zero_point}"
-        raise WeightFileError(f"{where}: sym", got, "opposite values", "correct one of the keys")
+        raise WeightFileError(f"{where}: sym", got, "the opposite of zero_point", "correct one of the keys")
     return LayerStatement(
         where,
         _same(section, ("bits", "w_bit", "wbits"), where),
@@ -650,7 +650,7 @@ def _is_neutral(value: Any) -> bool:
 
 def _raise_unsupported(field: str, value: Any) -> NoReturn:
     got = f"{str(value)[:80]}, which changes the model's computation"
-    raise WeightFileError(field, got, "no value", f"{FROM_FLOAT}, because this setting is not supported")
+    raise WeightFileError(field, got, "absent", f"{FROM_FLOAT}, because this setting is not supported")
 
 
 def _names(value: Any, where: str) -> list[str]:

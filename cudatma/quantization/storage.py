@@ -75,7 +75,7 @@ def upgrade(stored: StoredWeight) -> StoredWeight:
         check_version(stored.layout_version, f"{stored.name}.layout_version")
         converted = CONVERTERS[stored.layout_version](stored)
         if not stored.layout_version < converted.layout_version <= LAYOUT_VERSION:
-            got = f"a converter from {stored.layout_version} to {converted.layout_version}"
+            got = f"a conversion from {stored.layout_version} to {converted.layout_version}"
             raise WeightFileError(f"{stored.name}.layout_version", got, f"a later version, at most {LAYOUT_VERSION}")
         stored = converted
     return stored
@@ -125,7 +125,7 @@ def read_weight(path: str | os.PathLike[str]) -> StoredWeight:
     weights = read_weights(path)
     if len(weights) != 1:
         shown = ", ".join(list(weights)[:4]) or "none"
-        raise WeightFileError(str(path), f"{len(weights)} weights ({shown})", "one weight", "call load_weights()")
+        raise WeightFileError(str(path), f"{len(weights)} ({shown})", "a file with one weight", "call load_weights()")
     return next(iter(weights.values()))
 
 

@@ -121,9 +121,7 @@ class WeightFormat:
             if float(np.asarray(smallest, scales.dtype)) != smallest:
                 got = f"magnitudes from {smallest / self._smallest * 2.0**exponent:g} to {np.abs(scales).max():g}"
                 remedy = "pass bfloat16 scales" if scales.dtype == np.float16 else "quantize the weight again"
-                raise QuantizationError(
-                    "scales", got, f"scales that fit in {scales.dtype.name} after a division", remedy
-                )
+                raise QuantizationError("scales", got, f"in a narrower range of {scales.dtype.name}", remedy)
         return exponent
 
     def nearest(self, values: Any, xp: Any) -> Any:

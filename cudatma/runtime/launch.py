@@ -668,7 +668,7 @@ def _on_host(args: Sequence[object]) -> bool:
 def _backend(requested: str | None) -> str:
     chosen = backend_for("Kernel.launch", requested, has_reference=False)
     if chosen == "reference":
-        remedy = "user kernels have no NumPy reference"
+        remedy = "choose one of these, because user kernels have no NumPy reference"
         raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
     return chosen
 

@@ -221,7 +221,7 @@ def _tensor_map(parameter: Parameter, value: Any, field: str, into: Arguments) -
             field,
             type(value).__name__,
             allowed,
-            "the parameter is __grid_constant__, so pass the TensorMap itself",
+            "pass the TensorMap itself, because the parameter is __grid_constant__",
         )
     if is_torch(getattr(value, "owner", None)):
         into.kind = "torch"

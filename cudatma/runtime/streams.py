@@ -186,7 +186,7 @@ def capture_of(device: int, stream: int) -> Capture | None:
                 "a stream whose capture has been invalidated",
                 "end the capture, which an earlier call invalidated",
             )
-            raise LaunchError("stream", got, "one that supports capture", remedy)
+            raise LaunchError("stream", got, "a stream that supports capture", remedy)
         # For a capturing stream, cuStreamGetId fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (H200, driver 580.159).
         # Within one capture, however, the handle identifies the stream.
         return Capture(number.value, graph.value or 0, _thread_number() if stream == _PER_THREAD else stream)

@@ -160,7 +160,7 @@ def test_a_head_dim_of_v_of_its_own_is_for_192_only() -> None:
     q, k = (np.zeros((1, 3, 2, 192), np.float16) for _ in range(2))
     assert attention(q, k, k[..., :128], backend="reference").shape == (1, 3, 2, 128)
     with pytest.raises(
-        ArgumentError, match=r"^v\.shape must be one with a head dim of 192 or 128 because q and k have 192.*got .*"
+        ArgumentError, match=r"^v\.shape must be a shape with a head dim of 192 or 128 because q and k have 192.*got .*"
     ):
         attention(q, k, k[..., :64], backend="reference")
 
@@ -222,7 +222,7 @@ def test_an_explanation_names_what_runs_and_who_asked(monkeypatch: pytest.Monkey
     said = attention_explain(Q, K, K, causal=True, version="a3")
     assert (said.kernel, said.decision.why) == ("a3", "version a3 is selected by the call")
     assert said.problem.is_causal
-    assert (said.schedule.tiles_m, said.schedule.tiles_n) == (1, B * H)
+    assert (said.launches[0].schedule.tiles_m, said.launches[0].schedule.tiles_n) == (1, B * H)
     assert "5 queries, 7 keys" in str(said)
     assert attention_explain(Q, K, K, target="sm_120a").config.entry.startswith("attention_mma_sync_")
     free = attention_explain(Q, K, K)

@@ -129,7 +129,7 @@ def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k:
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
 def test_a_version_by_wgmma_names_a_target_without_it_as_the_cause(name: str) -> None:
-    said = rf"one with wgmma \(sm_90a\), got {name}; choose another target for version v3 of gemm"
+    said = rf"a target with wgmma \(sm_90a\), got {name}; choose another target for version v3 of gemm"
     with pytest.raises(TargetError, match=rf"^target must be {said}"):
         decide(GEMM, replace(PROBLEM, version="v3"), imagined_gpu(name, 132))
     with pytest.raises(TargetError, match="wgmma"):
@@ -233,7 +233,7 @@ def test_what_a_configuration_refuses(version: str, fields: dict[str, Any], erro
 
 def test_version_v6_is_not_batch_invariant() -> None:
     problem = replace(PROBLEM, batch_invariant=True)
-    with pytest.raises(ArgumentError, match=r"^version must be one with a kernel for .*batch-invariant.*got v6"):
+    with pytest.raises(ArgumentError, match=r"^version must be a version with a kernel for .*batch-invariant.*got v6"):
         decide(GEMM, replace(problem, version="v6"), H200)
     with (
         pinned(config_of("v6")),
@@ -246,7 +246,7 @@ def test_fp8_needs_tensor_cores_for_it() -> None:
     problem = problem_of(dtype="float8_e4m3fn")
     assert decide(GEMM, problem, imagined_gpu("sm_120a", 48)).config.version == "mma_sync"
     for name in ("sm_90", "sm_100a"):
-        with pytest.raises(TargetError, match=rf"^target must be one with mma_sync_fp8.*got {name}"):
+        with pytest.raises(TargetError, match=rf"^target must be a target with mma_sync_fp8.*got {name}"):
             decide(GEMM, problem, imagined_gpu(name, 48))
     with pytest.raises(TargetError, match="mma_sync_fp8"):
         decide(GEMM, replace(problem, version="mma_sync"), H200)

@@ -181,7 +181,7 @@ def test_scales_of_blocks_need_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_TARGET", "sm_120a")
     a, b = (np.zeros(shape, E4M3) for shape in ((M, K), (N, K)))
     scales = {"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}
-    with pytest.raises(TargetError, match=r"^target must be one with wgmma .*got sm_120a.*block scales"):
+    with pytest.raises(TargetError, match=r"^target must be a target with wgmma .*got sm_120a.*block scales"):
         gemm_explain(a, b.T, **scales)
     assert gemm_explain(a, b.T, a_scale=2.0).config.version == "mma_sync"
     assert gemm_explain(a, b.T, a_scale=2.0, target="sm_90a").gpu.target == "sm_90a"

@@ -146,7 +146,7 @@ def test_what_an_all_reduce_refuses() -> None:
     of_others.members = [2, 3]
     with pytest.raises(ArgumentError, match=r"^all_reduce must be .*got an AllReduce for ranks \[2, 3\]"):
         RowParallel(layer, all_reduce=of_others)
-    with pytest.raises(ArgumentError, match=r"^group must be .*got a group without it"):
+    with pytest.raises(ArgumentError, match=r"^group must be .*got a group without this process"):
         AllReduce(torch.distributed.new_group([1]))
 
 

@@ -36,7 +36,7 @@ class Kernel(PackedLayer):
 
     def __init__(self, k: int, n: int, group_size: int, asymmetric: bool) -> None:
         facts = {"partition_weight_shape": (k, n), "group_size": group_size, "zero_points": asymmetric}
-        self.config: Any = SimpleNamespace(**facts)
+        self.config: Any = SimpleNamespace(**facts, weight_type="uint4" if asymmetric else "uint4b8")
         self.w_q_name, self.w_s_name, self.w_zp_name = "weight_packed", "weight_scale", "weight_zero_point"
 
 

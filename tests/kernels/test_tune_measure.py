@@ -177,7 +177,7 @@ def test_a_result_is_written_whole_and_the_same_twice(world: World) -> None:
     assert (kept.view(np.uint16) == 5).all()
     assert [copy for _, copy in world.seen] == [0, 1], "two copies of the weight"
     world.wrong.add(second.config.entry)
-    with pytest.raises(LaunchError, match="bitwise identical results"):
+    with pytest.raises(LaunchError, match="bitwise reproducible"):
         bench.result(second)
     assert (kept.view(np.uint16) == 5).all(), "what is kept does not change"
 

@@ -54,7 +54,7 @@ class Job:
 
     def __str__(self) -> str:
         o = self.options
-        parts = [f"{self.k}x{self.n}", o.dtype, f"g{o.group_size}", "symmetric" if o.symmetric else "zeros"]
+        parts = [f"{self.k}x{self.n}", o.format, o.dtype, f"g{o.group_size}", "symmetric" if o.symmetric else "zeros"]
         parts += ["act_order"] * o.act_order + ["bias"] * o.bias
         return "-".join(parts + [load_path.replace(" ", "_") for load_path in self.load_paths])
 
@@ -137,7 +137,7 @@ def configs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
     found: dict[MarlinConfig, None] = {}
     for job in jobs:
         o = job.options
-        layer = LinearShape(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
+        layer = LinearShape(job.k, job.n, o.group_size, not o.symmetric, o.dtype, o.format)
         for load_path, m in itertools.product(job.load_paths, job.m_values):
             if m:
                 by_tma = load_path == "tma"
@@ -146,7 +146,8 @@ def configs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
                     if by_tma
                     else choose_mma_sync(Problem(layer, m), gpu, **LOAD_PATHS[load_path])
                 )
-                found[config.in_form("as_stored")] = None  # make_weight()'s scales allow it
+                form = "as_stored" if o.format == "int4" else "none"  # make_weight()'s scales allow it
+                found[config.in_form(form)] = None
     return list(found)
 
 

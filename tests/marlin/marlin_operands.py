@@ -25,7 +25,7 @@ from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.tuning import pinned
-from cudatma.quantization import PackedWeight, pack
+from cudatma.quantization import PackedWeight, pack, quantize
 
 DTYPES = ("float16", "bfloat16")
 #: Load paths of the mma.sync kernel.
@@ -89,6 +89,7 @@ class Options:
     load_path: str = "tma"
     act_order: bool = False
     bias: bool = False
+    format: str = "int4"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,9 +146,13 @@ def activations(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
 
 def make_weight(k: int, n: int, options: Options = Options(), seed: int = 0) -> Weight:
     """Return a weight of random integers with zero points 0 to 16. Its scales differ by up to a factor of three and
-    bring results close to 1."""
+    bring results close to 1. Weights of other formats than int4 are quantized normal values."""
     import cupy
 
+    if options.format != "int4":
+        dense = activations((k, n), "float16", seed).astype(np.float32) / math.sqrt(k)
+        packed = quantize(dense, format=options.format, group_size=options.group_size, dtype=options.dtype)
+        return Weight(packed, cupy.asarray(packed.dequantize().astype(np.float64)))
     rng = np.random.default_rng((k, n, seed))
     groups = 1 if options.group_size == -1 else -(-k // options.group_size)
     q = _drawn("values", (k, n), seed)

@@ -58,7 +58,7 @@ def combinations() -> Iterator[Any]:
             yield pytest.param(*kernel, *case, marks=marks)
 
 
-@pytest.mark.parametrize(("kernel", "target", "weight_format", "group_size", "dtype"), combinations())
+@pytest.mark.parametrize(("kernel", "target", "weight_format", "group_size", "dtype"), list(combinations()))
 def test_results(kernel: str, target: str, weight_format: str, group_size: int, dtype: str) -> None:
     """K and N end inside a block, and the ring wraps."""
     m, k, n = 13, 584, 136
@@ -75,7 +75,7 @@ def test_results(kernel: str, target: str, weight_format: str, group_size: int, 
     assert np.linalg.norm(out.astype(np.float64) - expected) < TOLERANCE[dtype] * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize(("kernel", "target", "weight_format", "group_size", "dtype"), combinations())
+@pytest.mark.parametrize(("kernel", "target", "weight_format", "group_size", "dtype"), list(combinations()))
 def test_every_code_is_exact(kernel: str, target: str, weight_format: str, group_size: int, dtype: str) -> None:
     """A row of the identity selects a row of the weight, whose values are rounded once."""
     kind = WEIGHT_FORMATS[weight_format]

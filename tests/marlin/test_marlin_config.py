@@ -187,7 +187,7 @@ def test_an_unknown_dtype(base: MarlinConfig) -> None:
         (WGMMA, {"tile_m": 24, "cluster_n": 2}, "tile_m", "swizzle"),
         (WGMMA, {"warpgroups": 3}, "tile_n", "192 or 384"),
         (WGMMA, {"warpgroups": 2, "slice_k": 2}, "warpgroups * slice_k", "at most 3"),
-        (WGMMA, {"tile_k": 64, "slice_k": 2}, "slice_k", "multiple of 64"),
+        (WGMMA, {"tile_k": 64, "slice_k": 2}, "slice_k", "64 elements"),
         (
             WGMMA,
             {"warpgroups": 1, "tile_n": 64, "slice_k": 2, "commits_in_flight": 3},

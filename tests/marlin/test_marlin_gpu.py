@@ -40,11 +40,20 @@ from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.schedule import ceil_div
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
 from cudatma.target import Target, get_target
 
 pytestmark = pytest.mark.gpu
 
-JOBS = cases.rotated_jobs() + cases.pairwise_jobs()
+#: Each format with each kind of scales.
+FORMAT_JOBS = [
+    Job(1000, 136, Options(dtype, group_size, bias=True, format=weight_format), ("tma",), (1, 16, 100, 333))
+    for weight_format, kind in WEIGHT_FORMATS.items()
+    if weight_format != "int4"
+    for group_size in kind.group_sizes
+    for dtype in ("float16", "bfloat16")
+]
+JOBS = cases.rotated_jobs() + cases.pairwise_jobs() + FORMAT_JOBS
 #: For the kernels of a GPU with less shared memory: each tile of its table, and each option once.
 SM120_JOBS = [
     Job(2048, 2048, Options(), ("tma",), (1, 16, 17, 64, 128, 333)),
@@ -137,7 +146,7 @@ def test_the_mma_sync_kernel_with_a_large_m(monkeypatch: pytest.MonkeyPatch, job
 def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
     """The cases have a small M, tails, tiles with and without several CTAs, short rows, and more tiles than CTAs."""
     use(monkeypatch, config)
-    options = Options(config.dtype, config.group_size, not config.has_zeros, bias=True)
+    options = Options(config.dtype, config.group_size, not config.has_zeros, bias=True, format=config.format)
     for k, n, m_values in (
         (1000, 136, (1, config.tile_m - 3)),
         (4096, 2056, (7, 2 * config.tile_m + 5)),
@@ -152,7 +161,7 @@ def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig)
     """The cases have tails in every dimension, rings with more stages than K, several M tiles, and more CTAs than fit
     on the GPU."""
     use(monkeypatch, config)
-    options = Options(config.dtype, config.group_size, not config.has_zeros, bias=True)
+    options = Options(config.dtype, config.group_size, not config.has_zeros, bias=True, format=config.format)
     for k, n, m_values in (
         (1000, 136, (1, config.tile_m - 3)),
         (4096, 2056, (7, 2 * config.tile_m + 5)),

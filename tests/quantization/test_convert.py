@@ -233,7 +233,7 @@ EXPERTS_REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a bias": (
         lambda t: t.update({f"{EXPERT}.bias": np.ones(INTERMEDIATE, np.float16)}),
-        r"up_proj\.bias must be absent, or zeros, got a bias of an expert",
+        r"up_proj\.bias must be absent or all zeros, got nonzero values",
     ),
     "another size": (
         lambda t: t.update({f"{EXPERT}.{p}": t[f"{EXPERT}.{p}"][:, :n].copy()
@@ -337,7 +337,7 @@ def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
     write_awq(tmp_path / "in")
 
     def again(what: str, done: int, total: int) -> None:
-        with pytest.raises(WeightFileError, match="another conversion"):
+        with pytest.raises(WeightFileError, match="no other conversion"):
             convert_checkpoint(tmp_path / "in", tmp_path / "out")
 
     convert_checkpoint(tmp_path / "in", tmp_path / "out", progress=again)
@@ -368,9 +368,9 @@ def test_folders_that_would_be_overwritten_are_refused(tmp_path: Path) -> None:
         convert_checkpoint(tmp_path / "in", tmp_path / "file")
     convert_checkpoint(tmp_path / "in", tmp_path / "out")
     before = digests(tmp_path / "out")
-    with pytest.raises(WeightFileError, match="another source, in"):  # same shapes, other weights
+    with pytest.raises(WeightFileError, match="another source"):  # same shapes, other weights
         convert_checkpoint(tmp_path / "in2", tmp_path / "out")
-    with pytest.raises(WeightFileError, match="other options"):
+    with pytest.raises(WeightFileError, match="different options"):
         convert_checkpoint(tmp_path / "in", tmp_path / "out", dtype="bfloat16")
     (tmp_path / "out" / "cudatma_conversion.json").write_text("{}")
     with pytest.raises(WeightFileError, match="another format"):
@@ -381,7 +381,7 @@ def test_folders_that_would_be_overwritten_are_refused(tmp_path: Path) -> None:
 def test_the_disk_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_awq(tmp_path / "in")
     monkeypatch.setattr(folder.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(WeightFileError, match=r"0\.00 GB of free"):
+    with pytest.raises(WeightFileError, match=r"GB free, got 0\.00 GB"):
         convert_checkpoint(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -418,7 +418,7 @@ HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
     "no g_idx": (
         lambda path: change_tensors(path, lambda tensors: tensors.pop(f"{LAYER}.g_idx")),
         WeightFileError,
-        f"{LAYER} must be .*got no g_idx",
+        f"{LAYER}.g_idx must be present, .*got no such tensor",
     ),
     "no scales": (
         lambda path: change_tensors(path, lambda tensors: tensors.pop(f"{LAYER}.scales")),
@@ -441,7 +441,7 @@ HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
     "a truncated file": (
         lambda path: os.truncate(path / "model.safetensors", (path / "model.safetensors").stat().st_size - 1),
         WeightFileError,
-        "truncated",
+        "which ends at byte",
     ),
     "a header beyond the file": (
         lambda path: (path / "model.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + b"{}"),
@@ -557,8 +557,12 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         weights(symmetric=True),
         "weight_zero_point must be .*symmetric",
     ),
-    "no zero points": (write_compressed, weights(symmetric=False), "specifies asymmetric.*got no zero points"),
-    "another group size": (gptq, section(group_size=64), "must be 3, .*group_size 64.*got 6 groups for K = 192"),
+    "no zero points": (write_compressed, weights(symmetric=False), "zero_point must be present.*specifies asymmetric"),
+    "another group size": (
+        gptq,
+        section(group_size=64),
+        "must be in 3 groups, .*group_size 64.*got 6 groups for K = 192",
+    ),
     "no groups": (write_compressed, weights(strategy="channel", group_size=None), "group_size -1.*got 3 groups"),
     "groups of 48": (
         lambda path: write_gptq(path, group=48),
@@ -570,7 +574,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         section(desc_act=False),
         "g_idx must be .*got rows in",
     ),
-    "order of groups": (write_compressed, weights(actorder="group"), "activation order.*got no weight_g_idx"),
+    "order of groups": (write_compressed, weights(actorder="group"), "weight_g_idx must be present.*activation order"),
     "awq in order": (
         write_awq,
         section(desc_act=True),
@@ -757,7 +761,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "belongs to no packed layer",
     ),
     "a bias": (gptq, tensor("model.layers.0.mlp.other.bias", SCALE[0]), "a module without a weight"),
-    "a second weight": (gptq, tensor(f"{LAYER}.weight", SCALE), f"a tensor of the packed layer {LAYER}"),
+    "a second weight": (gptq, tensor(f"{LAYER}.weight", SCALE), f"another tensor in the packed layer {LAYER}"),
 }
 
 
@@ -857,8 +861,8 @@ def test_what_is_stated_elsewhere_or_harmless_is_read_and_reported(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda files: dict.fromkeys(files, "../in/model-00001-of-00002.safetensors"), "in the folder of the index"),
-        (lambda files: dict.fromkeys(files, "/etc/passwd"), "in the folder of the index"),
+        (lambda files: dict.fromkeys(files, "../in/model-00001-of-00002.safetensors"), "in the index's folder"),
+        (lambda files: dict.fromkeys(files, "/etc/passwd"), "in the index's folder"),
         (lambda files: dict.fromkeys(files, "model-00009-of-00002.safetensors"), "model-00009"),
         (lambda files: {**files, "more.weight": "model-00001-of-00002.safetensors"}, r"more\.weight"),
         (lambda files: {**files, "lm_head.weight": 7}, "weight_map"),

@@ -222,7 +222,7 @@ REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exce
             "g_idx": None,
         },
         QuantizationError,
-        "scales",
+        "group_size",
     ),
     "gptq two group sizes fit, neither without a shorter last group": (
         _gptq,
@@ -233,7 +233,7 @@ REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exce
             "g_idx": None,
         },
         QuantizationError,
-        "scales",
+        "group_size",
     ),
     "gptq no rows": (_gptq, {"qweight": np.zeros((0, 32), I32)}, QuantizationError, "qweight"),
     "gptq group size 16": (_gptq, {"group_size": 16}, QuantizationError, "group_size"),

@@ -400,7 +400,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     check = lines(Sound(), tmp_path / "file" / "cache")["cache"]
     assert check.status == "warn"
-    assert "cannot be written" in check.found
+    assert "is not writable" in check.found
 
 
 def test_missing_disassemblers_only_cost_the_sass(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,7 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
         (["reverse.cu", "--rows", "3"], "got an unknown option"),
         (["marlin_mma_sync", "--rows", "3"], "got an unknown option"),
         (["marlin_mma_sync", "--schedule", "3"], "got an unknown option (did you mean --schedules?)"),
-        (["marlin_wgmma", "--target", "sm_120a"], "target must be one with wgmma"),
+        (["marlin_wgmma", "--target", "sm_120a"], "target must be a target with wgmma"),
         (["marlin_mma_sync", "--m", "many"], "--m must be an integer"),
         (["attention_a3", "--causal", "0"], "--causal must be true or false"),
         (["reverse.cu", "--block"], "--block must be X[,Y[,Z]]"),

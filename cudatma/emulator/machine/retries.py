@@ -1,4 +1,4 @@
-"""Decision which waits time out. Some loops retry forever, and others give up after a number of attempts.
+"""Decide which waits time out. Some loops retry forever, and others give up after a number of attempts.
 
 mbarrier.try_wait may return false at any time because it is "potentially blocking" up to a system-dependent time limit.
 Source: PTX ISA, "mbarrier.test_wait, mbarrier.try_wait".

@@ -71,7 +71,7 @@ class Split:
     """Lanes of a warp at the same program position.
 
     If ``is_full`` is true, the lanes run the unmasked version of a segment, which does not track undefined values.
-    ``waits_for`` is what the lanes wait for, or None if they can run.
+    ``waits_for`` is the wait of the lanes, or None if they can run.
     """
 
     __slots__ = (

@@ -225,7 +225,7 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
 
 
 def _cluster_phases(w: Warp) -> Array:
-    """Return for each lane the phase of the cluster barrier at which it has arrived but not waited, or -1."""
+    """Return, for each lane, the phase of the cluster barrier at which it has arrived but not waited, or -1."""
     phases: Array = w.async_state.setdefault("cluster_phases", np.full(LANES, -1, np.int64))
     return phases
 

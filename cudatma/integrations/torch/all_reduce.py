@@ -38,7 +38,7 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
         remedy = "call torch.distributed.init_process_group(), for example in a program started by torchrun"
         raise ArgumentError("group", "no process group", "a torch.distributed process group", remedy)
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ArgumentError("group", "a group without it", "one that contains this process")
+        raise ArgumentError("group", "a group without this process", "a group that contains this process")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ArgumentTypeError("group", type(group).__name__, "None or a torch.distributed.ProcessGroup")
     return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))

@@ -15,6 +15,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.kernels.attention.check import check_shapes
 from cudatma.kernels.attention.problem import CACHE_TYPE
 from cudatma.kernels.checks import check_gradient
+from cudatma.kernels.experts.problem import GATES
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result, product_batch
 from cudatma.pipeline import align_up
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
@@ -93,9 +94,14 @@ def marlin_moe(
     format: str = "int4",
     w1_tensor_scale: Any = None,
     w2_tensor_scale: Any = None,
+    bias1: Any = None,
+    bias2: Any = None,
+    activation: str = "silu_glu",
 ) -> Any:
+    if activation not in GATES:
+        raise ArgumentError("activation", activation, ", ".join(GATES))
     if x.dim() != 2:
-        raise ArgumentError("x.shape", tuple(x.shape), "two dimensions (tokens, K)")
+        raise ArgumentError("x.shape", tuple(x.shape), "(tokens, K)")
     k = x.shape[1]
     kind = weight_format(format)
     for name, parts, rows, columns, size, tensor_scale in (
@@ -122,7 +128,12 @@ def marlin_moe(
         _check_device(name, tensor, x, "x")
     if expert_map is not None:
         _check_offsets(x, 1, expert_map=expert_map)
-    _check_gradients(topk_weights=topk_weights, w1_scales=w1_scales, w2_scales=w2_scales)
+    for name, bias, columns in (("bias1", bias1, 2 * intermediate), ("bias2", bias2, k)):
+        if bias is not None:
+            _check_like(name, bias, x, "x")
+            _check_shape(name, bias, (experts, columns))
+    tensors = {"topk_weights": topk_weights, "w1_scales": w1_scales, "w2_scales": w2_scales}
+    _check_gradients(**tensors, bias1=bias1, bias2=bias2)
     return x.new_empty((x.shape[0], k))
 
 

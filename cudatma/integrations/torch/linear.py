@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch.operators import MARLIN_GEMM
-from cudatma.integrations.torch.packed_module import PackedModule
+from cudatma.integrations.torch.packed_module import PackedModule, bias_tensor
 from cudatma.integrations.torch.weights import packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
-from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
+from cudatma.kernels.marlin.linear import checked_m_values
 from cudatma.kernels.marlin.operands import check_weight
 from cudatma.kernels.marlin.warm_up import warm_up as warm_up_weights
 from cudatma.kernels.warm_up import check_max_m
@@ -167,7 +166,7 @@ class MarlinLinear(PackedModule):
             format=weight.format,
         )
         if bias is not None:
-            parts["bias"] = _bias(bias, n, weight.dtype).to(parts["scales"].device)
+            parts["bias"] = bias_tensor(bias, (n,), weight.dtype).to(parts["scales"].device)
         for name, tensor in parts.items():
             setattr(layer, name, tensor)
         return layer
@@ -272,7 +271,7 @@ class MarlinLinear(PackedModule):
     def from_compressed_tensors(
         cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any
     ) -> MarlinLinear:
-        """Create a layer from tensors of compressed-tensors, on the first tensor's device.
+        """Create a layer from compressed-tensors tensors, on the first tensor's device.
 
         Parameters
         ----------
@@ -347,7 +346,7 @@ class MarlinLinear(PackedModule):
         if self.qweight.is_cuda:
             if result == self.dtype:
                 return self._dequantize_by_kernel()
-            torch.cuda.current_stream(self.qweight.device).synchronize()  # CuPy reads on its own stream
+            torch.cuda.current_stream(self.qweight.device).synchronize()  # CuPy reads on a different stream.
         values = torch.from_numpy(
             self._packed_weight().dequantize(dtype="float64" if result == torch.float64 else "float32")
         )
@@ -437,14 +436,6 @@ class MarlinLinear(PackedModule):
         parts += ["act_order=True"] if self.perm is not None else []
         parts += ["batch_invariant=True"] if self.batch_invariant else []
         return ", ".join(parts)
-
-
-def _bias(bias: Any, n: int, dtype: str) -> Any:
-    """Return a layer's bias in host memory, in the layer's dtype."""
-    shape = describe(bias, "bias").shape
-    if shape != (n,):
-        raise ArgumentError("bias.shape", shape, f"({n},)")
-    return torch.from_numpy(converted_bias(bias, dtype).view("int16").copy()).view(getattr(torch, dtype))
 
 
 def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None) -> None:

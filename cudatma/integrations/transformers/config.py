@@ -27,7 +27,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Modules that stay float. An entry matches the whole name of a module, the end of the name or a prefix, as in
         transformers. The head and tied weights always stay float.
     vision_tower : bool, default False
-        Whether to also quantize the encoders of images, video and audio.
+        Whether to also quantize the image, video and audio encoders.
     format : str, default "int4"
         Format of the weights, as for ``cudatma.quantize``.
     dtype, act_order, layers, source, bits, layout_version : optional

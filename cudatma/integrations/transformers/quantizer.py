@@ -263,7 +263,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 raise ArgumentError(
                     "quantization_config",
                     got,
-                    "for a model whose numbered blocks have nn.Linear layers of at least 64 x 64",
+                    "used with a model whose numbered blocks have nn.Linear layers of at least 64 x 64",
                 )
             for name in () if config.vision_tower else tower_layers((*linears, *experts), model.config.model_type):
                 linears.pop(name, None)

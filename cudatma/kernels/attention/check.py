@@ -125,7 +125,7 @@ def check_decode(
             raise ArgumentError("page_table.shape", table.shape, allowed)
         capacity = length * table.shape[1]
         if has_fp8_cache and length % MIN_BOX_ROWS:
-            allowed = f"one with a page size that is a multiple of {MIN_BOX_ROWS} keys for {CACHE_TYPE}"
+            allowed = f"a shape with a page size that is a multiple of {MIN_BOX_ROWS} keys for {CACHE_TYPE}"
             raise ArgumentError("k_cache.shape", key.shape, allowed)
     k_factor, k_array = _checked_kv_scale(k_scale, "k_scale", key, query)
     v_factor, v_array = _checked_kv_scale(v_scale, "v_scale", key, query)
@@ -257,25 +257,25 @@ def check_shapes(
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
         remedy = "pad the head dim with zeros and pass scale="
-        raise ArgumentError("q.shape", tuple(q), f"one with a head dim of {', '.join(map(str, known))}", remedy)
+        raise ArgumentError("q.shape", tuple(q), f"a shape with a head dim of {', '.join(map(str, known))}", remedy)
     if not heads:
-        raise ArgumentError("q.shape", tuple(q), "one with at least 1 head")
+        raise ArgumentError("q.shape", tuple(q), "a shape with at least 1 head")
     if k_dim != dim:
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"one with the head dim of q, {dim}")
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with the head dim of q, {dim}")
     if not kv_heads or heads % kv_heads:
         remedy = f"pass the axes in the order {_AXES[len(q)]}"
         raise ArgumentError(
-            f"{k_name}.shape", tuple(k), f"one with a number of heads that divides q's {heads} heads", remedy
+            f"{k_name}.shape", tuple(k), f"a shape with a number of heads that divides q's {heads} heads", remedy
         )
     if has_batch and k[0] != q[0]:
         remedy = "pass page_table for a paged cache" if is_cache else ""
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"one with the batch size of q, {q[0]}", remedy)
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with the batch size of q, {q[0]}", remedy)
     if cache != list(k[:-1]):
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim) to match {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:
         allowed = " or ".join(str(v_dims) for q_dim, v_dims in HEAD_DIMS if q_dim == dim)
         raise ArgumentError(
-            f"{v_name}.shape", tuple(v), f"one with a head dim of {allowed} because q and {k_name} have {dim}"
+            f"{v_name}.shape", tuple(v), f"a shape with a head dim of {allowed} because q and {k_name} have {dim}"
         )
 
 
@@ -433,7 +433,7 @@ def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tupl
     table = None if page_table is None else host_array(page_table)
     pages, page_size = cache[:2]
     if not pages and lengths.any():
-        raise ArgumentError("k_cache.shape", cache, "one with at least one page because seqlens is not zero")
+        raise ArgumentError("k_cache.shape", cache, "a shape with at least one page because seqlens is not zero")
     for index, length in enumerate(lengths.tolist()):
         if not 0 <= length <= capacity:
             allowed = f"0 to {capacity}, the capacity of the cache per sequence"

@@ -19,7 +19,7 @@ def described(array: object, field: str) -> ArrayInfo:
     """Return the ArrayInfo of an array. Raises ArgumentTypeError if its elements are Python objects."""
     info = describe(array, field)
     if info.dtype.hasobject:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "one without Python objects")
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype without Python objects")
     return info
 
 

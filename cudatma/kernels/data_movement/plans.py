@@ -75,9 +75,7 @@ def run_plan(
         )
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
-        raise DescriptorError(
-            "address", got, "a multiple of 16 bytes, and so must be the size, in a reduction", "pad the arrays"
-        )
+        raise DescriptorError("address, size", got, "multiples of 16 bytes in a reduction", "pad the arrays")
     body = nbytes - head - tail
     ring_setting = setting or _run_setting(limits, op, body)
     ctas, stage = ring_setting.ctas(limits.ctas), ring_setting.slot(limits.target)

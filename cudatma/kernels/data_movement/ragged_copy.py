@@ -89,8 +89,8 @@ class RaggedCopyConfig(BoxRing):
         check_field_types(self)
         self.check_box()
         if self.maps < self.stages:
-            why = "a map must not be edited while copies use it, so use more maps"
-            raise ArgumentError("maps", self.maps, f"at least {self.stages}, the number of stages", why)
+            remedy = "use more maps, because a map must not be edited while copies use it"
+            raise ArgumentError("maps", self.maps, f"at least {self.stages}, the number of stages", remedy)
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError unless the target can edit tensor maps, and ArgumentError unless the ring fits in a CTA."""
@@ -350,9 +350,9 @@ def _described(array: Any, field: str) -> ArrayInfo:
         got = f"a stride of {info.strides_bytes[1]} bytes between elements"
         raise ArgumentError(f"{field}.strides", got, "contiguous within rows", "pass a copy in C order")
     if width % TMA_ALIGNMENT_BYTES:
-        why = "TMA stores whole 16-byte chunks, so pad the rows"
+        remedy = "pad the rows, because TMA stores whole 16-byte chunks"
         raise ArgumentError(
-            f"{field}.shape", f"rows of {width} bytes", "one with rows that are a multiple of 16 bytes", why
+            f"{field}.shape", f"rows of {width} bytes", "a shape whose rows are a multiple of 16 bytes", remedy
         )
     if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 16")

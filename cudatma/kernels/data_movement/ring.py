@@ -57,7 +57,7 @@ class CopyRing:
                 "stages",
                 self.stages,
                 allowed,
-                "one slot is filled while another is stored, so use more stages",
+                "use more stages, because one slot is filled while another is stored",
             )
         if not 1 <= self.in_flight < self.stages:
             allowed = f"1 to {self.stages - 1}"
@@ -68,7 +68,7 @@ class CopyRing:
                 "stage_bytes",
                 self.stage_bytes,
                 allowed,
-                "TMA writes boxes only to aligned addresses, so round the size up",
+                "round the size up, because TMA writes boxes only to aligned addresses",
             )
         _ = self.ring
 
@@ -160,7 +160,7 @@ class BoxRing:
             raise ArgumentError("box_columns", got, f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
         if self.stages < 2:
             raise ArgumentError(
-                "stages", self.stages, "at least 2", "a slot is released one store late, so use more stages"
+                "stages", self.stages, "at least 2", "use more stages, because a slot is released after the next store"
             )
 
     @property
@@ -237,7 +237,7 @@ class Setting:
                 "max_stages",
                 self.max_stages,
                 "at least 2",
-                "one slot is filled while another is stored, so use more stages",
+                "use more stages, because one slot is filled while another is stored",
             )
         if self.in_flight < 0:
             raise ArgumentError("in_flight", self.in_flight, "at least 0", "pass 0 to select half of the slots")

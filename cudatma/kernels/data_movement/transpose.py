@@ -167,7 +167,7 @@ class TransposeConfig:
 
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
-    """Return a config with three slots and two transposed tiles if two CTAs fit on an SM, otherwise two and one."""
+    """Return a config with three slots and two transposed tiles, or two and one if two CTAs would not fit on an SM."""
     smem_bytes = target.smem_share_bytes(CTAS_PER_SM)
     larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
     return larger if larger.smem_bytes <= smem_bytes else replace(larger, stages=2, transposed_tiles=1)

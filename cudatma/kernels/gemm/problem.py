@@ -333,7 +333,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         raise ArgumentError(
             "a_scale.shape",
             "block scales",
-            f"that of a single scale or of one scale per row or column for {left.dtype.name}",
+            f"the shape of one scale, or of one scale per row or column, for {left.dtype.name}",
         )
     scale_strides = _scale_strides(a_scale, b_scale)
     if has_block_scales and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.

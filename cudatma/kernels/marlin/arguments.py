@@ -78,8 +78,10 @@ def sizes_for(
     with the same number of tiles differ only in one word of the struct and in the tensor map.
     """
     if config.scale_form not in ("none", problem.scale_form):
-        why = "pass a form that the range of the scales allows (quantization/scale_range.py)"
-        raise ArgumentError("scale_form", config.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
+        remedy = "pass a form that the range of the scales allows (quantization/scale_range.py)"
+        raise ArgumentError(
+            "scale_form", config.scale_form, f"{problem.scale_form!r} or 'none' for this weight", remedy
+        )
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
     programmatic = problem.programmatic or problem.copies_x
     shared = dependent_smem_bytes(config, target) if programmatic else 0
@@ -180,8 +182,8 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
     if (blocks := config.activation_box_blocks) > 1:
         if k % _SPAN:
-            why = "use a config without deep_box because TMA would not zero-fill the end of the last block"
-            raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", why)
+            remedy = "use a config without deep_box because TMA would not zero-fill the end of the last block"
+            raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", remedy)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]
     spec = TiledSpec(

@@ -422,7 +422,7 @@ def choose_mma_sync(problem: Problem, gpu: Gpu, **changes: str) -> MarlinConfig:
     """Return this kernel's cheapest configuration on any target with the load paths in ``changes``, for comparisons."""
     ranked = cheapest_first(mma_sync_times, problem, gpu)
     if not ranked:
-        raise ArgumentError("target", gpu.target, "one with TMA, mma.sync and enough shared memory for a ring")
+        raise ArgumentError("target", gpu.target, "a target with TMA, mma.sync and enough shared memory for a ring")
     return replace(ranked[0][0], **changes)  # type: ignore[arg-type]
 
 

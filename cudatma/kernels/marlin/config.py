@@ -238,8 +238,8 @@ class MarlinConfig(KernelConfig):
         if kind.bits == 8 and self.weight_load_path != "tma":
             raise ArgumentError("weight_load_path", self.weight_load_path, f"'tma' for format {self.format!r}")
         if self.tile_k // 64 % self.slice_k:
-            why = "each warp computes a multiple of 64 elements of K"
-            raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
+            allowed = f"a divisor of tile_k / 64 = {self.tile_k // 64} because warps process 64 elements of K at a time"
+            raise ArgumentError("slice_k", self.slice_k, allowed)
         if self.has_wgmma:
             self._check_wgmma()
         elif self.is_skinny:
@@ -260,11 +260,11 @@ class MarlinConfig(KernelConfig):
 
     def _check_boxes(self) -> None:
         if self.tile_m < MMA_COLUMNS and not self.deep_box:
-            why = "other boxes must have a row for each column of the mma, so set deep_box"
-            raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", why)
+            remedy = "set deep_box, because other boxes must have a row for each column of the mma"
+            raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", remedy)
         if self.tile_m < (rows := min_tile_m(self.tile_k)):
-            why = "a stage must hold whole periods of the 128-byte swizzle, so increase tile_m"
-            raise ArgumentError("tile_m", self.tile_m, f"at least {rows} for tile_k = {self.tile_k}", why)
+            remedy = "increase tile_m, because a stage must hold whole periods of the 128-byte swizzle"
+            raise ArgumentError("tile_m", self.tile_m, f"at least {rows} for tile_k = {self.tile_k}", remedy)
 
     def _check_warps(self) -> None:
         allowed: tuple[str, ...] = ("epilogue",) if self.group_size == -1 else ("accumulator", "weight")
@@ -277,19 +277,21 @@ class MarlinConfig(KernelConfig):
                 "warps_n", self.warps_n, "a divisor of tile_n that gives each warp 16, 32 or 64 columns"
             )
         if self.consumer_registers and self.consumer_warps != 8:
-            why = "setmaxnreg applies to whole warpgroups, so use 8 consumer warps"
+            remedy = "use 8 consumer warps, because setmaxnreg applies to whole warpgroups"
             raise ArgumentError(
-                "consumer_registers", self.consumer_registers, "0 unless there are 8 consumer warps", why
+                "consumer_registers", self.consumer_registers, "0 unless there are 8 consumer warps", remedy
             )
 
     def _check_wgmma(self) -> None:
         if self.tile_m % (8 * self.cluster_n):
-            why = "each CTA loads whole 8-row periods of the 128-byte swizzle, so round tile_m up"
+            remedy = "round tile_m up, because each CTA loads whole 8-row periods of the 128-byte swizzle"
             allowed = f"a multiple of {8 * self.cluster_n} with cluster_n = {self.cluster_n}"
-            raise ArgumentError("tile_m", self.tile_m, allowed, why)
+            raise ArgumentError("tile_m", self.tile_m, allowed, remedy)
         if self.cluster_k > 1 and self.cluster_n > 1:
-            why = "the CTAs of a cluster either share activations or split K, so set cluster_n or cluster_k to 1"
-            raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n = {self.cluster_n}", why)
+            remedy = (
+                "set cluster_n or cluster_k to 1, because the CTAs of a cluster either share activations or split K"
+            )
+            raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n = {self.cluster_n}", remedy)
         if self.pingpong:
             for field in ("warpgroups", "slice_k", "cluster_k"):
                 if getattr(self, field) > 1:
@@ -327,8 +329,8 @@ class MarlinConfig(KernelConfig):
     def _check_registers(self) -> None:
         if self.accumulators > _MAX_ACCUMULATORS:
             allowed = f"at most {256 // self.stack} for {64 * self.stack} columns of a warpgroup"
-            why = f"a thread holds at most {_MAX_ACCUMULATORS} accumulators, so reduce tile_m"
-            raise ArgumentError("tile_m", self.tile_m, allowed, why)
+            remedy = f"reduce tile_m, because a thread holds at most {_MAX_ACCUMULATORS} accumulators"
+            raise ArgumentError("tile_m", self.tile_m, allowed, remedy)
         if not self.consumer_registers:
             if self.accumulators > _MAX_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
                 allowed = f"above 0 with {self.accumulators} accumulators per thread"
@@ -336,14 +338,14 @@ class MarlinConfig(KernelConfig):
                     "consumer_registers",
                     0,
                     allowed,
-                    "setmaxnreg must provide enough registers",
+                    "pass a number of registers for setmaxnreg",
                 )
             return
         min_registers, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
         pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
         max_registers = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
         if not min_registers <= self.consumer_registers <= max_registers:
-            remedy = "setmaxnreg.inc would wait forever for registers that the CTA lacks"
+            remedy = "choose a value in this range, because setmaxnreg.inc would otherwise wait forever"
             groups = f"{warpgroups} warpgroups of {self.accumulators} accumulators"
             allowed = f"0, or {min_registers} to {max_registers} with {groups}"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)

@@ -71,7 +71,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
         pitch = stride if rows == 1 else pitch
         rows *= extent
     if rows > MAX_ROWS:
-        raise ArgumentError(f"{field}.shape", info.shape, f"one with at most {MAX_ROWS} rows", "split the batch")
+        raise ArgumentError(f"{field}.shape", info.shape, f"a shape with at most {MAX_ROWS} rows", "split the batch")
     pitch = columns * _ELEMENT_BYTES if rows <= 1 else pitch
     if pitch < 0 and info.size_elems:
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "nonnegative", "pass a contiguous copy")

@@ -31,8 +31,8 @@ MEMBERS = WORK_MEMBERS | {
         Member("scale_rows", "u32", "number of groups of scales along K"),
         Member("scale_pitch", "u32", "number of columns per row of scales, with padding"),
         Member("prefetch_stages", "u32", "number of stages of weights that a dependent launch loads before it waits"),
-        Member("scale_offset", "u32", "in both halves, the number by which scales are multiplied"),
-        Member("scale_back", "float", "the number by which sums are multiplied"),
+        Member("scale_offset", "u32", "factor of the scales, in both halves"),
+        Member("scale_back", "float", "factor of the sums"),
         Member("activation_pitch", "u64", "elements from one row of activations to the next"),
     )
 }
@@ -101,6 +101,13 @@ class LinearShape:
     def weight(self) -> WeightFormat:
         """Format of the weight."""
         return WEIGHT_FORMATS[self.format]
+
+
+def weight_text(layer: LinearShape) -> str:
+    """Return a description of a weight in words, without its sizes."""
+    scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
+    points = ", zero points" if layer.has_zeros else ", symmetric" if layer.weight.has_zeros else ""
+    return f"{layer.weight.title} weights, {layer.dtype}, {scales}{points}"
 
 
 def check_format(name: str, group_size: int, has_zeros: bool) -> WeightFormat:
@@ -215,11 +222,7 @@ class Problem:
     @property
     def description(self) -> str:
         """Description of the problem in words."""
-        layer = self.layer
-        scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
-        points = ", zero points" if layer.has_zeros else ", symmetric" if layer.weight.has_zeros else ""
-        weights = f"{layer.weight.title} weights, {layer.dtype}, {scales}{points}"
-        return f"M = {self.m}, K = {self.k}, N = {self.n}, {weights}"
+        return f"M = {self.m}, K = {self.k}, N = {self.n}, {weight_text(self.layer)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the problem in the form that tuning entries store."""

@@ -80,7 +80,7 @@ def convert_checkpoint(
     source : str or os.PathLike
         The checkpoint's folder.
     out : str or os.PathLike
-        The new folder. It must not exist, be empty, or contain the result of an interrupted conversion.
+        The new folder. If it exists, it must be empty or contain the result of an interrupted conversion.
     quantize : bool, default False
         Whether to quantize the matrices in the numbered blocks of a float model.
     group_size : int, default 128
@@ -95,7 +95,7 @@ def convert_checkpoint(
     exclude : sequence of str, optional
         Patterns (fnmatch) of layers that stay float. Requires ``quantize``.
     vision_tower : bool, default False
-        Whether to also quantize the encoders of images, video and audio. Requires ``quantize``.
+        Whether to also quantize the image, video and audio encoders. Requires ``quantize``.
     shard_bytes : int, default 1,000,000,000
         Maximum size of a file in bytes. A layer or tensor that is larger has its own file.
     progress : callable, optional
@@ -135,7 +135,7 @@ def convert_checkpoint(
     for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
         if value and not quantize:
             raise ArgumentError(
-                name, value, "the default without quantize=True", "pass quantize=True, or omit this option"
+                name, value, "omitted unless quantize is True", "pass quantize=True, or omit this option"
             )
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise ArgumentError("shard_bytes", shard_bytes, "a number of bytes, at least 1")
@@ -268,7 +268,7 @@ def _write_shard(
 
 
 def _arrays(weight: PackedWeight) -> dict[str, Any]:
-    """Return the arrays of a weight by name. The tensor scale is an array because the state of a torch module is."""
+    """Return the arrays of a weight by name. The tensor scale is also an array, as in the state of a torch module."""
     arrays = {part: getattr(weight, part) for part in ARRAYS}
     has_tensor_scale = weight_format(weight.format).has_tensor_scale
     arrays["tensor_scale"] = np.array(weight.tensor_scale, np.float32) if has_tensor_scale else None

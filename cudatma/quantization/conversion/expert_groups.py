@@ -66,12 +66,12 @@ class ExpertGroup:
 
 
 def is_expert(layer: str) -> bool:
-    """Return whether a layer is an expert or the weights of all experts, judged by its name."""
+    """Return whether a layer's name is that of an expert or of the weights of all experts."""
     return re.search(r"\.experts\.", layer) is not None
 
 
 def is_expert_weight(layer: str) -> bool:
-    """Return whether a layer is the packed weights of all experts, judged by its name."""
+    """Return whether a layer's name is that of the packed weights of all experts."""
     return re.search(rf"\.experts\.({_GATE_UP}|{_DOWN})$", layer) is not None
 
 
@@ -94,7 +94,7 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
         elif is_expert(layer):
             names = " or ".join(", ".join(naming) for naming in NAMINGS)
             errors[layer] = WeightFileError(
-                layer, "an expert of an unknown form", f"an expert with the matrices {names}"
+                layer, "an expert with other matrices", f"an expert with the matrices {names}"
             )
     groups: dict[str, ExpertGroup] = {}
     for module, matrices in found.items():
@@ -103,7 +103,7 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
         for expert in range(max(matrices) + 1):
             if matrices.get(expert, set()) != set(naming):
                 missing = [name for name in naming if name not in matrices.get(expert, ())]
-                got = f"no {' and no '.join(missing)}" if missing else "matrices of two namings"
+                got = f"no {' and no '.join(missing)}" if missing else "matrices of two naming schemes"
                 error = WeightFileError(f"{module}.{expert}", got, f"an expert with {', '.join(naming)}", _AGAIN)
                 present_names = (f"{module}.{index}.{name}" for index, names in matrices.items() for name in names)
                 errors |= dict.fromkeys(present_names, error)
@@ -117,7 +117,7 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
 
 
 def stacked_experts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ExpertGroup]:
-    """Return the groups of the stacked float tensors among these tensors.
+    """Return the groups of the stacked float tensors in ``shapes``.
 
     The orientation follows from the shapes, because transformers 5 stores (experts, N, K) for most models, whereas
     earlier versions and some models store (experts, K, N).
@@ -136,15 +136,15 @@ def stacked_experts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ExpertGr
 
 
 def interleaved_experts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ExpertGroup]:
-    """Return the groups of gpt-oss, whose experts have these shapes (experts, N, ...).
+    """Return the groups of gpt-oss's experts, whose tensors have these shapes (experts, N, ...).
 
-    Raises WeightFileError for a layer that is no such group.
+    Raises WeightFileError for a layer that is not one of gpt-oss's experts.
     """
     groups = {}
     for name, shape in shapes.items():
         if not is_expert_weight(name) or sibling(name) not in shapes:
-            allowed = f"*.experts.{_GATE_UP} and *.experts.{_DOWN}"
-            raise WeightFileError(name, "a layer that is not one of the experts", allowed)
+            allowed = f"named *.experts.{_GATE_UP} or *.experts.{_DOWN}"
+            raise WeightFileError(name, "a layer that is not an expert", allowed)
         gated = name.endswith(_GATE_UP)
         groups[name] = ExpertGroup((name,), shape[0], gated, is_stacked=True, is_interleaved=gated)
     return groups

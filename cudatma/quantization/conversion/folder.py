@@ -42,7 +42,7 @@ class Shard:
 class Journal:
     """Finished files of a conversion, by name.
 
-    Nothing is written before begin().
+    begin() creates the folder.
 
     Parameters
     ----------
@@ -118,9 +118,9 @@ class Journal:
         for part, expected in self.identity.items():
             stored, current = content.get(part), json.loads(json.dumps(expected))
             if stored != current:
-                got, allowed = f"a conversion with other {part}", "the same source and options"
+                got, allowed = f"a conversion with different {part}", "a conversion with the same source and options"
                 if part == "source":
-                    got = f"a conversion of another source, {content.get('source_name', 'unnamed')}"
+                    got = f"a conversion with another source, {content.get('source_name', 'unnamed')}"
                 if part == "options" and isinstance(stored, dict):
                     got, allowed = f"{got}: {_without(stored, current)}", f"{allowed}: {_without(current, stored)}"
                 raise WeightFileError(str(self.path), got, allowed, _ELSEWHERE)
@@ -147,7 +147,7 @@ def _lock(folder: int, out: Path) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise WeightFileError(
-            str(out), "a folder that another conversion is writing", "one conversion at a time", "wait for it to end"
+            str(out), "a folder in use", "a folder that no other conversion is writing", "wait for that conversion"
         ) from error
 
 
@@ -186,8 +186,9 @@ def check_disk(out: Path, required_bytes: int) -> None:
     partial = (path.stat().st_size for path in out.glob(f".*{PARTIAL}")) if out.is_dir() else ()
     free = shutil.disk_usage(existing).free + sum(partial)
     if required_bytes and free < needed:
-        got = f"{free / 1e9:.2f} GB of free disk space"
-        raise WeightFileError(str(out), got, f"at least {needed / 1e9:.2f} GB", "choose a folder on another disk")
+        got = f"{free / 1e9:.2f} GB"
+        allowed = f"on a disk with at least {needed / 1e9:.2f} GB free"
+        raise WeightFileError(str(out), got, allowed, "choose a folder on another disk")
 
 
 def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, str]:

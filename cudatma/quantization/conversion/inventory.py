@@ -75,7 +75,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
         ends = {name.rpartition(".")[2] for name in checkpoint.files}
         others = [other for other in FORMATS if other.required[0] in ends]
         got = f"layers of {others[0].title}" if others else "no quantized layer"
-        allowed = f"tensors that end in {ending}, because {statement.where} specifies {kind.title}"
+        allowed = f"a model with tensors named *{ending}, because {statement.where} specifies {kind.title}"
         raise WeightFileError(where, got, allowed, "correct the configuration" if others else "")
     layers: dict[str, dict[str, str]] = {}
     facts: dict[str, LayerFacts] = {}
@@ -83,7 +83,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
         tensors = {part: f"{layer}{kind.separator}{part}" for part in (*kind.required, *kind.optional)}
         layers[layer] = {part: name for part, name in tensors.items() if name in checkpoint.files}
         if missing := [part for part in kind.required if part not in layers[layer]]:
-            allowed = f"{', '.join(kind.required)} of a {kind.title} layer"
+            allowed = f"a {kind.title} layer with {', '.join(kind.required)}"
             remedy = "copy or download the checkpoint again"
             raise WeightFileError(layer, f"no {' and no '.join(missing)}", allowed, remedy)
         facts[layer] = layer_facts(checkpoint, layer, layers[layer], statement)
@@ -110,7 +110,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
 
 
 def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, str]:
-    """Check quantized experts, and return their biases, which must be zeros, with the reason to leave them out.
+    """Check quantized experts, and return their biases, which must be zeros, each with the reason to leave it out.
 
     Raises QuantizationError or WeightFileError.
     """
@@ -121,11 +121,11 @@ def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, st
         for layer in group.layers:
             if inventory.layers[layer].keys() != parts:
                 got, allowed = (", ".join(names) for names in (inventory.layers[layer], parts))
-                raise WeightFileError(layer, got, f"{allowed}, as in {group.layers[0]}", FROM_FLOAT)
+                raise WeightFileError(layer, got, f"a layer with {allowed}, as in {group.layers[0]}", FROM_FLOAT)
         for bias in (f"{layer}.bias" for layer in group.layers):
             if bias in checkpoint.files:
                 if checkpoint.read(bias).any():
-                    raise WeightFileError(bias, "a bias of an expert", "absent, or zeros", FROM_FLOAT)
+                    raise WeightFileError(bias, "nonzero values", "absent or all zeros", FROM_FLOAT)
                 left_out[bias] = "zeros"
     sizes = {name: inventory.sizes(name) for name in inventory.experts}
     for name in sizes:
@@ -185,8 +185,8 @@ def _check_inside(name: str, layers: Mapping[str, object]) -> None:
     inside = next((end for end in range(1, len(parts)) if ".".join(parts[:end]) in layers), None)
     if inside is not None and parts[inside:] != ["bias"]:
         layer = ".".join(parts[:inside])
-        got = f"a tensor of the packed layer {layer}"
-        raise WeightFileError(name, got, "the tensors of the layer's format, and a bias", FROM_FLOAT)
+        got = f"another tensor in the packed layer {layer}"
+        raise WeightFileError(name, got, "a tensor of the layer's format, or the layer's bias", FROM_FLOAT)
 
 
 def _names(tensors: Iterable[str]) -> _Names:
@@ -204,7 +204,7 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
     is_float = entry.dtype in FLOAT_DTYPES
     if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
         remedy = f"{FROM_FLOAT}, because activation scales are not supported"
-        raise WeightFileError(name, "activation scales (AWQ's ScaledActivation)", "none", remedy)
+        raise WeightFileError(name, "activation scales (AWQ's ScaledActivation)", "absent", remedy)
     if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):
         _raise_unknown(name, entry, checkpoint)
     if scale := _SCALE.fullmatch(name):
@@ -214,7 +214,7 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
     if part == "bias" and is_float and names.modules[module] == 1 and not _TIED.fullmatch(module):
         remedy = "copy or download the checkpoint again"
         raise WeightFileError(
-            name, f"the bias of {module}, a module without a weight", "a weight in the same module", remedy
+            name, f"the bias of {module}, a module without a weight", "the bias of a module with a weight", remedy
         )
 
 
@@ -233,5 +233,5 @@ def _raise_unknown(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoR
     elif kind := recognized(siblings):
         got += f" and looks like {kind.title}"
         remedy = "describe the format in config.json: quantization_config with quant_method, bits, group_size and so on"
-    allowed = f"layers of {', '.join(kind.title for kind in FORMATS)}, and float tensors"
+    allowed = f"a float tensor, or part of a layer in one of the formats {', '.join(kind.title for kind in FORMATS)}"
     raise WeightFileError(name, got, allowed, remedy)

@@ -19,8 +19,8 @@ from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.expert_groups import is_expert_weight, misfit
 from cudatma.quantization.conversion.source import Source
 
-#: Number of in and out features of a layer, preceded by the number of experts for the weights of experts. None if the
-#: checkpoint does not state them.
+#: Numbers of in and out features of a layer, preceded by the number of experts for the weights of experts. None if the
+#: checkpoint does not specify them.
 Sizes = tuple[int, ...] | None
 
 
@@ -92,7 +92,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
             remedy = "correct config.json, or download the checkpoint again"
             match.refused[tensor] = WeightFileError(tensor, f"shape {checkpoint.shape(tensor)}", allowed, remedy)
     for name in _absent_parameters(model, set(match.modules.values()), loaded):
-        allowed = f"a tensor for this parameter of {match.class_name}"
+        allowed = f"present, because {match.class_name} has this parameter"
         match.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
     match.unloaded.extend(
         tensor
@@ -184,11 +184,11 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
     allowed = "nn.Linear or Conv1D"
     if module is None:
         remedy = "remove its tensors from the checkpoint, or correct `architectures` in config.json"
-        return WeightFileError(layer, f"no module of {class_name}", f"{allowed} of this class", remedy)
+        return WeightFileError(layer, "no such module", f"{allowed} in {class_name}", remedy)
     expected = linear_sizes(module)
     if expected is None:
         remedy = "quantize the model again without this module"
-        return WeightFileError(layer, f"a quantized {type(module).__name__} of {class_name}", allowed, remedy)
+        return WeightFileError(layer, f"a quantized {type(module).__name__} in {class_name}", allowed, remedy)
     # Some tools store words of eight integers, so K or N may be padded by up to seven elements.
     if sizes is not None and any(not b <= a <= -(-b // 8) * 8 for a, b in zip(sizes, expected, strict=True)):
         got, allowed = (f"{k} x {n}" for k, n in (sizes, expected))
@@ -221,7 +221,8 @@ def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str
     """Return an error if the checkpoint has a nonzero bias and the module has no bias."""
     if module.bias is None and name is not None and checkpoint.read(name).any():
         remedy = "set the model's option for biases in config.json"
-        return WeightFileError(name, "a bias", f"no bias or zeros, because {class_name} has no such bias", remedy)
+        allowed = f"absent or all zeros, because {class_name} has no such bias"
+        return WeightFileError(name, "nonzero values", allowed, remedy)
     return None
 
 
@@ -230,9 +231,9 @@ def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) ->
     pairs = [*model.all_tied_weights_keys.items()]
     for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
         if own == f"{name}.weight" and other not in loaded:
-            got = f"quantized, without {other}, to which {type(model).__name__} ties it"
+            allowed = f"a float weight, because {type(model).__name__} ties it to {other}, which is absent"
             remedy = "quantize the model again without this layer"
-            return WeightFileError(layer, got, "weights for both layers, or a float weight for both", remedy)
+            return WeightFileError(layer, "a quantized weight", allowed, remedy)
     return None
 
 

@@ -92,7 +92,7 @@ class ShardWriter:
         header = json.dumps({"__metadata__": _METADATA, **self.entries}, separators=(",", ":")).encode()
         if len(header) > self.room_bytes:
             raise WeightFileError(
-                str(self.path), f"a header of {len(header)} bytes", f"at most {self.room_bytes} bytes"
+                str(self.path), f"{len(header)} bytes", f"a file with a header of at most {self.room_bytes} bytes"
             )
         first = self.room_bytes.to_bytes(8, "little") + header.ljust(self.room_bytes)
         try:

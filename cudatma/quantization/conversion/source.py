@@ -110,7 +110,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     exclude : iterable of str, optional
         Patterns (fnmatch) of layers that stay float.
     vision_tower : bool, default False
-        Whether to also quantize encoders of images, video and audio.
+        Whether to also quantize the image, video and audio encoders.
 
     Returns
     -------
@@ -142,11 +142,11 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if not section:
         check_others(checkpoint, {})
     if section and quantize:
-        got = f"a checkpoint that is quantized ({section.get('quant_method', 'no quant_method')})"
+        method = section.get("quant_method", "no quant_method")
         raise ArgumentError(
             "quantize",
-            got,
-            "a float checkpoint",
+            True,
+            f"False for a checkpoint that is already quantized ({method})",
             "omit the option to keep the integers of the quantized layers",
         )
     if not section and not quantize:
@@ -169,7 +169,7 @@ def _float_layers(
 ) -> tuple[Inventory, dict[str, str]]:
     if config.get("model_type") in _CONV1D_MODELS:
         remedy = "quantize the layers with cudatma.quantize, because the matrices are transposed"
-        raise WeightFileError(f"{where}: model_type", config["model_type"], "a model of nn.Linear layers", remedy)
+        raise WeightFileError(f"{where}: model_type", config["model_type"], "a model with nn.Linear layers", remedy)
     matrices = _matrices(checkpoint)
     experts = group_experts(matrices)[0] | stacked_experts({name: checkpoint.shape(name) for name in checkpoint.files})
     members = {layer for group in experts.values() for layer in group.layers}
@@ -182,7 +182,7 @@ def _float_layers(
     reasons |= _why_not_experts(checkpoint, experts, exclude)
     if not vision_tower:
         tower = tower_layers((layer for layer, why in reasons.items() if not why), config.get("model_type"))
-        reasons |= dict.fromkeys(tower, "in an encoder of images, video or audio")
+        reasons |= dict.fromkeys(tower, "in an image, video or audio encoder")
     kept = {name: group for name, group in experts.items() if not reasons[name]}
     layers = {layer: {"weight": f"{layer}.weight"} for layer in names if not reasons[layer] and layer not in experts}
     for group in kept.values():
@@ -194,7 +194,7 @@ def _float_layers(
 def _require_layers(layers: Mapping[str, object], where: str) -> None:
     """Raise WeightFileError if a float checkpoint has no layer to quantize."""
     if not layers:
-        raise WeightFileError(where, "no layer to quantize", "matrices named *.N.*.weight, in fp16, bf16 or fp32")
+        raise WeightFileError(where, "none", "a model with matrices named *.N.*.weight in fp16, bf16 or fp32")
 
 
 def _matrices(checkpoint: Checkpoint) -> list[str]:

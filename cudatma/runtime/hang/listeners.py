@@ -106,8 +106,8 @@ def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
     """Raise LaunchError during a graph capture, because a debug launch waits for its stream."""
     if context.is_capturing(driver, stream):
         got = f"a stream that captures a graph for {entry} with debug=True"
-        remedy = "a debug launch waits for the kernel, so capture a kernel compiled without debug=True"
-        raise LaunchError("stream", got, "one that is not capturing", remedy)
+        remedy = "capture a kernel compiled without debug=True, because a debug launch waits for the kernel"
+        raise LaunchError("stream", got, "a stream that is not capturing", remedy)
 
 
 class ListeningModule:

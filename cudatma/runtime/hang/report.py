@@ -296,7 +296,7 @@ def _wait(record: Any, names: Names, verified: bool, states: Mapping[tuple[tuple
 
 def _text(stuck: Sequence[StuckWait], names: Names, where: str, lost: int) -> str:
     first = stuck[0]
-    what = "an operation was refused" if first.rule else f"a wait of {first.waited_seconds:.3g} s expired"
+    what = "an invalid operation was attempted" if first.rule else f"a wait of {first.waited_seconds:.3g} s expired"
     groups: dict[tuple[Any, ...], list[StuckWait]] = {}
     for wait in stuck:
         groups.setdefault((wait.state, wait.barrier, wait.parity, wait.raw, wait.line, wait.cause), []).append(wait)

@@ -11,7 +11,7 @@ constexpr u32 TILE_M = 8;   // rows of a block
 constexpr u32 SHORT_ROWS = 0;   // blocks of at most this number of rows come after all other blocks
 constexpr u32 THREADS = 256, WARPS = THREADS / 32;   // a thread divides the pairs of one expert
 constexpr u32 LOADS = 8;   // ids that a thread loads at a time
-constexpr u32 STEP = THREADS;   // pairs from one pair of a thread to its next one
+constexpr u32 STEP = THREADS;   // distance between consecutive pairs of a thread
 
 constexpr u32 NO_PLACE = 0xffffffffu;   // the place of a pair whose expert is not on this GPU; otherwise its index in the sorted pairs
 
@@ -59,13 +59,13 @@ __device__ __forceinline__ int local_expert(const Problem& problem, const int* t
     return (u32)expert < problem.experts ? expert : -1;
 }
 
-// Some pairs of a thread: first, first + STEP, ...
+// The pairs first, first + STEP, ... of a thread.
 struct Pairs {
     int experts[LOADS];    // negative for pairs that are skipped
     u32 indices[LOADS];    // index of each pair among this CTA's pairs of its expert
 };
 
-// Load the experts of pairs.
+// Load the expert of each pair.
 __device__ __forceinline__ void load_experts(Pairs& pairs, const Problem& problem, const int* topk_ids, const int* expert_map, u32 first) {
 #pragma unroll
     for (u32 i = 0; i < LOADS; ++i) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ Sizes exclusive_sum(Sizes (&warp_sums)[WARPS], Sizes 
 }
 }  // namespace cudatma
 
-// Sort the pairs of tokens and experts by expert, and divide them into blocks. One CTA does this.
+// Sort the pairs of tokens and experts by expert, and divide them into blocks. The grid has one CTA.
 extern "C" __global__ void __launch_bounds__(256)
 experts_route(
     const int* topk_ids,
@@ -135,7 +135,7 @@ experts_route(
     u32* const place_of_pair = (u32*)(space + problem.places_at);
     counts[expert] = 0;
     __syncthreads();
-    griddepcontrol_launch_dependents();   // the first GEMM may start; it waits for this kernel before it reads
+    griddepcontrol_launch_dependents();   // allows the first GEMM to start, which waits for this kernel before it reads
     griddepcontrol_wait();                // the previous kernel has written the ids, and no longer uses the memory
     Pairs pairs;   // the first pairs of this thread, which stay in registers
     load_experts(pairs, problem, topk_ids, expert_map, begin);

@@ -110,7 +110,7 @@ struct Routing {
           blocks((Block*)(space + problem.blocks_at) + 1), pairs((u32*)(space + problem.pairs_at)) {}
 };
 
-// ---- Which part of the result a CTA computes ------------------------------------------------------------------------
+// ---- Tiles of a CTA -------------------------------------------------------------------------------------------------
 // A tile is a block of rows of one expert, and TILE_N of the expert's columns. The weights of all experts are one weight whose columns are the
 // experts' columns, one expert after another, each padded to whole n64 rows.
 constexpr u32 TILE_N = N_TILES * N_TILE, N64_PER_TILE = TILE_N / 64;
@@ -404,8 +404,7 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
 }
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
-// Of the SLICE_K warps that share an N tile, OWNERS warps own OWN fragments each. An owner adds up the sums of its fragments and stores the
-// result.
+// OWNERS of the SLICE_K warps that share an N tile own OWN fragments each. An owner adds up the sums of its fragments and stores the result.
 constexpr u32 OWNERS = SLICE_K < FRAGMENTS_16 ? SLICE_K : FRAGMENTS_16, OWN = FRAGMENTS_16 / OWNERS;
 typedef float OwnSums[OWN][FRAGMENTS_8][4];
 
@@ -454,13 +453,13 @@ struct Biases {
 // Load a thread's biases of a fragment. `bias` contains the biases of all experts, and `column` is the fragment's first column in the expert's
 // weight.
 __device__ __forceinline__ Biases load_biases(const Problem& problem, const u16* bias, u32 expert, u32 column, u32 lane) {
-    // The two columns are the gate and the up of one column of the result. All biases of gates precede all biases of ups.
+    // The two columns are the gate and the up of one column of the result. The biases of all gate columns precede the biases of all up columns.
     const u32 low = column / 2 + (lane >> 2);
     const u16* const own = bias + (u64)expert * (2 * problem.n);
     return low < problem.n ? Biases{low_to_float(own[low]), low_to_float(own[problem.n + low])} : Biases{0.0f, 0.0f};
 }
 
-// Add the bias. n_begin: the owner's first column in the expert's weight.
+// Add the bias. `n_begin` is the owner's first column in the expert's weight.
 __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 expert, u32 n_begin, u32 lane) {
 #pragma unroll
     for (u32 c = 0; c < OWN; ++c) {
@@ -475,12 +474,12 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
     }
 }
 
-// ---- Epilogue: an owner's sums to the gated activation --------------------------------------------------------------
+// ---- Epilogue: apply the gated activation to an owner's sums --------------------------------------------------------
 // The weights of gate and up alternate every 8 columns. A thread therefore holds the gate of a column (columns g of a fragment) and its up
 // (columns g + 8).
 
 __device__ __forceinline__ float activate(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }   // SiLU
-// Store the activations. movmatrix transposes the fragments, so that each lane has two adjacent columns of a row. n_begin: the owner's
+// Store the activations. movmatrix transposes the fragments, so that each lane has two adjacent columns of a row. `n_begin` is the owner's
 // first column.
 __device__ __forceinline__ void store_results(const OwnSums& own, const Problem& problem, u16* results, const CtaTile& tile, u32 n_begin,
                                               u32 lane) {
@@ -499,8 +498,8 @@ __device__ __forceinline__ void store_results(const OwnSums& own, const Problem&
     }
 }
 
-// Multiply the stages of a tile. A slot is released during the next stage, when all values read from the slot have been used. Otherwise
-// ptxas may issue the arrival while an ld.shared is in flight. previous: the slot of the previous stage, or STAGES if there is none.
+// Multiply the stages of a tile. The warp releases a slot during the next stage, after it has used all values of the slot. Otherwise ptxas
+// could issue the arrival while an ld.shared is in flight. `previous` is the slot of the previous stage, or STAGES if there is none.
 __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_points, Ring& ring, const SlotAddresses& slots, u32& previous,
                                         u32 k_iterations, u32 lane) {
 #pragma unroll 1
@@ -515,10 +514,11 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 }
 }  // namespace cudatma
 
-// The first of two grouped GEMMs: the results of a pair are activation(x W1), where x is the row of the pair's token.
-// Computed as W^T x^T: columns of W are rows of the mma. A CTA computes several tiles, each a block of rows of one expert and N_TILES N tiles
-// over all of K. The last warp is the producer: it waits until the consumers have released a slot, and loads the next stage into that slot,
-// across the boundaries of tiles. The other warps are consumers: they wait until a slot is full, multiply, and release the slot.
+// The first of two grouped GEMMs computes activation(x W1) for each pair, where x is the row of the pair's token.
+// The product is computed as W^T x^T, so that the columns of W become the rows (M) of the MMAs. A CTA computes several tiles, each a block of
+// rows of one expert and N_TILES N tiles over all of K. The last warp is the producer. It waits until the consumers have released a slot, and
+// loads the next stage, which may belong to the next tile. The other warps are consumers. They wait until a slot is full, multiply, and release
+// the slot.
 extern "C" __global__ void __launch_bounds__(288, 1)
 experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -531,7 +531,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     CtaTile* const records = (CtaTile*)(dynamic_shared + TILES);
     const Routing routing(space, problem);
@@ -542,7 +542,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     // The routing kernel has completed, because every CTA of the first GEMM waits for it before it allows the second GEMM to start.
     const u32 tiles = __ldcg(routing.block_count) * problem.tiles_n;
     if (warp == CONSUMER_WARPS) {
-        // elect_sync() lets ptxas know that only one thread runs this code; with lane == 0, ptxas would put a loop around each copy.
+        // elect_sync() shows ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
         if (elect_sync()) produce(ring, records, smem, Maps{&weight_map, &scale_map, &zero_map, &activation_map}, problem, routing, tiles);
         return;
     }
@@ -556,7 +556,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
         Accumulators acc;
         clear(acc);
         consume(acc, zero_points, ring, slots, previous, problem.k_iterations, lane);
-        bar_sync(SLICE_BARRIER, 32 * CONSUMER_WARPS);   // the owners have read the sums of the previous tile
+        bar_sync(SLICE_BARRIER, 32 * CONSUMER_WARPS);   // the owners must have read the sums of the previous tile
         OwnSums own;
         if (!reduce_slices(own, acc, smem, warp_tile, lane)) continue;
         const u32 own_begin = 16 * first_own_fragment(warp_tile);

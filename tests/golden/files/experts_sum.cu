@@ -21,7 +21,7 @@ struct Problem {
 };
 }  // namespace cudatma
 
-// output[t] = the sum over j of topk_weights[t, j] * the results of pair t * top_k + j, in the order of j. Row y of the grid processes every
+// Compute output[t], the sum over j of topk_weights[t, j] * results[pair t * top_k + j], in the order of j. Row y of the grid processes every
 // gridDim.y-th token, and the CTAs of the row divide the columns.
 extern "C" __global__ void __launch_bounds__(128)
 experts_sum(

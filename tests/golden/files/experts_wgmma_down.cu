@@ -116,7 +116,7 @@ struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Which part of the result a CTA computes ------------------------------------------------------------------------
+// ---- Tiles of a CTA -------------------------------------------------------------------------------------------------
 // A tile is a block of rows of one expert, and TILE_N of the expert's columns. The weights of all experts are one weight whose columns are the
 // experts' columns, one expert after another, each padded to whole n64 rows.
 struct CtaTile {
@@ -130,7 +130,7 @@ struct CtaTile {
 // Blocks of an expert whose tiles with the same columns are computed one after another, so that their weights stay in L2.
 constexpr u32 RASTER_BLOCKS = 16;
 
-// The tiles of a CTA. The first one has the index of the CTA. Each CTA then takes the next tile that no CTA has taken, because tiles take
+// The tiles of a CTA. The first tile has the index of the CTA. Each CTA then takes the next tile that no CTA has taken, because tiles take
 // different times. Indices and blocks are loaded ahead of time.
 struct TileQueue {
     u32 index, following;   // indices of the current tile and of the next one
@@ -180,7 +180,7 @@ __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile*
 
 constexpr u32 ROW_BOX = 32;   // rows of a box
 constexpr u32 ROW_BOX_STAGE_BYTES = ROW_BOX * TILE_K * 2;   // bytes of the rows of a box in a stage
-// Return the number of boxes that a block's main loop multiplies. There are main loops for some numbers of boxes.
+// Return the number of boxes that a block's main loop multiplies. Main loops exist only for some numbers of boxes.
 __device__ __forceinline__ u32 row_boxes(const CtaTile& tile) {
     if (tile.rows <= 32) return 1;
     return TILE_M / ROW_BOX;
@@ -404,8 +404,8 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 smem, const M
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, maps.scale_map, full, tile.first_row * 64, group);
 }
 
-// Load the rows of a stage as boxes of ROW_BOX rows and 64 elements of K in the 128-byte swizzle. The rows after a block belong to the next
-// expert or are uninitialized; their results are not stored.
+// Load the rows of a stage as boxes of ROW_BOX rows and 64 elements of K with the 128-byte swizzle. The rows after a block belong to the next
+// expert or are uninitialized. Their results are not stored.
 __device__ __forceinline__ void load_rows(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, u32 stage) {
     const u32 target = smem + ACTIVATIONS + ring.stage * ACTIVATION_STAGE_BYTES;
     for (u32 box = 0; box < row_boxes(tile); ++box)
@@ -451,12 +451,12 @@ __device__ __forceinline__ void produce(Ring& ring, CtaTile* records, u32 smem, 
         tile = queue.tile(problem, tiles);
     }
     ring.acquire();
-    records[ring.stage] = tile;   // the end
+    records[ring.stage] = tile;   // no more tiles
     ring.arrive();
 }
 
 // ---- Consumers: WARPGROUPS warpgroups -------------------------------------------------------------------------------
-// The operands of the epilogue. A bias may be null.
+// The operands of the epilogue. `bias` may be null.
 struct Epilogue {
     u16* results;
     const u16* bias;   // of all experts
@@ -474,7 +474,7 @@ __device__ __forceinline__ Biases load_biases(const Problem& problem, const u16*
     return Biases{low < problem.n ? low_to_float(own[low]) : 0.0f, high < problem.n ? low_to_float(own[high]) : 0.0f};
 }
 
-// Multiply the sums by 1, and add the bias. `column` is the warp's first column in the
+// Add the bias. `column` is the warp's first column in the
 // expert's weight. The warp's fragments are FRAGMENT_STRIDE_N columns apart.
 template <u32 ROWS>
 __device__ __forceinline__ void scale_and_bias(Sums<ROWS>& acc, const Problem& problem, const Epilogue& epilogue, const CtaTile& tile, u32 column,
@@ -574,10 +574,10 @@ __device__ __forceinline__ void consume(Ring& ring, const CtaTile* records, cons
 }
 }  // namespace cudatma
 
-// The second of two grouped GEMMs: the results of a pair are h W2, where h are the pair's results of the first one.
-// Computed as W^T x^T: columns of W are rows of the wgmma. A CTA computes several tiles. One thread of the last warps is the producer: it fills the slots of the
-// ring, across the boundaries of tiles. The other warpgroups are consumers: they dequantize weights into the registers of operand A, multiply, and
-// store.
+// The second of two grouped GEMMs computes h W2 for each pair, where h is the pair's result of the first GEMM.
+// The product is computed as W^T x^T, so that the columns of W become the rows (M) of the MMAs. A CTA computes several tiles.
+// One thread of the last warps is the producer, which fills the slots of the ring for one tile after another. The other warpgroups are consumers,
+// which dequantize weights into the registers of operand A, multiply, and store.
 extern "C" __global__ void __launch_bounds__(384, 1)
 experts_wgmma_down_f16_g128_64x256x128_k1_s6_w2_g21_r232(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -589,7 +589,7 @@ experts_wgmma_down_f16_g128_64x256x128_k1_s6_w2_g21_r232(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform within a warp.
+    // The shuffle shows ptxas that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     CtaTile* const records = (CtaTile*)(dynamic_shared + TILES);
     const Routing routing(space, problem);

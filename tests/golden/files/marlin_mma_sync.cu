@@ -85,7 +85,7 @@ struct Problem {
     u32 k_iterations;               // number of stages per tile
     u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
     u32 stream_tiles;               // number of leading tiles that are split among all work ranges
-    u32 stream_stages;              // number of stages of the divided tiles per work range
+    u32 stream_stages;              // number of stages of the split tiles per work range
     u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 weight_row_blocks;          // number of blocks of weights along K

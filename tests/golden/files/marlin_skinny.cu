@@ -408,8 +408,7 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 }
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
-// Of the SLICE_K warps that share an N tile, OWNERS warps own OWN fragments each. An owner adds up the sums of its fragments and stores the
-// result.
+// OWNERS of the SLICE_K warps that share an N tile own OWN fragments each. An owner adds up the sums of its fragments and stores the result.
 constexpr u32 OWNERS = SLICE_K < FRAGMENTS_16 ? SLICE_K : FRAGMENTS_16, OWN = FRAGMENTS_16 / OWNERS;
 typedef float OwnSums[OWN][FRAGMENTS_8][4];
 

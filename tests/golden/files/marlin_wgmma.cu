@@ -118,12 +118,12 @@ struct Problem {
     u32 k_iterations;               // number of stages per tile
     u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
     u32 stream_tiles;               // number of leading tiles that are split among all work ranges
-    u32 stream_stages;              // number of stages of the divided tiles per work range
+    u32 stream_stages;              // number of stages of the split tiles per work range
     u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 prefetch_stages;            // number of stages of weights that a dependent launch loads before it waits
-    u32 scale_offset;               // in both halves, the number by which scales are multiplied
-    float scale_back;               // the number by which sums are multiplied
+    u32 scale_offset;               // factor of the scales, in both halves
+    float scale_back;               // factor of the sums
     Divisor by_k_iterations;        // divides by k_iterations
     Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
