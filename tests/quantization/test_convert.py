@@ -306,6 +306,7 @@ def digests(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     write_gptq(tmp_path / "in", order=True)
     convert_checkpoint(tmp_path / "in", tmp_path / "whole", shard_bytes=60_000)
