@@ -44,7 +44,7 @@ def measure(stream: Any, kernel_family: Any, trial: Any, problem: Any, replays: 
     for config, _ in cheapest_first(kernel_family.times, problem, gpu):
         cost = config.cost(problem, gpu)
         try:
-            launch = trial.launcher(Listed(config, cost, config.entry), 1, handle)
+            launch = trial.launcher(Listed(config, cost, (config,)), 1, handle)
         except Exception as error:
             refused[config.entry] = failure(error)
             continue

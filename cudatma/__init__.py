@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.data_movement.rows import gather_rows, scatter_rows
     from cudatma.kernels.data_movement.tile_copy import tile_copy
     from cudatma.kernels.data_movement.transpose import transpose
-    from cudatma.kernels.experts.moe import marlin_moe
+    from cudatma.kernels.experts.moe import marlin_moe, moe_explain
     from cudatma.kernels.explain import Explanation
     from cudatma.kernels.gemm.gemm import gemm, gemm_explain
     from cudatma.kernels.marlin.choose import marlin_explain
@@ -172,6 +172,7 @@ __all__ = [
     "marlin_explain",
     "marlin_gemm",
     "marlin_moe",
+    "moe_explain",
     "multicast_mask",
     "pack_experts",
     "prefetch",
@@ -220,7 +221,7 @@ _PUBLIC = {
     "kernels.data_movement.tile_copy": "tile_copy",
     "kernels.data_movement.transpose": "transpose",
     "kernels.marlin.dequantize": "dequantize",
-    "kernels.experts.moe": "marlin_moe",
+    "kernels.experts.moe": "marlin_moe moe_explain",
     "kernels.explain": "Explanation",
     "kernels.gemm.gemm": "gemm gemm_explain",
     "kernels.marlin.choose": "marlin_explain",

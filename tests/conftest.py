@@ -1,4 +1,4 @@
-"""Fixtures and options for all tests. GPU tests are skipped with the reason why there is no GPU."""
+"""Fixtures and options for all tests. Without a GPU, GPU tests are skipped, and the reason is shown."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from cudatma.build.kernel import Kernels
 from cudatma.cli import tools_package
 from cudatma.context import Runtime, runtime, using_runtime
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch and OpenBLAS: as many test processes run as there are cores
-os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch and OpenBLAS: pytest runs one process per core
+os.environ["CUDATMA_TUNE_FILE"] = "none"  # tests must not depend on the user's tuning file
 
 with suppress(ImportError):  # gpu-test needs no hypothesis
     from hypothesis import HealthCheck, settings
 
-    # A busy machine is no failure. Most random configs break a rule: few examples pass their strategies' filters.
+    # A slow machine is not a failure. Most random configs violate a rule, so filters reject most examples.
     forgiven = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     settings.register_profile("tests", max_examples=50, deadline=None, suppress_health_check=forgiven)
     settings.load_profile("tests")
 
-gc.disable()  # Until all tests are collected, which creates much and drops little; takes a quarter less time.
-tools_package()  # gives a checkout that is not installed its cudatma.tools
-for public in cudatma.__all__:  # pytester forgets the modules that a test is the first to import
+gc.disable()  # Collection creates many objects and frees few. Without garbage collection, it takes 25 % less time.
+tools_package()  # provides cudatma.tools in a checkout that is not installed
+for public in cudatma.__all__:  # pytester unloads modules that a test imports first
     getattr(cudatma, public)
 
 
@@ -58,9 +58,9 @@ def missing_gpu() -> str:
 
 @pytest.fixture(autouse=True)
 def own_runtime() -> Iterator[None]:
-    """Give each test its own plans, because the plans of another test may contain that test's fakes.
+    """Give each test its own plans, because plans of another test may contain its fakes.
 
-    Kernels are shared: reading one from the disk takes longer than most tests.
+    Kernels are shared, because reading a kernel from disk takes longer than most tests.
     """
     made = Runtime()
     made.parts[Kernels] = runtime().part(Kernels)
@@ -112,7 +112,7 @@ def load_example() -> Callable[[str], ModuleType]:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look their module up
+        sys.modules[spec.name] = module  # dataclasses look up their module
         spec.loader.exec_module(module)
         return module
 

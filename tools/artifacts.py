@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   CUDATMA_CACHE_DIR=/tmp/mine cudatma cache --json
 """
 
-#: Folders below the root with one folder for each kernel.
+#: Folders below the root that contain one folder for each kernel.
 _FOLDERS = ("entries", "failed")
 
 

@@ -40,7 +40,7 @@ from cudatma.errors import ArgumentError, CompileError, FieldError, counted, dur
 from cudatma.kernels.choice import decide
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, kernel
+from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, entry_of, family, family_entries, kernel
 from cudatma.review import Image, KernelReport, assembled, disassembled, reports
 from cudatma.review.sass import without_encodings
 from cudatma.target import Target, get_target
@@ -65,6 +65,8 @@ EXAMPLES = """examples:
   cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  dump the kernel that gemm selects
   cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
                                                             dump the kernel that attention selects
+  cudatma dump experts --m 64 --n 768 --k 2048 --experts 128 --top-k 8
+                                                            dump the kernels that marlin_moe selects
   cudatma dump kernel.cu --target sm_90a --block 256        compile a file; report the occupancy for 256 threads
   cudatma dump ~/.triton/cache --out out                    disassemble every kernel in Triton's cache
 """
@@ -242,7 +244,7 @@ def entries_of(name: str) -> list[KernelEntry]:
     if name == "all":
         return list(REGISTRY.values())
     if name in FAMILIES:
-        return [kernel(f"{name}_{version}") for version in family(name).kernels]
+        return family_entries(name)
     if name not in REGISTRY:
         raise ArgumentError("kernel", name, _KERNELS, "run `cudatma dump --list` for a list of kernels and configs")
     return [kernel(name)]
@@ -262,10 +264,10 @@ def family_and_version(name: str) -> tuple[str, str] | None:
     return None
 
 
-def job_of_problem(
+def jobs_of_problem(
     name: str, problem: dict[str, Any], target: Target, sm_count: int | None, version: Any = "auto"
-) -> Job:
-    """Return the kernel that a family runs for a problem on a GPU with this number of SMs.
+) -> list[Job]:
+    """Return the kernels that a family runs for a problem on a GPU with this number of SMs.
 
     The default number of SMs is that of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
     """
@@ -274,11 +276,10 @@ def job_of_problem(
     described = kernel_family.read_problem(problem | ({"version": selected} if selected else {}))
     gpu = imagined_gpu(target, sm_count)
     decision = decide(kernel_family, described, gpu)
-    config = kernel_family.launched(decision.config)
-    entry = kernel(f"{name}_{config.version}")
+    configs = kernel_family.launched(decision.config).launches(described, target)
     call = f"{described.description}, {target.name}, {counted(gpu.sm_count, 'SM')}"
     note = f"chosen for {call}: {decision.source}: {decision.why}{f' by {selected_by}' if selected else ''}"
-    return Job(f"{config.entry}_{target.name}", entry, config, target, note)
+    return [Job(f"{config.entry}_{target.name}", entry_of(config), config, target, note) for config in configs]
 
 
 def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] | None:
@@ -437,7 +438,7 @@ def _dump_registry(
     problem = _problem_of(options)
     if problem is not None:
         name, sizes, version = problem
-        jobs = [job_of_problem(name, sizes, target, options.sm_count, version) for target in targets]
+        jobs = [job for target in targets for job in jobs_of_problem(name, sizes, target, options.sm_count, version)]
     else:
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:

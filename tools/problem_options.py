@@ -11,19 +11,23 @@ from cudatma.kernels.registry import FAMILIES, family
 
 from .command_line import integer
 
-_SIZES = {
-    ("--m", "--q-length"): "rows of the result; for attention, number of queries",
-    ("--n", "--head-dim"): "columns of the result; for attention, head dimension",
-    ("--k", "--k-length"): "inner dimension; for attention, number of keys",
-}
+_SIZES = {"m": ("--m", "--q-length"), "n": ("--n", "--head-dim"), "k": ("--k", "--k-length")}
 
 
 def add_size_options(add: Any) -> None:
     """Add the sizes of a problem, and the size of the GPU, through an argument group's ``add_argument``."""
-    for names, help in _SIZES.items():
-        add(*names, type=int, metavar="SIZE", help=help)
+    for size, names in _SIZES.items():
+        add(*names, type=int, metavar="SIZE", help=meanings(size))
     help = "number of SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
     add("--sm-count", type=integer(1), metavar="N", help=help)
+
+
+def meanings(*sizes: str) -> str:
+    """Return the meanings of sizes ("m", "n" or "k"), with the families for which each meaning applies."""
+    families: dict[str, list[str]] = {}
+    for name in FAMILIES:
+        families.setdefault(" x ".join(getattr(family(name).sizes, size) for size in sizes), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {meaning}" for meaning, names in families.items())
 
 
 def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:

@@ -1,4 +1,4 @@
-"""Measure GEMM or attention configurations on this GPU and store the fastest for later calls.
+"""Measure configurations of a kernel family on this GPU and store the fastest for later calls.
 
 The cost model selects candidates for each layer and each M. The command compiles all candidates, checks their results
 and measures their times with weights that are not in L2. As soon as a problem is measured, its fastest candidate is
@@ -37,8 +37,8 @@ from cudatma.target import get_target
 
 from .command_line import Parser, integer, output_file, seconds
 from .model_layers import MODELS
-from .problem_options import add_problem_options, problem_options
-from .tune_compile import Kernels, compile_tasks, configs_of
+from .problem_options import add_problem_options, meanings, problem_options
+from .tune_compile import Kernels, compile_tasks, kernels_of
 from .tune_plan import M_VALUES, Task, parse_m_values, parse_shape, plan, shapes_of
 from .tune_run import Bench, Outcome, run
 
@@ -51,6 +51,7 @@ EXAMPLES = """examples:
   cudatma tune --model llama3-70b --compile-only --target sm_90a --sm-count 132
   cudatma tune gemm --shape 8192x8192 --m 4096 --dtype bfloat16
   cudatma tune attention --shape 4096x128 --q-length 4096 --heads 16 --batch 4 --causal
+  cudatma tune experts --shape 2048x768 --experts 128 --top-k 8 --m 16,1024 --dtype bfloat16
 """
 
 
@@ -62,11 +63,12 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     """
     options = parser().parse_args(argv)
     measured = family(options.family)
-    if measured.sizes:  # layers of models have no such sizes
+    sizes = measured.sizes
+    if not sizes.has_models:
         if options.model or not options.shape:
             field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
-            allowed = f"replaced by --shape KxN ({measured.sizes}) for {measured.name}"
-            raise ArgumentError(field, got, allowed, "--m is the number of queries")
+            allowed = f"replaced by --shape KxN ({sizes.k} x {sizes.n}) for {measured.name}"
+            raise ArgumentError(field, got, allowed, f"--m is the {sizes.m}")
     elif not (options.shape or options.model):
         raise ArgumentError("--shape", "neither", "passed unless --model is", f"known models: {', '.join(MODELS)}")
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
         _show_plan(tasks, gpu, options.json)
         return 0
     if options.compile_only:
-        return _compile_only(tasks, measured, gpu, options, console)
+        return _compile_only(tasks, gpu, options, console)
     path = _file(options.file)
     if bench is not None:
         return _tune(tasks, measured, bench, path, gpu, options, console)
@@ -113,7 +115,7 @@ def _tune(
     interrupted = False
     try:
         # With --jobs 1, each kernel is compiled immediately before its measurement.
-        kernels = _compile(todo, family, gpu, options, console) if options.jobs > 1 and todo else Kernels()
+        kernels = _compile(todo, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
 
@@ -146,21 +148,17 @@ def _tune(
     return int(any(outcome.status == "failed" for outcome in outcomes))
 
 
-def _compile(
-    tasks: Sequence[Task], family: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
-) -> Kernels:
+def _compile(tasks: Sequence[Task], gpu: Gpu, options: argparse.Namespace, console: Console) -> Kernels:
     """Compile the kernels of all candidates into the cache."""
-    configs = configs_of(tasks, options.skip)
+    users = kernels_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
-        bar = progress.add_task("", total=len(configs))
-        kernels = compile_tasks(configs, family, gpu.target, options.jobs, lambda: progress.advance(bar))
+        bar = progress.add_task("", total=len(users))
+        kernels = compile_tasks(users, gpu.target, options.jobs, lambda: progress.advance(bar))
     _say(console, str(kernels))
     return kernels
 
 
-def _compile_only(
-    tasks: Sequence[Task], family: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
-) -> int:
+def _compile_only(tasks: Sequence[Task], gpu: Gpu, options: argparse.Namespace, console: Console) -> int:
     """Fill the cache for a GPU that may be in another machine."""
     cache = default_root()
     try:
@@ -168,12 +166,11 @@ def _compile_only(
             console,
             f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs\ninto {cache}",
         )
-        kernels = _compile(tasks, family, gpu, options, console)
+        kernels = _compile(tasks, gpu, options, console)
     except KeyboardInterrupt:
         _say(console, "interrupted; the compiled kernels stay in the cache; run the same command again to continue")
         return 130
-    refused = kernels.labels(tasks)
-    for label, why in refused.items():
+    for label, why in kernels.labels.items():
         _say(console, f"    does not compile: {label}: {why}")
     if options.json:
         record = {
@@ -181,8 +178,8 @@ def _compile_only(
             "sm_count": gpu.sm_count,
             "cache": str(cache),
         }
-        print(json.dumps(record | {"kernels": kernels.ready, "refused": refused}, indent=1))
-    return int(any(task.candidates[0].config in kernels.refused for task in tasks))
+        print(json.dumps(record | {"kernels": kernels.ready, "refused": kernels.labels}, indent=1))
+    return int(any(task.candidates[0] in kernels.refused for task in tasks))
 
 
 def _say(console: Console, text: str) -> None:
@@ -242,7 +239,7 @@ def parser() -> Parser:
         action="append",
         default=[],
         metavar="KxN",
-        help="shape of b or of a layer's weight; for attention, number of keys x head dimension; repeatable",
+        help=f"sizes k and n; repeatable: {meanings('k', 'n')}",
     )
     help_models = f"measure the layers of this model; repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
@@ -250,7 +247,7 @@ def parser() -> Parser:
         "number of GPUs across which the model is sharded: qkv and gate_up along N, o and down along K (default: 1)"
     )
     add("--tensor-parallel", type=integer(1, 10_000), default=1, metavar="GPUS", help=help_gpus)
-    help_m = f"values of M (rows); for attention, numbers of queries (default: {','.join(map(str, M_VALUES))})"
+    help_m = f"values of m: {meanings('m')} (default: {','.join(map(str, M_VALUES))})"
     add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
     add_problem_options(add)
     add(

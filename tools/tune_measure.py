@@ -20,7 +20,7 @@ from cudatma.kernels.choice import Listed
 from cudatma.kernels.sample import Launch, Trial
 from cudatma.library_streams import stream_handle
 
-#: Duration of a graph, so long that the cost of launching the graph (some microseconds) is negligible, and the maximum
+#: Duration of a graph, which is so long that the cost of its launch (a few microseconds) is negligible, and the maximum
 #: number of launches in a graph.
 _GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
 #: Minimum M at which clocks fall in long runs. At or above this M, candidates run one by one, in periods of _PERIOD_US.
@@ -40,9 +40,9 @@ class _Graph:
 
 
 class GpuBench:
-    """A tune_run.Bench on a GPU. Its methods must be called inside of ``with bench.opened():``.
+    """A tune_run.Bench on a GPU. Its methods must be called inside ``with bench.opened():``.
 
-    Raise the errors of the trial.
+    The methods raise the errors of the trial.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -85,7 +85,7 @@ class GpuBench:
         return result.view(np.uint16).copy().view(result.dtype)
 
     def screen(self, candidate: Listed[Any]) -> float:
-        """Return the microseconds per launch in one replay of the candidate's graph. The GPU is idle before."""
+        """Return the microseconds per launch in one replay of the candidate's graph. The GPU idles before it."""
         graph = self._captured(self._launcher(candidate, self._trial.copies))
         time.sleep(_REST_S)
         return self._replay_us(graph) / graph.launches

@@ -110,7 +110,7 @@ def run(
     """Tune the problems in order, and store each outcome before the next problem begins.
 
     ``seconds`` is the measuring time per problem. ``known`` contains problems to skip. ``skip`` contains labels of
-    candidates to leave out. ``refused`` maps configs that do not compile to the reason. ``show`` is called with each
+    candidates to leave out. ``refused`` maps candidates that do not compile to the reason. ``show`` is called with each
     outcome. Raise GpuLostError, OSError for the file, or KeyboardInterrupt. Finished measurements stay in the file.
     """
     outcomes = []
@@ -136,8 +136,8 @@ def tune_problem(
     """Measure one problem. The result of the first candidate, the cost model's choice, is the reference."""
     outcome = Outcome(task, "failed")
     rule, *others = task.candidates
-    if rule.config in refused:
-        outcome.dropped[rule.label] = refused[rule.config]
+    if rule in refused:
+        outcome.dropped[rule.label] = refused[rule]
         return outcome
     try:
         bench.prepare(task.problem)
@@ -151,8 +151,8 @@ def tune_problem(
         if candidate.label in skip:
             outcome.dropped[candidate.label] = "skipped by --skip"
             continue
-        if candidate.config in refused:
-            outcome.dropped[candidate.label] = refused[candidate.config]
+        if candidate in refused:
+            outcome.dropped[candidate.label] = refused[candidate]
             continue
         try:
             problem = difference(reference, bench.result(candidate))

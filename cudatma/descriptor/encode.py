@@ -151,7 +151,7 @@ class TensorMap:
         DescriptorError
             If a field is invalid. The error numbers axes in the order of the array.
         ArgumentTypeError, TargetError, DriverError
-            If ``array`` is not an array, if the target does not support the map, or if the driver fails, respectively.
+            If ``array`` is not an array, if the target does not support the map, or if the driver fails.
 
         Examples
         --------
@@ -266,7 +266,7 @@ class TensorMap:
         Raises
         ------
         DescriptorError, TargetError, DriverError
-            If a rule is violated, if the target does not support the map, or if the driver fails, respectively.
+            If a rule is violated, if the target does not support the map, or if the driver fails.
         """
         _expect(spec, TiledSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
@@ -419,7 +419,7 @@ class TensorMap:
         Raises
         ------
         ArgumentError, DescriptorError, DriverError
-            If the array does not match the map, if the address is not aligned, or if the driver fails, respectively.
+            If the array does not match the map, if the address is not aligned, or if the driver fails.
 
         References
         ----------

@@ -211,7 +211,7 @@ def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key
 
 
 def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration that the cost model chooses. The result is independent of devices and files."""
+    """Return the configuration without tuning entries. The result is independent of devices and files."""
     return cast("S", _table(family, problem, gpu, problem.m, NOTHING).at(problem.m))
 
 
@@ -247,8 +247,14 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
 
 
 def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTable:
-    """Return a table from the cost model alone."""
+    """Return a table without tuning entries."""
     ms = _starts(max_m)
+    if family.rule is not None:
+        # Thresholds are round numbers, which the last M of an interval reaches.
+        lasts = [*(ms[1:] - 1).tolist(), max_m]
+        configs_at = [family.rule(family.with_m(shape, m), gpu) for m in lasts]
+        equal = {config: Choice(config) for config in configs_at}
+        return _merged(max_m, ms.tolist(), [equal[config] for config in configs_at])
     times = family.times(shape, ms, gpu)
     if not times:
         raise ArgumentError("target", gpu.target, f"a target that supports a {family.name} kernel")
@@ -312,9 +318,10 @@ class Decision(Generic[S]):
 def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     """Return the configuration for a problem on a GPU, and the reason.
 
-    A pinned configuration takes precedence over a tuning entry, and a tuning entry over the cheapest kernel on the
-    menu. The user's tuning entries take precedence over shipped tuning entries. For a problem with a constraint, only
-    the menu is considered. The result stays the same until the process ends or calls forget().
+    A pinned configuration takes precedence over a tuning entry, and a tuning entry over the family's rule or the
+    cheapest kernel on the menu. The user's tuning entries take precedence over shipped tuning entries. For a problem
+    with a constraint, pinned configurations and tuning entries are ignored. The result stays the same until the process
+    ends or calls forget().
     """
     if (config := pinned_config(family, problem, gpu)) is not None:
         return Decision(config, "pinned", "pinned by the caller")
@@ -332,23 +339,30 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     us = choice.config.cost(problem, gpu).us
     count = len({other.config for other in table.choices if other.match is None})
     cheapest = f"the cheapest of {count} kernels for this shape" if count > 1 else "the only kernel for this shape"
+    if family.rule is not None:
+        cheapest = "measured thresholds"
     why = f"{cheapest}; the cost model predicts {duration(1e-6 * us)}"
     return Decision(choice.config, "rule", problem.constraint or why)
 
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[S]):
-    """A configuration, its predicted cost, and the name of the kernel that it launches."""
+    """A configuration, its predicted cost, and the configs of the kernels that it launches."""
 
     config: S
     cost: Cost
-    entry: str
+    kernels: tuple[Any, ...]
 
     @property
     def label(self) -> str:
-        """Kernel name and CTAs per SM, which the name may omit. Labels of a problem's configurations are unique."""
-        ctas = f" x{self.config.ctas_per_sm}" if self.config.ctas_per_sm > 1 else ""
-        return f"{self.entry}{ctas}"
+        """Name of the kernel and CTAs per SM, which the name may omit, or name of a config with several kernels.
+
+        Labels of a problem's configurations are unique.
+        """
+        if len(self.kernels) > 1:
+            return self.config.entry
+        (kernel,) = self.kernels
+        return f"{kernel.entry} x{kernel.ctas_per_sm}" if kernel.ctas_per_sm > 1 else str(kernel.entry)
 
 
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
@@ -357,13 +371,15 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
     The cost model's choice comes first, followed by the cheapest tiles and variants of the two best tiles.
     """
 
+    target = get_target(gpu.target)
+
     def listed(config: S) -> Listed[S]:
-        return Listed(config, config.cost(problem, gpu), family.launched(config).entry)
+        return Listed(config, config.cost(problem, gpu), family.launched(config).launches(problem, target))
 
     rule = choose_by_cost(family, problem, gpu)
     cheapest = [config for config, _ in cheapest_first(family.times, problem, gpu)[:limit]]
     tiles = [listed(config) for config in dict.fromkeys([rule, *cheapest])]
-    turns = zip_longest(*(variants(tile.config, problem, get_target(gpu.target)) for tile in tiles[:2]))
+    turns = zip_longest(*(variants(tile.config, problem, target) for tile in tiles[:2]))
     changed = (listed(config) for turn in turns for config in turn if config is not None)
     max_tiles = max(1, round(limit * _TILES))
     kept: dict[str, Listed[S]] = {}

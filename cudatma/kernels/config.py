@@ -1,9 +1,9 @@
-"""Preset and KernelConfig, the base classes for the configurations of gemm, attention and marlin_gemm."""
+"""Preset, Config and KernelConfig, the base classes for the configurations of the kernel families."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeVar
@@ -50,8 +50,63 @@ class Preset:
     allowed: Mapping[str, Sequence[Any]]
 
 
-class KernelConfig(ABC):
-    """Base class of a family's config: one flat, frozen dataclass for all kernels of the family.
+class Config(ABC):
+    """Base class of the configs among which a family chooses, which determine the kernels of a call.
+
+    A family's config is a flat, frozen dataclass, which tuning files store.
+
+    Attributes
+    ----------
+    version : str
+        One of the family's ``kernels``.
+    tile_m : int
+        Number of rows of a tile.
+    """
+
+    __slots__ = ()
+
+    #: Revision of the kernels. Increment it when a kernel's time changes by more than 2%, the smallest gain for which
+    #: a tuning entry is shipped.
+    revision: ClassVar[int]
+    version: str
+    tile_m: int
+
+    @property
+    @abstractmethod
+    def entry(self) -> str:
+        """Name of the kernel's ``extern "C"`` function, or of the configuration if a call launches several kernels."""
+
+    @abstractmethod
+    def check(self, problem: Any, target: Target) -> None:
+        """Raise ArgumentError or TargetError if the kernels cannot run a problem on a target."""
+
+    @abstractmethod
+    def adapted(self, problem: Any) -> Any:
+        """Return the config with this tile for another problem, or None if its measured speedup does not apply."""
+
+    @abstractmethod
+    def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
+        """Return the predicted time for M = ``m``, an int or int64 array. The problem's own M is ignored."""
+
+    def cost(self, problem: Any, gpu: Gpu) -> Cost:
+        """Return the predicted time of one call."""
+        return self.cost_at(problem.m, problem, gpu)
+
+    def launches(self, problem: Any, target: Target) -> tuple[Any, ...]:
+        """Return the configs of the kernels that a call launches, in order. Each config has a ``template``."""
+        return (self,)
+
+    def work(self, m: int) -> Hashable:
+        """Return a key that is equal for configs that divide M rows in the same way."""
+        return self
+
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
+        """Yield changes to fields other than the tile that are worth measuring."""
+        yield from ()
+
+
+class KernelConfig(Config):
+    """Base class of the config of one kernel. One dataclass serves all kernels of a family.
 
     A family implements the abstract methods and properties, and validates the fields in ``__post_init__``. ``check()``
     raises an error if the config does not support a problem or a target.
@@ -77,11 +132,6 @@ class KernelConfig(ABC):
     #: Name of the public function.
     function: ClassVar[str]
     presets: ClassVar[Mapping[str, Preset]]
-    #: Revision of the kernels. Increment it when a kernel's time changes by more than 2%, the smallest gain for which
-    #: a tuning entry is shipped.
-    revision: ClassVar[int]
-    version: str
-    tile_m: int
     tile_n: int
     stages: int
     ctas_per_sm: int
@@ -102,11 +152,6 @@ class KernelConfig(ABC):
     @abstractmethod
     def template(self) -> str:
         """Path of the template below ptx_templates/."""
-
-    @property
-    @abstractmethod
-    def entry(self) -> str:
-        """Name of the kernel's ``extern "C"`` function."""
 
     @property
     @abstractmethod
@@ -157,14 +202,6 @@ class KernelConfig(ABC):
     def check_problem(self, problem: Any) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
 
-    @abstractmethod
-    def adapted(self, problem: Any) -> Any:
-        """Return the config with this tile for another problem, or None if its measured speedup does not apply."""
-
-    @abstractmethod
-    def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
-        """Return the predicted time for M = ``m``, an int or int64 array. The problem's own M is ignored."""
-
     # ---- Version
 
     @property
@@ -189,7 +226,6 @@ class KernelConfig(ABC):
         check_field_types(self)
 
     def check(self, problem: Any, target: Target) -> None:
-        """Raise ArgumentError or TargetError if the kernel cannot run a problem on a target."""
         self.check_problem(problem)
         self.check_target(target)
 
@@ -274,15 +310,13 @@ class KernelConfig(ABC):
 
     # ---- Choice, tuning and reports
 
-    def cost(self, problem: Any, gpu: Gpu) -> Cost:
-        """Return the predicted time of one launch."""
-        return self.cost_at(problem.m, problem, gpu)
+    def work(self, m: int) -> Hashable:
+        config: Any = self
+        tile = config.tile_n, config.tile_k, config.threads, config.ctas_per_sm, config.cluster, config.cluster_k
+        return self.template, *tile, -(-m // self.tile_m)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield changes to fields other than the tile that are worth measuring.
-
-        By default, the method yields shorter rings.
-        """
+        """Yield changes to fields other than the tile that are worth measuring. By default, these are shorter rings."""
         yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,14 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target
 
-S = TypeVar("S")
+
+class _Divides(Protocol):
+    """A config, as far as cheapest_first() uses it."""
+
+    def work(self, m: int) -> Hashable: ...
+
+
+S = TypeVar("S", bound=_Divides)
 
 #: Minimum number of stages. A shorter ring loads nothing while a stage is computed, and the cost model ignores this.
 MIN_STAGES = 3
@@ -79,17 +86,11 @@ def cheapest_first(
 ) -> list[tuple[S, float]]:
     """Return (config, microseconds) for each configuration that ``Family.times`` returns, the cheapest first.
 
-    If several configurations differ only in tile_m and divide M into the same number of tiles, only the cheapest is
-    listed.
+    Only the cheapest of several configurations with the same ``work(M)`` is listed.
     """
     ranked = [(config, float(us[0])) for config, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
     ranked.sort(key=lambda pair: round(pair[1], 6))
     kept: dict[Any, tuple[S, float]] = {}
     for config, us in ranked:
-        kept.setdefault(_apart_from_rows(config, problem.m), (config, us))
+        kept.setdefault(config.work(problem.m), (config, us))
     return list(kept.values())
-
-
-def _apart_from_rows(config: Any, m: int) -> tuple[Any, ...]:
-    tile = config.tile_n, config.tile_k, config.threads, config.ctas_per_sm, config.cluster, config.cluster_k
-    return config.template, *tile, -(-m // config.tile_m)

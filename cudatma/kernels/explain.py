@@ -14,8 +14,9 @@ from cudatma.kernels.choice import Decision, Listed, decide
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.plans import ctas_on_sm
 from cudatma.kernels.schedule import Schedule
-from cudatma.target import Target
+from cudatma.target import KIB, Target, get_target
 
 #: Maximum number of candidates in an explanation.
 _LISTED = 8
@@ -43,6 +44,37 @@ def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Launched:
+    """A kernel that a call launches, and the distribution of its work among CTAs."""
+
+    config: Any
+    schedule: Schedule
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the launch as a dict for JSON."""
+        return {
+            "entry": self.config.entry,
+            "threads": self.config.threads,
+            "smem_bytes": self.config.smem_bytes,
+            "ctas_per_sm": ctas_on_sm(self.config, 1),
+            "schedule": asdict(self.schedule),
+        }
+
+    def __str__(self) -> str:
+        work, config = self.schedule, self.config
+        size = f"{counted(work.ctas, 'CTA')} of {config.threads} threads"
+        size += f" and {config.smem_bytes / KIB:.4g} KiB of shared memory" if config.smem_bytes else ""
+        if not work.k_iterations:
+            return size
+        tiles = f"{work.tiles_m} x {work.tiles_n} tile{'s' * (work.tiles_m * work.tiles_n > 1)} "
+        tiles += f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
+        divided = f", {counted(work.stream_tiles, 'tile')} split among CTAs" if work.stream_tiles else ""
+        if config.cluster_k > 1:
+            divided = f", the K of each tile split among the {config.cluster_k} CTAs of a cluster"
+        return f"{tiles}of {counted(work.k_iterations, 'stage')} on {size}{divided}"
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Explanation of a problem's configuration. ``str()`` returns readable text, and ``as_dict()`` returns a dict.
 
@@ -56,8 +88,8 @@ class Explanation:
         The installed or assumed GPU.
     decision : Decision
         The configuration, its source, and the reason.
-    schedule : Schedule
-        Distribution of the work among CTAs.
+    launches : tuple of Launched
+        The kernels that the call launches, in order.
     prediction : Cost
         Time that the cost model predicts for operands that are not in L2.
     candidates : tuple of Listed
@@ -70,7 +102,7 @@ class Explanation:
     problem: Any
     gpu: Gpu
     decision: Decision[Any]
-    schedule: Schedule
+    launches: tuple[Launched, ...]
     prediction: Cost
     candidates: tuple[Listed[Any], ...]
     considered: int
@@ -105,10 +137,9 @@ class Explanation:
             "kernel": self.kernel,
             "entry": self.config.entry,
             "config": asdict(self.config),
-            "ctas_per_sm": self.config.ctas_per_sm,
             "source": self.decision.source,
             "why": self.decision.why,
-            "schedule": asdict(self.schedule),
+            "launches": [launched.as_dict() for launched in self.launches],
             "prediction": self.prediction.as_dict(),
             "considered": self.considered,
             "candidates": [
@@ -124,11 +155,7 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        gpu, cost, work = self.gpu, self.prediction, self.schedule
-        divided = f", {counted(work.stream_tiles, 'tile')} split among CTAs" if work.stream_tiles else ""
-        if self.config.cluster_k > 1:
-            divided = f", the K of each tile split among the {self.config.cluster_k} CTAs of a cluster"
-        clusters = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
+        gpu, cost, several = self.gpu, self.prediction, len(self.launches) > 1
         assumed = "" if selected_backend("auto") == "cuda" else " (assumed; this machine has no usable GPU)"
         terms = [(words, getattr(cost, f"{term}_us")) for term, words in _TERMS.items()]
         lines = [
@@ -137,8 +164,11 @@ class Explanation:
             f"memory {gpu.memory_bytes_per_us / 1e6:.3g} TB/s",
             f"kernel     {self.kernel}: {self.config.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
-            f"work       {work.tiles_m} x {work.tiles_n} tile{'s' * (work.tiles_m * work.tiles_n > 1)} {clusters}"
-            f"of {counted(work.k_iterations, 'stage')} on {counted(work.ctas, 'CTA')}{divided}",
+            *(
+                line
+                for each in self.launches
+                for line in ([f"launch     {each.config.entry}"] if several else []) + [f"work       {each}"]
+            ),
             f"predicted  {duration(1e-6 * cost.us)}: "
             + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us >= 0.005),
             "           (for operands that are not in L2)",
@@ -150,13 +180,12 @@ class Explanation:
                 f"{candidate.cost.us:.4g}",
                 _TERMS[candidate.cost.bound],
                 candidate.config.version,
-                str(candidate.config.ctas_per_sm),
-                candidate.config.entry,
+                candidate.label,
             )
             for candidate in self.candidates
         ]
         title = f"Cheapest of {counted(self.considered, 'candidate')}, by predicted time"
-        return "\n".join(lines) + table_text(title, ("", "us", "bound by", "kernel", "CTAs per SM", "entry"), rows)
+        return "\n".join(lines) + table_text(title, ("", "us", "bound by", "kernel", "entry"), rows)
 
 
 def explained(
@@ -176,16 +205,17 @@ def explained(
     decision = replace(decision, config=launched(decision.config))
     ranked = cheapest_first(family.times, problem, gpu)
     configs = [launched(config) for config, _ in ranked[:_LISTED]]
-    config = decision.config
+    config, target = decision.config, get_target(gpu.target)
     if config not in configs:
         configs.append(config)
-    listed = [Listed(config, config.cost(problem, gpu), config.entry) for config in configs]
+    listed = [Listed(config, config.cost(problem, gpu), config.launches(problem, target)) for config in configs]
+    kernels = next(each.kernels for each in listed if each.config == config)
     return Explanation(
         family=family,
         problem=problem,
         gpu=gpu,
         decision=decision,
-        schedule=family.schedule(config, problem, gpu),
+        launches=tuple([Launched(kernel, family.schedule(kernel, problem, gpu)) for kernel in kernels]),
         prediction=config.cost(problem, gpu),
         candidates=tuple(listed),
         considered=max(len(ranked), len(listed)),

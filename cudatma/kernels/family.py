@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.config import Config
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import Schedule
 from cudatma.kernels.version import Versions
@@ -59,7 +59,7 @@ class Problem(Protocol):
 
 
 P = TypeVar("P", bound=Problem)
-S = TypeVar("S", bound=KernelConfig)
+S = TypeVar("S", bound=Config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,18 @@ class Option:
     def flag(self) -> str:
         """Command-line flag, named like the argument of the public function (--causal, not --is-causal)."""
         return "--" + self.name.removeprefix("has_").removeprefix("is_").replace("_", "-")
+
+
+class SizeNames(NamedTuple):
+    """Meanings of a problem's sizes. ``has_models``: whether k and n are those of a model's linear layer."""
+
+    m: str
+    n: str
+    k: str
+    has_models: bool = False
+
+
+LINEAR_SIZES = SizeNames("rows of the result", "columns of the result", "inner dimension", has_models=True)
 
 
 def _unchanged(config: Any) -> Any:
@@ -140,7 +152,8 @@ class Family(Generic[P, S]):
         longer than the cheapest one at every M may be missing. Raises TargetError or ArgumentError if a call with this
         shape would raise it.
     schedule : callable
-        ``schedule(config, problem, gpu)`` returns the distribution of the work among CTAs, for explanations.
+        ``schedule(kernel, problem, gpu)`` returns the distribution of a launched kernel's work among CTAs, for
+        explanations. ``kernel`` is an element of ``config.launches()``.
     trial : str
         Object reference, ``"module:class"``, to a Trial (sample.py). The tuner creates the Trial with a device ordinal.
     index : tuple of str
@@ -155,8 +168,11 @@ class Family(Generic[P, S]):
         Maps a chosen config to the config that is compiled.
     versions : Versions, optional
         Versions of the family's kernels that a caller may name.
-    sizes : str
-        Names of k and n on command lines, or "" for the sizes of a layer.
+    sizes : SizeNames
+        Meanings of m, n and k on command lines.
+    rule : callable, optional
+        ``rule(problem, gpu)`` returns the config for a problem without a tuning entry. By default, this is the cheapest
+        config on the menu.
     with_m : callable
         ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable, optional
@@ -172,7 +188,7 @@ class Family(Generic[P, S]):
     kernels: tuple[str, ...]
     read_problem: Callable[[Mapping[str, Any]], P]
     times: Callable[[P, NDArray[np.int64], Gpu], Times[S]]
-    schedule: Callable[[S, P, Gpu], Schedule]
+    schedule: Callable[[Any, P, Gpu], Schedule]
     trial: str
     index: tuple[str, ...] = ()
     problem_fields: tuple[str, ...] = ()
@@ -180,7 +196,8 @@ class Family(Generic[P, S]):
     options: tuple[Option, ...] = ()
     launched: Callable[[Any], Any] = _unchanged
     versions: Versions | None = None
-    sizes: str = ""
+    sizes: SizeNames = LINEAR_SIZES
+    rule: Callable[[P, Gpu], S] | None = None
     with_m: Callable[[P, int], P] = _with_m
     shape: Callable[[P], P] | None = None
     is_shared: Callable[[S], bool] = _never

@@ -229,6 +229,7 @@ FAMILIES = {
     "marlin": "cudatma.kernels.marlin.choose:MARLIN",
     "gemm": "cudatma.kernels.gemm.choose:GEMM",
     "attention": "cudatma.kernels.attention.choose:ATTENTION",
+    "experts": "cudatma.kernels.experts.choose:EXPERTS",
 }
 
 
@@ -236,6 +237,17 @@ def family(name: str) -> Family[Any, Any]:
     """Return the family with this name, which must be a key of FAMILIES."""
     kernel_family: Family[Any, Any] = resolve_name(FAMILIES[name])
     return kernel_family
+
+
+def entry_of(config: Any) -> KernelEntry:
+    """Return the entry of the kernel with this config, whose name begins with the name of the kernel."""
+    entries = (entry for entry in REGISTRY.values() if config.entry.startswith(entry.name))
+    return max(entries, key=lambda entry: len(entry.name))
+
+
+def family_entries(family_name: str) -> list[KernelEntry]:
+    """Return the entries of all kernels of a family."""
+    return [entry for name, entry in REGISTRY.items() if name.startswith(f"{family_name}_")]
 
 
 def kernel(name: str) -> KernelEntry:

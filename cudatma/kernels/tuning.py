@@ -33,7 +33,7 @@ from typing import Any, Generic
 from cudatma.build.files import locked, read_regular
 from cudatma.context import Cache, runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, shown
-from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.config import Config
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
@@ -316,17 +316,18 @@ def pinned(config: object) -> Iterator[None]:
 
     Parameters
     ----------
-    config : KernelConfig
-        A config of gemm, marlin_gemm or attention. Decode versions apply to attention_decode. Calls whose options
-        determine the configuration are not affected.
+    config : Config
+        A config of gemm, marlin_gemm, attention or marlin_moe. Decode versions apply to attention_decode. Calls whose
+        options determine the configuration are not affected.
 
     Raises
     ------
     ArgumentTypeError
-        If ``config`` is not a KernelConfig.
+        If ``config`` is not a Config.
     """
-    if not isinstance(config, KernelConfig):
-        raise ArgumentTypeError("config", type(config).__name__, "a config of gemm, attention or marlin_gemm")
+    if not isinstance(config, Config):
+        allowed = "a config of gemm, attention, marlin_gemm or marlin_moe"
+        raise ArgumentTypeError("config", type(config).__name__, allowed)
     token = pinned_scope.set(config)
     try:
         yield

@@ -52,7 +52,7 @@ class PackedExperts(_Referable):
     QuantizationError
         If a size does not match the weight.
     ArgumentTypeError
-        If ``weight`` is not a PackedWeight.
+        If ``weight`` is not a PackedWeight, or if ``gated`` is not a bool.
 
     Examples
     --------
@@ -81,6 +81,8 @@ class PackedExperts(_Referable):
             raise QuantizationError("weight.shape[1]", self.weight.shape[1], allowed, "use pack_experts()")
         if self.weight.perm is not None:
             raise QuantizationError("weight.perm", "an activation order", "None, because experts do not support one")
+        if not isinstance(self.gated, bool):
+            raise ArgumentTypeError("gated", repr(self.gated), "True, False")
         if self.gated and self.columns % (2 * GATE_COLUMNS):
             raise QuantizationError("columns", self.columns, f"a multiple of {2 * GATE_COLUMNS} for gate and up")
 
@@ -359,7 +361,7 @@ def pack_experts(
     QuantizationError
         If the sequence is empty, the weights differ, or a weight has an activation order.
     ArgumentTypeError
-        If an element is not a PackedWeight.
+        If ``weights`` is not a sequence, or if an element is not a PackedWeight.
 
     Examples
     --------
@@ -367,9 +369,13 @@ def pack_experts(
     >>> cudatma.quantization.pack_experts([(gate, up)] * 4, gated=True)
     PackedExperts(shape=(4, 128, 128), group_size=128, float16, symmetric, gated, host)
     """
+    if not isinstance(weights, Sequence):
+        allowed = "a sequence of PackedWeight, or of pairs of PackedWeight"
+        raise ArgumentTypeError("weights", type(weights).__name__, allowed, "pass one weight per expert")
     experts = [weight if isinstance(weight, tuple) else (weight,) for weight in weights]
-    if not experts:
-        raise QuantizationError("weights", "an empty sequence", "a sequence of at least one weight")
+    if not experts or not all(experts):
+        got = "an empty tuple" if experts else "an empty sequence"
+        raise QuantizationError("weights", got, "a sequence of at least one weight per expert")
     if gated is not True and any(len(parts) > 1 for parts in experts):
         raise QuantizationError("weights", "pairs", "a sequence of single weights, because gated is False")
     named = {

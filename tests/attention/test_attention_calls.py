@@ -222,7 +222,7 @@ def test_an_explanation_names_what_runs_and_who_asked(monkeypatch: pytest.Monkey
     said = attention_explain(Q, K, K, causal=True, version="a3")
     assert (said.kernel, said.decision.why) == ("a3", "version a3 is selected by the call")
     assert said.problem.is_causal
-    assert (said.schedule.tiles_m, said.schedule.tiles_n) == (1, B * H)
+    assert (said.launches[0].schedule.tiles_m, said.launches[0].schedule.tiles_n) == (1, B * H)
     assert "5 queries, 7 keys" in str(said)
     assert attention_explain(Q, K, K, target="sm_120a").config.entry.startswith("attention_mma_sync_")
     free = attention_explain(Q, K, K)

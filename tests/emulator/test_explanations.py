@@ -58,6 +58,7 @@ def test_the_list_and_a_misspelled_kind(capsys: pytest.CaptureFixture[str]) -> N
         ("marlin --m 1 --n 4096 --k 4096 --target sm_90a", "skinny"),
         ("gemm --m 4096 --n 4096 --k 4096 --target sm_120a", "mma_sync"),
         ("attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --causal --target sm_90a", "a4"),
+        ("experts --m 64 --n 768 --k 2048 --experts 128 --top-k 8 --target sm_90a", "skinny"),
     ],
 )
 def test_a_problem_is_explained(arguments: str, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:

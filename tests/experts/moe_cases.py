@@ -19,8 +19,8 @@ LIMITS = {"float16": 1e-3, "bfloat16": 8e-3}
 class Layer:
     """A call of marlin_moe.
 
-    mapped: half of the experts are on another GPU. skipped: fraction of skipped choices. biased: both products have
-    biases.
+    mapped: half of the experts are on another GPU. skipped: fraction of skipped choices. duplicates: a token may choose
+    an expert several times. zero: all weights are 0. biased: both products have biases.
     """
 
     m: int
@@ -34,6 +34,8 @@ class Layer:
     mapped: bool = False
     skipped: float = 0.0
     same_expert: bool = False
+    duplicates: bool = False
+    zero: bool = False
     ids: str = "int32"
     biased: bool = False
     activation: str = "silu_glu"
@@ -43,12 +45,14 @@ class Layer:
         random = np.random.default_rng(seed)
 
         def pack(*shape: int, gated: bool) -> PackedExperts:
-            dense = random.standard_normal(shape, np.float32) * 0.05
+            dense = random.standard_normal(shape, np.float32) * (0 if self.zero else 0.05)
             options = {"group_size": self.group_size, "dtype": self.dtype, "symmetric": self.symmetric}
             return quantize_experts(dense, gated=gated, **options)
 
         total = 2 * self.experts if self.mapped else self.experts
         ids = np.argsort(random.random((self.m, total)))[:, : self.top_k]
+        if self.duplicates:
+            ids = random.integers(0, total, ids.shape)
         if self.same_expert:
             ids = np.full_like(ids, self.experts - 1)
         ids[random.random(ids.shape) < self.skipped] = -1
@@ -121,5 +125,11 @@ LAYERS = {
     "many_rows": Layer(70, 192, 96, 3, 2, 64, "bfloat16", symmetric=False),
     "gpt_oss": Layer(5, 192, 96, 4, 2, 32, "bfloat16", biased=True, activation="swiglu_oai"),
     "gpt_oss_many_rows": Layer(66, 144, 80, 3, 2, 64, biased=True, activation="swiglu_oai"),
+    "one_expert": Layer(5, 64, 16, 1, 1, 32),
+    "every_expert": Layer(3, 80, 16, 7, 7, 32, "bfloat16", biased=True),
+    "61_experts": Layer(7, 128, 48, 61, 3, ids="int64"),
+    "100_experts": Layer(1, 64, 16, 100, 1, 32, mapped=True),
+    "duplicates": Layer(11, 64, 48, 3, 5, 32, symmetric=False, duplicates=True, skipped=0.1),
+    "zero_weights": Layer(9, 64, 32, 3, 2, 32, zero=True, biased=True),
     "many_rows_whole_columns": Layer(45, 208, 80, 4, 2, -1, symmetric=False, mapped=True),
 }

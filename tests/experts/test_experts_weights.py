@@ -106,41 +106,93 @@ def test_a_file_with_other_weights_or_wrong_facts_is_refused(tmp_path: Path) -> 
             load_weights(path)
 
 
+HOST, NARROW, SHUFFLED = (
+    quantize(dense(64, 128)),
+    quantize(dense(64, 64)),
+    pack(np.full((64, 64), 9, np.uint8), np.ones((1, 64), np.float16), perm=np.arange(64)[::-1]),
+)
+#: What is wrong, the call, the error, and the field that it names.
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
+    ("no array", lambda: quantize_experts(None), ArgumentTypeError, "weights"),
     ("two axes", lambda: quantize_experts(dense(64, 64)), QuantizationError, "weights"),
     ("no expert", lambda: quantize_experts(dense(0, 64, 64)), QuantizationError, "weights"),
+    ("no K", lambda: quantize_experts(dense(2, 0, 32)), QuantizationError, "weights"),
     ("odd gate", lambda: quantize_experts(dense(2, 64, 24), group_size=64, gated=True), QuantizationError, "weights"),
-    ("gated", lambda: quantize_experts(dense(2, 64, 32), gated=1), ArgumentTypeError, "gated"),  # type: ignore[arg-type]
-    (
-        "group size",
-        lambda: quantize_experts(dense(2, 64, 32), group_size=7),
-        QuantizationError,
-        r"(weights\[0\]: )?group_size",
+    ("integers", lambda: quantize_experts(np.ones((2, 64, 32), np.int32)), QuantizationError, r"weights\[0\]"),
+    ("NaN", lambda: quantize_experts(np.full((2, 64, 32), np.nan)), QuantizationError, r"weights\[0\]: weight\[0, 0\]"),
+    ("too large", lambda: quantize_experts(dense(1, 64, 32) * 1e30), QuantizationError, r"weights\[0\]: weight\[.*\]"),
+    *(
+        (f"{name} {value}", lambda o={name: value}: quantize_experts(dense(2, 64, 32), **o), error, field)
+        for name, value, error, field in (
+            ("gated", 1, ArgumentTypeError, "gated"),
+            ("symmetric", 1, ArgumentTypeError, "symmetric"),
+            ("clip_search", "x", ArgumentTypeError, "clip_search"),
+            ("dtype", "float32", ArgumentTypeError, "dtype"),
+            ("format", "int3", ArgumentTypeError, "format"),
+            ("group_size", 7, QuantizationError, r"weights\[0\]: group_size"),
+            ("group_size", "64", QuantizationError, r"weights\[0\]: group_size"),
+        )
     ),
-    ("NaN", lambda: quantize_experts(np.full((2, 64, 32), np.nan)), QuantizationError, r"weights\[0\]"),
-    ("nothing to pack", lambda: pack_experts([]), QuantizationError, "weights"),
-    ("a dense weight", lambda: pack_experts([dense(64, 64)]), ArgumentTypeError, r"weights\[0\]"),
     (
-        "shapes",
-        lambda: pack_experts([quantize(dense(64, 64)), quantize(dense(64, 128))]),
+        "zero points of mxfp4",
+        lambda: quantize_experts(dense(2, 64, 32), format="mxfp4", symmetric=False),
         QuantizationError,
-        r"weights\[1\].shape",
+        r"weights\[0\]: symmetric",
     ),
-    (
-        "activation order",
-        lambda: pack_experts(
-            [pack(np.full((64, 64), 9, np.uint8), np.ones((1, 64), np.float16), perm=np.arange(64)[::-1])]
-        ),
-        QuantizationError,
-        r"weights\[0\]",
+    *(
+        (f"pack {what}", lambda w=weights, g=gated: pack_experts(w, gated=g), error, field)
+        for what, weights, gated, error, field in (
+            ("nothing", [], False, QuantizationError, "weights"),
+            ("None", None, False, ArgumentTypeError, "weights"),
+            ("one weight", NARROW, False, ArgumentTypeError, "weights"),
+            ("an empty tuple", [()], True, QuantizationError, "weights"),
+            ("a dense weight", [dense(64, 64)], False, ArgumentTypeError, r"weights\[0\]"),
+            ("other shapes", [NARROW, HOST], False, QuantizationError, r"weights\[1\].shape"),
+            (
+                "other dtypes",
+                [NARROW, quantize(dense(64, 64), dtype="bfloat16")],
+                False,
+                QuantizationError,
+                r"weights\[1\].dtype",
+            ),
+            (
+                "other groups",
+                [NARROW, quantize(dense(64, 64), group_size=32)],
+                False,
+                QuantizationError,
+                r"weights\[1\].group_size",
+            ),
+            (
+                "other formats",
+                [NARROW, quantize(dense(64, 64), format="mxfp4")],
+                False,
+                QuantizationError,
+                r"weights\[1\].format",
+            ),
+            ("activation order", [SHUFFLED], False, QuantizationError, r"weights\[0\]"),
+            ("pairs", [(NARROW, NARROW)], False, QuantizationError, "weights"),
+            ("triples", [(NARROW, NARROW, NARROW)], True, QuantizationError, "weights"),
+            ("gated", [NARROW], "yes", ArgumentTypeError, "gated"),
+            ("an odd gate", [quantize(dense(64, 24))], True, QuantizationError, "weights"),
+        )
     ),
-    ("columns", lambda: PackedExperts(quantize(dense(64, 128)), 2, 65), QuantizationError, r"weight.shape\[1\]"),
-    ("no weight", lambda: PackedExperts(dense(64, 128), 2, 64), ArgumentTypeError, "weight"),  # type: ignore[arg-type]
-    ("count", lambda: PackedExperts(quantize(dense(64, 128)), 0, 64), QuantizationError, "experts"),
+    *(
+        (f"{field} {arguments[1:]}", lambda a=arguments: PackedExperts(*a), error, field)
+        for arguments, error, field in (
+            ((HOST, 2, 65), QuantizationError, r"weight.shape\[1\]"),
+            ((dense(64, 128), 2, 64), ArgumentTypeError, "weight"),
+            ((HOST, 0, 64), QuantizationError, "experts"),
+            ((HOST, True, 128), QuantizationError, "experts"),
+            ((HOST, 2, 0), QuantizationError, "columns"),
+            ((HOST, 2, 40, True), QuantizationError, "columns"),
+            ((HOST, 2, 64, "yes"), ArgumentTypeError, "gated"),
+            ((SHUFFLED, 1, 64), QuantizationError, "weight.perm"),
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(("make", "error", "field"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
 def test_an_error_names_the_field(make: Any, error: type[Exception], field: str) -> None:
-    with pytest.raises(error, match=f"^{field}"):
+    with pytest.raises(error, match=f"^{field} must be .+, got .+"):
         make()

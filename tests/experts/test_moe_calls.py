@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,13 @@ WRONG: list[tuple[dict[str, Any], type[FieldError], str]] = [
     (wrong("w2", gate_up(3, 64, 128, gated=False)), ArgumentError, "w2.shape"),
     (wrong("w2", gate_up(4, 96, 128, gated=False)), ArgumentError, "w2.shape"),
     (wrong("w2", gate_up(4, 64, 128, gated=False, dtype="bfloat16")), ArgumentError, "w2.dtype"),
+    ({"w1": gate_up(4, 72, 128), "w2": gate_up(4, 64, 72, gated=False)}, ArgumentError, "w1.shape"),
+    (
+        {"w1": gate_up(4, 128, 48), "w2": gate_up(4, 24, 128, gated=False, group_size=32)},
+        ArgumentError,
+        "w1.shape",
+    ),
+    ({"w1": gate_up(1025, 64, 32), "w2": gate_up(1025, 16, 64, gated=False)}, ArgumentError, "w1.shape"),
     *(
         (wrong("topk_weights", OPERANDS["topk_weights"].astype(kind)), ArgumentTypeError, "topk_weights.dtype")
         for kind in ("f2", "f8", ">f4")
@@ -73,6 +81,7 @@ WRONG: list[tuple[dict[str, Any], type[FieldError], str]] = [
     (wrong("topk_ids", OPERANDS["topk_ids"].T.copy().T), ArgumentError, "topk_ids.strides"),
     (wrong("topk_ids", OPERANDS["topk_ids"] + 4), ArgumentError, "topk_ids"),
     (wrong("topk_ids", OPERANDS["topk_ids"] - 5), ArgumentError, "topk_ids"),
+    (wrong("topk_ids", None), ArgumentTypeError, "topk_ids"),
     (wrong("expert_map", MAP.astype(np.int64)), ArgumentTypeError, "expert_map.dtype"),
     (wrong("expert_map", MAP[None]), ArgumentError, "expert_map.shape"),
     (wrong("expert_map", MAP[:0]), ArgumentError, "expert_map.shape"),
@@ -97,6 +106,8 @@ WRONG: list[tuple[dict[str, Any], type[FieldError], str]] = [
     (wrong("backend", "gpu"), ArgumentError, "backend"),
     (wrong("backend", "cuda"), ArgumentError, "x.device"),
     (wrong("workspace", object()), ArgumentTypeError, "workspace"),
+    (wrong("debug", 1), ArgumentTypeError, "debug"),
+    (wrong("stream", "0"), ArgumentTypeError, "stream"),
 ]
 
 
@@ -105,6 +116,7 @@ def test_an_error_names_the_field(changes: dict[str, Any], error: type[FieldErro
     with pytest.raises(error) as caught:
         marlin_moe(**{"backend": "reference"} | OPERANDS | changes)
     assert caught.value.field.split("[")[0] == field
+    assert re.match(rf"{re.escape(caught.value.field)} must be .+, got .+", str(caught.value).splitlines()[0])
 
 
 def test_arrays_on_another_device_than_the_weights() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from moe_cases import LAYERS, Layer, check
 from this_gpu import cupy
 
 import cudatma
+from cudatma.kernels import choice
+from tools import tune
 
 pytestmark = pytest.mark.gpu
 
@@ -116,6 +120,26 @@ def test_a_programmatic_launch_and_a_workspace() -> None:
     for stream, out in zip(streams, outs, strict=True):
         stream.synchronize()
         np.testing.assert_array_equal(download(out).view(np.uint16), expected)
+
+
+def test_calls_use_the_fastest_candidate_of_the_tuner(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(tmp_path / "tuned.json"))
+    choice.forget()
+    arguments = "experts --shape 512x256 --experts 6 --top-k 2 --m 5,300 --candidates 5 --seconds 0.3 --json"
+    assert tune.main(arguments.split()) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert not [why for cell in cells for why in cell["dropped"].values()]
+    assert all(len(cell["times_us"]) == 5 for cell in cells)
+    choice.forget()
+    for cell in cells:
+        operands = Layer(cell["m"], 512, 256, 6, 2, 128).operands()
+        device = {field: upload(value) for field, value in operands.items()}
+        explanation = cudatma.moe_explain(**device)
+        assert (explanation.decision.source, explanation.config.entry) == ("tuned", cell["winner"])
+        check(download(cudatma.marlin_moe(**device)), operands)
+    choice.forget()
 
 
 def test_a_debug_build() -> None:

@@ -22,7 +22,7 @@ from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import Problem
 from tools import tune, tune_compile, tune_plan
-from tools.tune_compile import configs_of
+from tools.tune_compile import kernels_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = ["--shape", "4096x4096", "--m", "1,64"]
@@ -32,6 +32,10 @@ COMPILE = [*SHAPE, "--compile-only", "--target", "sm_90a"]
 def tasks(candidates: int = 12) -> list[tune_plan.Task]:
     options = {"group_size": 128, "has_zeros": False, "dtype": "float16"}
     return tune_plan.plan(MARLIN, [(4096, 4096)], [1, 64], options, H200, candidates)
+
+
+def configs_of(tasks: list[tune_plan.Task]) -> list[Any]:
+    return [kernel.in_form("none") for kernel in kernels_of(tasks)]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A kernel that makes one legal or illegal TMA access, given by its parameters; for the emulator and a GPU."""
+"""A kernel whose parameters select one legal or illegal TMA access. It runs on the emulator and on a GPU."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ extern "C" __global__ void access(
 }
 """
 _ENUM = ACCESS.partition("enum What : u32 {")[2].partition("}")[0]
-#: The names of ``enum What``, in its order.
+#: Names of ``enum What`` in order.
 WHATS = [name.strip() for name in _ENUM.split(",")]
 SHARED_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access. rule: the rule that it breaks, or "" if it is legal. detail: a part of the message."""
+    """An access. ``rule`` is the rule that it violates, or "". ``detail`` is a part of the message."""
 
     name: str
     what: str
@@ -117,7 +117,7 @@ ACCESSES: tuple[Access, ...] = (
 
 
 def operands(access: Access, encoder: str = "codec", place: Any = np.asarray) -> tuple[Any, ...]:
-    """Return the kernel's arguments. place: a function that copies a host array to the device."""
+    """Return the kernel's arguments. ``place`` copies a host array to the device."""
     options = dict(access.map)
     if "corners" in options:
         tensor = place(np.zeros((2, 64, 64), access.dtype))

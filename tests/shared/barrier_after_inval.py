@@ -1,5 +1,7 @@
-"""A kernel that uses mbarriers after mbarrier.inval, which is undefined in the PTX ISA. It is for a GPU and, with
-``ends`` = 0 (no barrier is invalidated), for the emulator."""
+"""A kernel that uses mbarriers after mbarrier.inval, which the PTX ISA does not define.
+
+It runs on a GPU. With ``ends`` = 0, it invalidates no barrier and also runs on the emulator.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 from cudatma.mbarrier_bits import BarrierBits, encode
 
 BYTES = 1024
-#: No wait of the kernel lasts longer than this many nanoseconds beyond one try_wait.
+#: Each wait of this kernel ends with the first try_wait that returns after PATIENCE_NS.
 SOURCE = """
 //% include "primitives/bulk_copy.cuh.j2"
 //% include "primitives/mbarrier.cuh.j2"
@@ -87,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(32) after_inval(const u8* source, u
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The results of a case if barriers work as before. first: None if both results are possible."""
+    """Results of a case if barriers still work. ``first`` is None if both results are possible."""
 
     name: str
     first: BarrierBits | None

@@ -1,6 +1,6 @@
-"""A kernel that moves one box by TMA and shows what the barrier counted and what shared memory holds afterwards.
+"""A kernel that moves one box by TMA, and returns the barrier's count and the contents of shared memory.
 
-It loads with a given expect_tx and waits a bounded time, so that a wrong byte count fails instead of hanging.
+It limits the time of its wait, so that a wrong byte count does not hang.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ extern "C" __global__ void probe(const __grid_constant__ TensorMap map, unsigned
 
 
 class MapLike(Protocol):
-    """A TensorMap, or 128 bytes that are no valid tensor map."""
+    """A TensorMap, or 128 bytes that are not a valid tensor map."""
 
     spec: AnySpec
     data: Any
@@ -81,8 +81,11 @@ class MapLike(Protocol):
 
 @dataclass(frozen=True)
 class Seen:
-    """What the probe saw: whether the barrier completed by itself, the bytes that it lacked, the box's shared-memory
-    address, and shared memory."""
+    """Result of the probe.
+
+    The fields are: whether the barrier completed by itself, the number of missing bytes, the address of the box in
+    shared memory, and the contents of shared memory.
+    """
 
     done: bool
     missing_bytes: int

@@ -1,4 +1,4 @@
-"""A GPU for the tuner's tests: it computes and times nothing."""
+"""A fake GPU for tests of the tuner."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cudatma.kernels.choice import Listed
 
 
 class FakeBench:
-    """Computes nothing. The correct result is ``x``, and ``us`` gives the time of a candidate.
+    """A bench that computes nothing. The correct result is ``x``, and ``us`` returns the time of a candidate.
 
-    spoil: maps the label of a candidate to a wrong result, or to the error that it raises.
+    ``spoil`` maps the label of a candidate to a wrong result or an error to raise.
     """
 
     def __init__(self, us: Callable[[Listed], float] = lambda one: one.cost.us) -> None:

@@ -1,4 +1,4 @@
-"""A device of the fake driver, and the fake CuPy on it: for scripts that fake_driver.wrong_cases() runs."""
+"""A device of the fake driver with a fake CuPy, for scripts that fake_driver.wrong_cases() runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ capability, encoded, replaced = (
     ctypes.c_int.in_dll(library, f"fake_{name}") for name in ("capability", "encoded", "replaced")
 )
 ctypes.c_int.in_dll(library, "fake_most_threads").value = 1024
-#: The stream that CuPy works on, and those it allocated on.
+#: CuPy's current stream, and the streams on which it has allocated.
 current, allocated_on = [7], []
 
 
@@ -61,7 +61,7 @@ def set_stream(index: int, handle: int, number: int, capture: int = 0) -> None:
 
 
 def waits(function: Callable[[], object]) -> tuple[int, int] | None:
-    """Return (waiting stream, stream that it waits for) of a call, or None if no stream waits."""
+    """Return the waiting stream and the stream for which it waits in a call, or None if no stream waits."""
     record.recorded_on = record.waited_on = 0
     function()
     assert record.events == 0

@@ -1,4 +1,4 @@
-"""CuPy without a GPU: arrays that have addresses and no memory of their own."""
+"""A fake CuPy, whose arrays have addresses but no memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from cudatma.arrays import dense_strides
 
 MIB = 1 << 20
-#: The address of the next array that is not given one.
+#: Address of the next array that is created without an address.
 heap = [1 << 32]
 
 
@@ -43,7 +43,7 @@ class Array:
         return self  # a view of all of it
 
     def at(self, address: int) -> Array:
-        """Return an array like this one at another address."""
+        """Return a copy of this array object with another address."""
         return Array(self.shape, self.dtype, address, strides=self.strides, device=self.data.device_id)
 
 
@@ -52,7 +52,7 @@ def fake_cupy(
     current: Callable[[], int] = lambda: 0,
     external_stream: Callable[[int, int], Any] = lambda handle, device: contextlib.nullcontext(),
 ) -> Any:
-    """Return a module whose arrays are made by ``empty``, and whose current stream has the handle ``current()``."""
+    """Return a module that creates arrays with ``empty``, and whose current stream has the handle ``current()``."""
     cupy: Any = ModuleType("cupy")
     cupy.ndarray, cupy.empty = Array, empty
     cupy.asarray = lambda words: empty(words.shape, words.dtype)

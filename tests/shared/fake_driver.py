@@ -1,4 +1,4 @@
-"""ctypes view of fake_driver.c's launch record, and its build."""
+"""Build fake_driver.c, and read its record of launches with ctypes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-#: What would change how cudatma or cuda.bindings behave.
+#: Environment variables that change the behavior of cudatma or cuda.bindings.
 _OF_THE_CALLER = (
     *("CUDATMA_TARGET", "CUDATMA_BACKEND", "CUDATMA_DEBUG", "CUDATMA_CACHE_DIR"),
     "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM",
@@ -53,7 +53,7 @@ class Setup(ctypes.Structure):
 
 
 class Stream(ctypes.Structure):
-    """One of fake_streams of fake_driver.c: a stream's handle, its id, and the capture that it takes part in."""
+    """An element of fake_streams of fake_driver.c: a stream's handle, its id and its capture."""
 
     _fields_ = (("handle", ctypes.c_uint64), ("id", ctypes.c_uint64), ("capture", ctypes.c_uint64))
 
@@ -69,8 +69,10 @@ class Counts(ctypes.Structure):
 
 
 def run_cases(namespace: dict[str, Any], names: Sequence[str] = ()) -> None:
-    """Run each function ``case_NAME`` of a script in a forked child, in which the driver is not yet initialized, and
-    print the errors, keyed by name, as JSON. names: the cases to run; by default all."""
+    """Run the functions ``case_NAME`` of a script, and print their errors by name as JSON.
+
+    Each function runs in a forked child in which the driver is not initialized. By default, all functions run.
+    """
     cases = {name[len("case_") :]: value for name, value in list(namespace.items()) if name.startswith("case_")}
     wrong = {}
     for name in names or cases:
@@ -94,7 +96,7 @@ def run_cases(namespace: dict[str, Any], names: Sequence[str] = ()) -> None:
 
 
 def wrong_cases(script: Path, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return the errors of a script's cases with the driver in a folder.
+    """Return the errors of a script's cases with the driver in ``folder``.
 
     One process runs all cases, because starting Python and importing cudatma takes longer than most cases.
     """

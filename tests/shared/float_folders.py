@@ -68,7 +68,7 @@ def nvfp4_compressed(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
 
 
 def gptq8(rng: Any, n: int, k: int, order: bool = False) -> tuple[Tensors, NDArray[Any]]:
-    """Return symmetric 8-bit GPTQ tensors with groups of 64 rows, whose zero points 128 are stored as 127."""
+    """Return symmetric 8-bit GPTQ tensors with groups of 64 rows. Their zero points, 128, are stored as 127."""
     q, index = rng.integers(0, 256, (k, n), dtype=np.uint8), np.arange(k, dtype=np.int32) // 64
     if order:
         rng.shuffle(index)

@@ -1,6 +1,6 @@
-"""Kernels with a planted hang or a planted wrong access, shared by the tests of the emulator and of a GPU.
+"""Kernels with deliberate hangs and illegal accesses, for tests on the emulator and on a GPU.
 
-``bug`` is a parameter of the kernel, so that one compilation is enough for all bugs. 0 is the correct kernel.
+The parameter ``bug`` selects the bug at run time, so that one compilation suffices. 0 selects the correct kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ THREADS, BLOCKS = 32 * (CONSUMERS + 1), 2
 
 @dataclass(frozen=True, slots=True)
 class RingSpec:
-    """Shared memory of the ring below."""
+    """Shared memory of RING."""
 
     entry: str = "ring"
 
@@ -30,7 +30,7 @@ class RingSpec:
         return STAGES * TILE_BYTES + 16 * STAGES
 
 
-#: A producer warp and two consumer warps; each block sums up the tiles byte by byte of its threads.
+#: A kernel with a producer warp and two consumer warps. Each thread of a block adds one byte of every tile.
 RING = """
 //% include "primitives/bulk_copy.cuh.j2"
 //% include "primitives/cluster.cuh.j2"
@@ -110,10 +110,13 @@ extern "C" __global__ void ring(const u8* source, u32* sums, u32 tiles, u32 bug)
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A bug and how its report is to name it: a wait with this state, barrier (or one of them) and parity, with a part
-    of its cause and of its source line. leads: it is the first of the report; not so where several barriers wait for
-    one another: on a GPU either of them may expire first, and the others then read "waiting". races: how far the
-    kernel gets, and so which barrier and parity it hangs at, depends on when the copies land."""
+    """A bug, and the wait that its report must contain.
+
+    The wait has this state, one of these barriers and this parity, and its cause and source line contain these texts.
+    ``leads`` says whether it is the first wait of the report. If several barriers wait for each other, any of them may
+    expire first on a GPU, and the others are then "waiting". ``races`` says whether barrier and parity depend on the
+    time at which copies complete.
+    """
 
     name: str
     state: str
@@ -148,13 +151,13 @@ PLANTED: tuple[Planted, ...] = (
 
 
 def matches(planted: Planted, wait: StuckWait) -> bool:
-    """Return whether a wait is the one that identifies the bug."""
+    """Return whether a wait identifies the bug."""
     exact = (planted.state, planted.parity, planted.rule)
     same = (wait.state, wait.parity, wait.rule) == exact and wait.barrier in planted.barrier.split("|")
     return same and planted.cause in wait.cause and planted.text in wait.text
 
 
-#: Bug -> what the kernel's parameter says.
+#: Maps each bug to the value of the kernel's parameter.
 NUMBERS: dict[str, int] = {"NONE": 0} | {planted.name: number for number, planted in enumerate(PLANTED, 1)}
 
 

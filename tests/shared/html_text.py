@@ -1,4 +1,4 @@
-"""Checks of HTML: closed elements, nothing from outside, and a style that stays inside."""
+"""Checks of HTML: closed elements, no external files, and styles that apply only to a fragment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Reader(HTMLParser):
-    """The open elements, all names of elements, and the text of a page."""
+    """Parser that collects the open elements, the names of all elements, and the text of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -31,18 +31,18 @@ class Reader(HTMLParser):
 
 
 def assert_closed(page: str) -> None:
-    """Check that every element of a page is closed in its order."""
+    """Check that the elements of a page are closed in the correct order."""
     assert not Reader(page).opened
 
 
 def assert_alone(page: str) -> None:
-    """Check that a page needs no other file."""
+    """Check that a page refers to no other file."""
     links = re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?([^"\')\s>]+)', page)
     assert all(link.startswith("#") for link in links), links
 
 
 def assert_fragment(shown: str) -> str:
-    """Check that a notebook's HTML has no script and styles nothing outside of it, and return its text."""
+    """Check that a notebook's HTML has no script and no styles for other elements, and return its text."""
     assert_closed(shown)
     assert_alone(shown)
     reader = Reader(shown)

@@ -1,4 +1,4 @@
-"""Configurations of marlin_gemm's kernels for tests, by keyword."""
+"""Functions that return configurations of marlin_gemm's kernels for tests."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def skinny(**fields: Any) -> MarlinConfig:
 def wgmma(**fields: Any) -> MarlinConfig:
     """Return a configuration of the wgmma kernel.
 
-    By default, it has one warpgroup, warpgroups of 64 columns, and commit groups of two wgmmas, one of them in flight.
+    By default, it has one warpgroup of 64 columns, and commit groups of two wgmmas, of which one group is in flight.
     """
     columns = {"warpgroups": 1, "tile_n": 64 * fields.get("warpgroups", 1)}
     return MarlinConfig(version="wgmma", **_WEIGHT | columns | {"mmas_per_commit": 2, "commits_in_flight": 1} | fields)
 
 
 def mma_sync(**fields: Any) -> MarlinConfig:
-    """Return a configuration of the mma.sync kernel, which scales weights, or results if scales are of columns."""
+    """Return a configuration of the mma.sync kernel. With one scale per column, it scales results, not weights."""
     scale_on = "epilogue" if fields.get("group_size") == -1 else "weight"
     return MarlinConfig(version="mma_sync", **_WEIGHT | {"scale_on": scale_on} | fields)

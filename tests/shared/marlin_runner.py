@@ -26,7 +26,7 @@ from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 
-#: Relative error, in the 2-norm, that one rounding to the dtype after fp32 accumulation stays below.
+#: Upper bound of the relative error in the 2-norm for fp32 accumulation and one rounding to the dtype.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
@@ -63,9 +63,11 @@ def run_marlin(
     out: Any = None,
     **options: Any,
 ) -> tuple[Any, Report]:
-    """Return x @ dequantized(w) as (rows, N), and the emulator's report. processors: number of SMs of the imagined GPU.
-    By default, tiles are divided even if this is slower, because a GPU would not divide the tiles of these small
-    problems. ``work`` replaces this division."""
+    """Return x @ dequantized(w) as (rows, N), and the emulator's report.
+
+    ``processors`` is the number of SMs of the imagined GPU. By default, tiles are split even if this is slower, because
+    a GPU would not split the tiles of these small problems. ``work`` replaces this split.
+    """
     chosen = get_target(target)
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
@@ -93,6 +95,6 @@ def run_marlin(
 
 
 def relative_error(out: Any, x: Any, w: PackedWeight, bias: Any = None) -> float:
-    """||out - reference|| / ||reference|| against float64."""
+    """Return ||out - reference|| / ||reference|| with a float64 reference."""
     wanted = x.astype(np.float64) @ w.dequantize() + (0 if bias is None else bias.astype(np.float64))
     return float(np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted))

@@ -1,4 +1,4 @@
-"""The GPUs on which benchmarks/results was measured, as the driver describes them."""
+"""Properties of the GPUs on which benchmarks/results was measured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Folders of tiny Llamas as Hugging Face has them: float, or quantized in the formats of other tools.
+"""Hugging Face folders of tiny Llamas, in float or quantized in the formats of other tools.
 
-The integers are packed here by plain loops over nibbles, not by cudatma; each writer returns the weights that its
-integers stand for, so that tests can compare with them.
+This module packs integers with plain loops over nibbles instead of cudatma's functions. Each writer returns the weights
+that its integers represent, so that tests can compare them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensors = dict[str, NDArray[Any]]
 
 
 def linear_shapes() -> dict[str, tuple[int, int]]:
-    """Layer -> (K, N)."""
+    """Return the (K, N) of each layer."""
     kv = HIDDEN * KV_HEADS // HEADS
     inside = {
         "self_attn.q_proj": (HIDDEN, HIDDEN),
@@ -58,7 +58,7 @@ def config(dtype: str = "float16", quantization: dict[str, Any] | None = None) -
 
 
 def other_tensors(dtype: str, seed: int) -> Tensors:
-    """Embedding, head and norms."""
+    """Return the embedding, head and norms."""
     rng = np.random.default_rng(seed)
     kind = TYPES[dtype]
     norms = ["model.norm"] + [
@@ -72,7 +72,7 @@ def other_tensors(dtype: str, seed: int) -> Tensors:
 
 
 def write_folder(folder: Path, tensors: Tensors, config_json: dict[str, Any], shards: int = 1) -> None:
-    """Write the weights to one or several files, and add the configuration and the other files of such a folder."""
+    """Write the weights to one or more files, and add the configuration and the other files of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(tensors)
     if shards == 1:
@@ -114,13 +114,13 @@ class Quantized:
             rng.shuffle(self.index)
 
     def weight(self) -> NDArray[Any]:
-        """(N, K) in float32."""
+        """The weight (N, K) in float32."""
         level = self.q.astype(np.float32) - self.zeros[self.index].astype(np.float32)
         return np.ascontiguousarray((level * self.scales[self.index].astype(np.float32)).T)
 
 
 def words(values: NDArray[Any], order: tuple[int, ...] = tuple(range(8))) -> NDArray[np.int32]:
-    """(R, 8 C) -> int32 (R, C): column 8 c + order[i] in nibble i."""
+    """Pack (R, 8 C) into int32 (R, C). Column 8 c + order[i] is in nibble i."""
     rows, columns = values.shape
     out = np.zeros((rows, columns // 8), np.uint32)
     for nibble, column in enumerate(order):
@@ -162,7 +162,7 @@ def write_gptq(
     shards: int = 1,
     seed: int = 0,
 ) -> Tensors:
-    """Write a GPTQ model. form: the form of the zero points, "v1", "v2" or "v1_borrow" (GPTQModel)."""
+    """Write a GPTQ model with zero points in the form "v1", "v2" or "v1_borrow" (GPTQModel)."""
     section: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": order, "sym": sym}
     section["checkpoint_format"] = "gptq_v2" if form == "v2" else "gptq"
     if form == "v1_borrow":
@@ -181,8 +181,10 @@ def gptq_tensors(made: Quantized, form: str = "v1") -> Tensors:
 def quantize_layers(
     folder: Path, shapes: dict[str, tuple[int, int]], *, form: str = "gptq", sym: bool = False, **config_json: Any
 ) -> Tensors:
-    """Replace the layers with these (K, N) in a float folder with layers of GPTQ, AWQ or compressed-tensors, and return
-    the weights that they represent."""
+    """Quantize the layers with these (K, N) in a float folder with GPTQ, AWQ or compressed-tensors.
+
+    Return the weights that the quantized layers represent.
+    """
     path, rng = folder / "model.safetensors", np.random.default_rng(0)
     tensors_of, section = {
         "gptq": (gptq_tensors, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": sym}),
@@ -218,7 +220,7 @@ def write_awq(folder: Path, *, group: int = 64, dtype: str = "float16", shards: 
 
 
 def write_auto_round(folder: Path, *, packing: str, sym: bool, seed: int = 0) -> Tensors:
-    """A model in AutoRound's own format: the tensors that ``packing`` names, under quant_method auto-round."""
+    """Write a model in AutoRound's own format (quant_method auto-round), with the tensors that ``packing`` names."""
     form = "v2" if packing == "auto_round" else "v1"
     is_awq = "awq" in packing
     weights = write_awq(folder, seed=seed) if is_awq else write_gptq(folder, form=form, group=64, sym=sym, seed=seed)
@@ -228,7 +230,7 @@ def write_auto_round(folder: Path, *, packing: str, sym: bool, seed: int = 0) ->
 
 
 def marlin_tensors(q: NDArray[Any], scales: NDArray[Any]) -> Tensors:
-    """B and s of the original Marlin for integers q (K, N), from the kernel's reading order."""
+    """Return B and s of the original Marlin for integers q (K, N), in the order in which the kernel reads them."""
     k, n = np.indices(q.shape)
     lane = 4 * (n % 8) + k % 8 // 2
     column = n // 64 * 128 + 4 * lane + n % 64 // 16
@@ -244,7 +246,7 @@ def marlin_tensors(q: NDArray[Any], scales: NDArray[Any]) -> Tensors:
 
 
 def write_marlin(folder: Path, *, group: int = 64, seed: int = 0) -> Tensors:
-    """A symmetric model in the original Marlin's format, with the kernel's scratch memory as some tools save it."""
+    """Write a symmetric model in the original Marlin's format, with the kernel's workspace, which some tools save."""
 
     def tensors_of(made: Quantized) -> Tensors:
         return {**marlin_tensors(made.q, made.scales), "workspace": np.zeros(16, np.int32)}
@@ -264,7 +266,7 @@ def write_compressed(
     shards: int = 1,
     seed: int = 0,
 ) -> Tensors:
-    """A compressed-tensors model, pack-quantized; unpacked: zero points of one byte each, as former versions wrote."""
+    """Write a compressed-tensors model (pack-quantized). With ``unpacked``, zero points have one byte, as formerly."""
     tensors_of = partial(compressed_tensors, sym=sym, order=order, unpacked=unpacked)
     section = compressed_section(group, sym, order)
     return _write(folder, section, tensors_of, group=group, sym=sym, order=order, dtype=dtype, shards=shards, seed=seed)
@@ -298,7 +300,7 @@ def compressed_section(group: int, sym: bool, order: bool = False) -> dict[str, 
 
 
 EXPERTS, INTERMEDIATE = 4, 64
-#: The module of experts in a block, the names of gate, up and down, and the keys of config.json.
+#: Name of the experts' module in a block, names of gate, up and down, and keys of config.json.
 MOE: dict[str, tuple[str, tuple[str, str, str], dict[str, Any]]] = {
     "qwen3_moe": (
         "mlp",
@@ -315,7 +317,7 @@ MOE: dict[str, tuple[str, tuple[str, str, str], dict[str, Any]]] = {
 
 
 def moe_shapes(model: str) -> dict[str, tuple[int, int]]:
-    """Return (K, N) of each linear layer and of each matrix of an expert."""
+    """Return the (K, N) of each linear layer and of each matrix of an expert."""
     block, (gate, up, down), _ = MOE[model]
     attention = {name: shape for name, shape in linear_shapes().items() if ".mlp." not in name}
     sizes = {gate: (HIDDEN, INTERMEDIATE), up: (HIDDEN, INTERMEDIATE), down: (INTERMEDIATE, HIDDEN)}
@@ -338,10 +340,10 @@ def moe_tensors(model: str) -> Tensors:
 
 
 def write_moe(folder: Path, model: str = "qwen3_moe", form: str = "float", *, sym: bool = False) -> Tensors:
-    """Write a model with experts, float or in one of the formats of quantize_layers(), or float and ``stacked``.
+    """Write a model with experts in float, in float with ``stacked`` experts, or in a format of quantize_layers().
 
-    Return the weights (N, K) of the linear layers, and the weights (experts, K, N) of the experts in float32, by the
-    names that a conversion gives them.
+    Return the float32 weights (N, K) of the linear layers and (experts, K, N) of the experts, by their names after a
+    conversion.
     """
     block, naming, settings = MOE[model]
     rng = np.random.default_rng(0)

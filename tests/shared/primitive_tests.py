@@ -1,6 +1,6 @@
-"""The primitives against NumPy: tests of the probe kernels that run on the emulator and on a GPU.
+"""Tests that compare the primitives with NumPy through probe kernels, on the emulator and on a GPU.
 
-test_probes.py and test_primitives_gpu.py import them, and define the fixture ``machine``.
+test_probes.py and test_primitives_gpu.py import these tests and define the fixture ``machine``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from cudatma.target import Target
 Array = np.ndarray[Any, np.dtype[Any]]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 POISON = 0xA5
-#: Rank -> shape and box in NumPy order; rows and boxes are multiples of 16 bytes for elements of 2 bytes and more.
+#: Maps each rank to a shape and a box in NumPy order. Rows and boxes of elements of 2 or more bytes are multiples of 16
+#: bytes.
 TENSORS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     1: ((1000,), (64,)),
     2: ((37, 72), (8, 32)),
@@ -30,10 +31,10 @@ TENSORS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 class Machine(Protocol):
-    """Runs probes on arrays in its memory."""
+    """A GPU or emulator that runs probes on arrays in its memory."""
 
     target: Target
-    #: Which bytes encode tensor maps.
+    #: Encoder of tensor maps.
     encoder: Any
 
     def upload(self, array: Array) -> Any: ...
@@ -60,7 +61,7 @@ def numbers(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Array:
 
 
 def clip(shape: Sequence[int], box: Sequence[int], at: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return the part of a tensor that a box at ``at`` covers, and the same part of the box; in NumPy order."""
+    """Return the part of a tensor that a box at ``at`` covers, and that part of the box, in NumPy order."""
     low = [max(0, a) for a in at]
     high = [max(lo, min(n, a + b)) for n, b, a, lo in zip(shape, box, at, low, strict=True)]
     inside = tuple(slice(lo, hi) for lo, hi in zip(low, high, strict=True))
@@ -68,7 +69,7 @@ def clip(shape: Sequence[int], box: Sequence[int], at: Sequence[int]) -> tuple[t
 
 
 def loaded(array: Array, box: Sequence[int], at: Sequence[int]) -> Array:
-    """Return what a tile load delivers: the box, zero outside of the array."""
+    """Return the box that a tile load delivers, with zeros outside the array."""
     result = np.zeros(box, array.dtype)
     inside, part = clip(array.shape, box, at)
     result[part] = array[inside]
@@ -76,7 +77,7 @@ def loaded(array: Array, box: Sequence[int], at: Sequence[int]) -> Array:
 
 
 def five(at: Sequence[int]) -> list[int]:
-    """Return five coordinates in TMA order, for coordinates in NumPy order."""
+    """Convert coordinates from NumPy order to TMA order, and extend them to five."""
     return [*reversed(at), *[0] * (5 - len(at))]
 
 
@@ -101,8 +102,10 @@ def move(
 
 
 def positions(rank: int, itemsize: int) -> list[tuple[int, ...]]:
-    """Return coordinates at the origin, inside, over the end, far outside, and negative; the innermost is a multiple of
-    16 bytes."""
+    """Return coordinates of boxes at the origin, inside, across the end, far outside, and at negative coordinates.
+
+    The innermost coordinate is a multiple of 16 bytes.
+    """
     shape, box = TENSORS[rank]
     unit = 16 // itemsize
     outer = list(zip(shape[:-1], box[:-1], strict=True))
@@ -176,7 +179,7 @@ def test_bulk_copies(machine: Machine, size: int) -> None:
 
 
 def fragment(matrices: Array, transposed: bool) -> Array:
-    """Return ldmatrix's registers as the PTX ISA draws them: lane l has two elements of row l / 4 of each matrix."""
+    """Return the registers of ldmatrix. Lane l has two elements of row l / 4 of each matrix. [PTX ISA, ldmatrix]"""
     chosen = matrices.swapaxes(1, 2) if transposed else matrices
     pairs = chosen.reshape(len(matrices), 32, 2).astype(np.uint32)
     return pairs[..., 0] | pairs[..., 1] << 16
@@ -199,7 +202,7 @@ FLOATS = [("f16", np.dtype(np.float16)), ("bf16", BFLOAT16)]
 
 
 def operands(rows: int, columns: int, dtype: Any, *, exact: bool) -> tuple[Array, Array, Array]:
-    """Return A (rows, 16), B (columns, 16) and C of a product: integers, or normal numbers."""
+    """Return A (rows, 16), B (columns, 16) and C of a product, as integers if ``exact``, else normally distributed."""
     random, shapes = np.random.default_rng(columns), ((rows, 16), (columns, 16), (rows, columns))
     made = [random.integers(-8, 9, shape) if exact else random.normal(0, 1, shape) for shape in shapes]
     return made[0].astype(dtype), made[1].astype(dtype), made[2].astype(np.float32)
@@ -257,7 +260,10 @@ def test_a_ring_wraps_and_ends_anywhere(machine: Machine, stages: int, consumers
 
 
 def columns(image: Array, config: Im2colSpec, at: Sequence[int], offsets: Sequence[int]) -> Array:
-    """Return what an im2col load delivers. image: (N, .., W, C). at: c, w, (h, (d,)) n; offsets: w, (h, (d))."""
+    """Return the columns that an im2col load delivers.
+
+    ``image`` is (N, .., W, C), ``at`` is (c, w, [h, [d,]] n), and ``offsets`` is (w, [h, [d]]).
+    """
     spatial = list(reversed(image.shape[1:-1]))
     pixel = list(at[1:-1])
     n = at[-1]

@@ -10,7 +10,7 @@ from cudatma.pipeline import Operand, PipelineSpec, align_up
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A probe that has no numbers of its own."""
+    """Config of a probe without fields."""
 
     entry: str
 
@@ -86,7 +86,7 @@ class TensorMapEdit:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaGemm:
-    """Blocks of 64 * warpgroups rows and tile_n columns, rows of a slot 128 bytes of fp16."""
+    """Config with tiles of 64 * warpgroups rows and tile_n columns. A row of a slot is 128 bytes of fp16."""
 
     warpgroups: int = 2
     tile_n: int = 128
@@ -122,7 +122,7 @@ class WgmmaGemm:
         return 128 * self.warpgroups + 32
 
 
-#: Template, a config of it, and the feature it needs besides TMA.
+#: Template, config, and required feature in addition to TMA.
 PROBES: tuple[tuple[str, object, str], ...] = (
     *(("box_copy", BoxCopy(rank, 1024, 1024), "tma") for rank in (1, 2, 3, 4, 5)),
     ("box_copy", BoxCopy(2, 1024, 2048, "add", "evict_last"), "tma"),

@@ -1,4 +1,4 @@
-"""Kernels of a few PTX lines: registers filled from arrays, one instruction, its result stored."""
+"""Kernels of a few PTX lines, which load registers from arrays, run one instruction, and store its result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BITS = {
 
 
 def kernel(body: str, params: int = 4, declarations: str = "") -> EmulatedModule:
-    """An entry ``k`` with pointer parameters p0.. and the lane in %lane; the body is PTX."""
+    """Return an entry ``k`` with pointer parameters p0.., the lane in %lane, and a body of PTX."""
     formal = ", ".join(f".param .u64 p{k}" for k in range(params))
     return load(
         f"{HEADER}{declarations}\n.visible .entry k({formal}) {{\n.reg .pred %p<16>; .reg .b16 %h<32>; "
@@ -42,15 +42,15 @@ def kernel(body: str, params: int = 4, declarations: str = "") -> EmulatedModule
 
 
 def register(kind: str, number: int) -> str:
-    """The register of a kind's width with a number."""
+    """Return the name of a register with the width of this type."""
     return {8: "%h", 16: "%h", 32: "%r", 64: "%d"}[_BITS[kind]] + str(number)
 
 
 def run(body: str, results: list[str], sources: list[tuple[str, Any]]) -> list[Any]:
-    """The results (as raw unsigned integers) that ``body`` makes on 32 lanes.
+    """Run ``body`` on 32 lanes and return its results as unsigned integers.
 
-    sources: (PTX type, 32 raw unsigned values) of registers 1, 2, ...; results: PTX types of registers 20, 21, ...;
-    the registers' names say their width: %h 8 and 16 bits, %r 32, %d 64.
+    ``sources`` has the PTX type and 32 unsigned values of registers 1, 2, and so on. ``results`` has the PTX types of
+    registers 20, 21, and so on. Names of registers begin with %h (8 and 16 bits), %r (32 bits) or %d (64 bits).
     """
     lines = []
     for k, (kind, _) in enumerate(sources):
@@ -67,7 +67,7 @@ def run(body: str, results: list[str], sources: list[tuple[str, Any]]) -> list[A
 
 
 def _place(parameter: int, bits: int) -> list[str]:
-    """Lines that put the address of the lane's element of a parameter into %d42."""
+    """Return lines that compute the address of the lane's element of a parameter in %d42."""
     return [
         f"ld.param.u64 %d40, [p{parameter}];",
         f"mul.wide.u32 %d41, %r63, {bits // 8};",
@@ -76,9 +76,9 @@ def _place(parameter: int, bits: int) -> list[str]:
 
 
 def apply(opcode: str, result: str, sources: list[tuple[str, Any]], tail: str = "") -> Any:
-    """The result (as raw unsigned integers) of ``opcode d, a, b, ...{, tail}`` on 32 lanes.
+    """Return the result of ``opcode d, a, b, ...{, tail}`` on 32 lanes as unsigned integers.
 
-    result: PTX type of d; sources: (PTX type, 32 raw unsigned values) of each operand.
+    ``result`` is the PTX type of d. ``sources`` has the PTX type and 32 unsigned values of each operand.
     """
     names = [register(kind, k + 1) for k, (kind, _) in enumerate(sources)]
     (out,) = run(

@@ -1,4 +1,4 @@
-"""A driver that launches nothing and records what each launch would get, for tests of the engine and of families."""
+"""A driver that records launches instead of running them, for tests of the engine and of families."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.scale_range import ScaleFit
 from cudatma.target import get_target
 
-#: Where results, partial sums, flags and copied rows are.
+#: Addresses of results, partial sums, flags and copied rows.
 RESULT, PARTIALS, FLAGS, ROWS = 0x1000, 0x2000, 0x3000, 0x4000
 AS_STORED = ScaleFit("as_stored", 0)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch, with the bytes of each argument."""
+    """A launch with the bytes of each argument."""
 
     entry: str
     stream: int
@@ -46,12 +46,12 @@ class Launch:
     arguments: tuple[bytes, ...]
 
     def words(self) -> list[int]:
-        """Return the first 64 bits of each argument: of a tensor map, its address."""
+        """The first 64 bits of each argument. For a tensor map, this is its address."""
         return [int.from_bytes(argument[:8], "little") for argument in self.arguments]
 
 
 class LaunchPlan:
-    """A plan whose launch records the arguments as they are then."""
+    """A plan that records the arguments of a launch."""
 
     def __init__(self, owner: StubDriver, entry: str, arguments: list[Any], shape: tuple[Any, int, bool]) -> None:
         self.owner, self.entry, self.arguments, self.shape = owner, entry, arguments, shape
@@ -69,7 +69,7 @@ class LaunchPlan:
 
 
 def marshalled(value: Any) -> Any:
-    """Return an argument as ctypes; the width of integers does not matter here."""
+    """Return an argument as a ctypes object. The width of integers is irrelevant."""
     if isinstance(value, bytes):
         return (ctypes.c_uint8 * len(value)).from_buffer_copy(value)
     return ctypes.c_uint64(value)
@@ -77,8 +77,10 @@ def marshalled(value: Any) -> Any:
 
 @dataclass
 class StubDriver:
-    """launches: in order. plans: how many were made. encoded: tensor maps that the driver encoded. loaded: whether
-    kernels are there already. during_launch: called before a launch is recorded."""
+    """Driver with the recorded ``launches``, the number of ``plans``, and the ``encoded`` tensor maps.
+
+    ``loaded`` says whether kernels are already loaded. ``during_launch`` is called before a launch is recorded.
+    """
 
     launches: list[Launch] = field(default_factory=list)
     plans: int = 0
@@ -121,7 +123,7 @@ class StubDriver:
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
-    """Device 0 is an H200 on which nothing runs; CuPy's arrays are Array."""
+    """Make device 0 an H200 on which nothing runs, and Array the class of CuPy's arrays."""
     made = StubDriver()
     rows = SimpleNamespace(lock=threading.Lock(), room=lambda nbytes: ROWS)
     space = SimpleNamespace(partials_pointer=PARTIALS, flags_pointer=FLAGS, rows=rows)
@@ -141,7 +143,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations whose checks have run."""
+    """Return a list to which the name of each operation whose checks run is appended."""
     names: list[str] = []
 
     def watch(kind: Any) -> None:
@@ -159,7 +161,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def fresh() -> context.Runtime:
-    """Return a Runtime without plans. Tables of choices are shared: building one takes longer than a call."""
+    """Return a Runtime without plans. Tables of choices are shared, because building one takes longer than a call."""
     made = context.Runtime()
     made.parts[Tables] = context.runtime().part(Tables)
     return made

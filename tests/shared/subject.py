@@ -1,4 +1,4 @@
-"""A kernel whose mutants are tested, identified by a name."""
+"""A named kernel whose mutants are tested."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudatma.target import get_target
 class Subject:
     """A template with a config, and a launch in which every synchronization of the kernel is needed.
 
-    name: ``kernel/variant``. make: a fresh Call, its arrays as the kernel finds them.
+    ``name`` has the form ``kernel/variant``. ``make`` returns a Call with new arrays.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Subject:
         return self.name.partition("/")[0]
 
     def ptx(self) -> str:
-        """What NVRTC makes of the template. Raises CompileError, DriverError (no NVRTC)."""
+        """The PTX of the template. Raises CompileError, or DriverError without NVRTC."""
         target = get_target(self.target)
         return ptx_alone(render(self.template, self.config, target), target)
 

@@ -1,4 +1,4 @@
-"""The GPU that the tests run on, and CuPy. Test modules that import this are skipped without them."""
+"""The GPU on which the tests run, and CuPy. Modules that import this module are skipped if either is missing."""
 
 from __future__ import annotations
 

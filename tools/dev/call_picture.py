@@ -43,7 +43,7 @@ class Level:
     steps: tuple[Message | Note, ...]
 
 
-#: (key, name, where it is, center of the lifeline)
+#: Key, name, location and horizontal center of each lifeline.
 LIFELINES = (
     ("call", "public function", "gemm(), copy(), ...", 90),
     ("run", "run()", "kernels/engine.py", 290),

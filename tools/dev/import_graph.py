@@ -1,7 +1,7 @@
 """Read the imports among cudatma's packages from the source, and draw the packages as layers for docs/architecture.md.
 
 python -m tools.dev.import_graph            # writes docs/pictures/architecture.svg
-python -m tools.dev.import_graph --check    # exit status 1 if the file is not what the code gives
+python -m tools.dev.import_graph --check    # exit status 1 if the file is not current
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tools.dev.drawing import BLUE, GREEN, GREY, ORANGE, ROOT, Drawing, write_pi
 
 PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 
-#: The packages of cudatma/, lowest first. Each package imports only from the packages before it. The first entry is the
-#: modules that are not in a package.
+#: The packages of cudatma/, lowest first. Each package imports only from the packages before it. The first entry stands
+#: for the modules that are not in a package.
 LAYERS: tuple[tuple[str, str], ...] = (
     ("facts", "errors, element types, targets, contexts, arrays of any library, shared-memory layouts, pipelines"),
     ("pages", "HTML: templates and style of pages and notebook views"),

@@ -43,7 +43,7 @@ _MARKED = re.compile(
     r"(?P<body>.*?)(?P<close><!-- end table -->)",
     re.DOTALL,
 )
-#: How a page names an entry of "machine".
+#: Label on a page of each entry of "machine".
 _NAMES = {"card": ""}
 
 EXAMPLES = """examples:

@@ -18,7 +18,7 @@ _ITEM = re.compile(
     rf"(?:^|(?<=[.)]\s)|(?<=\n))({_PARAMETER}(?:,\s+{_PARAMETER})*):\s+|(?:(?<=[.)]\s)|(?<=\n))(?=Raises )"
 )
 _PAGE = re.compile(r"\b(docs/[\w/]+)\.md\b")
-#: The headline of a numpydoc section.
+#: The heading of a numpydoc section.
 _HEADLINE = re.compile(r"(Parameters|Returns|Yields|Raises|Warns|Notes|References|Examples|Attributes|See Also)\n-+")
 #: Sections whose lines without indentation name parameters, types or errors.
 _FIELD_LISTS = ("Parameters", "Returns", "Yields", "Raises", "Warns", "Attributes", "See Also")

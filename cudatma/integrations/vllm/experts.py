@@ -17,9 +17,8 @@ from cudatma.errors import QuantizationError
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.integrations.vllm.fp4 import pack_fp4_words
 from cudatma.integrations.vllm.layer import BYTES_PER_WORD, WORD_VALUES, pack_columns, repack_int8, unpack_nibbles
-from cudatma.kernels.experts.config import MAX_EXPERTS
 from cudatma.kernels.experts.moe import marlin_moe
-from cudatma.kernels.experts.problem import SIZE_UNIT
+from cudatma.kernels.experts.problem import MAX_EXPERTS, SIZE_UNIT
 from cudatma.kernels.warm_up import LARGEST_M, warm_up
 from cudatma.kernels.workspace import share_captured_workspaces
 from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts

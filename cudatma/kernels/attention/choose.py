@@ -31,7 +31,7 @@ from cudatma.kernels.attention.problem import (
     Problem,
 )
 from cudatma.kernels.cost import no_kernel, runs
-from cudatma.kernels.family import Family, Option, Times
+from cudatma.kernels.family import Family, Option, SizeNames, Times
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.target import Target, get_target
@@ -143,7 +143,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=VERSIONS,
-    sizes="keys x head dim",
+    sizes=SizeNames("number of queries", "head dimension", "number of keys"),
 )
 
 

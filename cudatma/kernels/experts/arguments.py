@@ -10,8 +10,8 @@ from cudatma.descriptor import L2Promotion, TiledSpec
 from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
 from cudatma.dtypes import tma_type
 from cudatma.kernels.arguments import ROWS, Arguments, At, Map, Sizes, Value
-from cudatma.kernels.experts.choose import MoeConfig
 from cudatma.kernels.experts.config import PRODUCTS, ExpertsConfig, SumConfig
+from cudatma.kernels.experts.layer import MoeConfig
 from cudatma.kernels.experts.problem import ELEMENT_BYTES, MoeProblem
 from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.marlin.problem import scale_values
@@ -24,8 +24,6 @@ _WORD_BYTES, _BLOCK_BYTES = 4, 16
 _ALIGNMENT_BYTES = 128
 #: Arrays that the second product reads before the first one has completed, in addition to the routing kernel's arrays.
 _EARLY = ("w2_qweight", "w2_scales", "w2_zeros", "topk_ids", "expert_map")
-#: Number of columns that a thread of the sum adds up, and the maximum number of rows of its grid.
-_CHUNK_ELEMS, _MAX_GRID_ROWS = 8, 65535
 
 
 class Workspace(NamedTuple):
@@ -87,14 +85,14 @@ def launches(problem: MoeProblem, config: MoeConfig, resident: tuple[int, ...]) 
     return tuple(
         [
             Arguments(
-                template,
+                kernel.template,
                 kernel,
                 parameters[name],
                 size,
                 size.grid if name == "route" and isinstance(size.grid, int) else 1,
                 early=_EARLY if name == "down" else (),
             )
-            for (name, template, kernel), size in zip(config.named_kernels, sizes, strict=True)
+            for (name, kernel), size in zip(config.named_kernels, sizes, strict=True)
         ]
     )
 
@@ -103,12 +101,11 @@ def sizes_for(
     problem: MoeProblem, config: MoeConfig, resident: tuple[int, ...]
 ) -> Callable[[MoeProblem], tuple[Sizes, ...]]:
     """Return a function that returns the sizes of the launches of any problem with the same plan_key."""
-    names = [name for name, _, _ in config.named_kernels]
+    names = [name for name, _ in config.named_kernels]
     ctas = dict(zip(names, resident, strict=True))
     fixed = _fixed_values(problem, config)
-    pack = {name: packer(kernel.problem_members, fixed[name]) for name, _, kernel in config.named_kernels}
+    pack = {name: packer(kernel.problem_members, fixed[name]) for name, kernel in config.named_kernels}
     tiles_n = {name: int(fixed[name]["tiles_n"]) for name in ("up", "down")}
-    sum_columns = ceil_div(problem.down.n, config.sum.threads * _CHUNK_ELEMS)
     tile_m = config.up.tile_m
 
     cached_values = cache(scale_values)
@@ -137,7 +134,7 @@ def sizes_for(
                 programmatic=True,
                 early_rows_at=0 if config.route is None else at.blocks,
             ),
-            "sum": Sizes((sum_columns, min(m, _MAX_GRID_ROWS)), (pack["sum"](down),), programmatic=True),
+            "sum": Sizes(config.sum.grid(m, problem.down.n), (pack["sum"](down),), programmatic=True),
         }
         if config.route is not None:
             struct = pack["route"](values)

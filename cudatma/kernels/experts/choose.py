@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from math import ceil, expm1, inf, sqrt
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from itertools import product as combinations
+from math import ceil, expm1, inf, prod, sqrt
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.kernels.cost import runs
+from cudatma.kernels.experts.arguments import max_blocks
 from cudatma.kernels.experts.config import (
-    MAX_EXPERTS,
     MAX_STAGES,
+    PRESETS,
     PRODUCTS,
     ROUTE_CTAS,
-    ROUTE_THREADS,
     ROW_BOX,
     ExpertsConfig,
     RouteConfig,
     SumConfig,
 )
+from cudatma.kernels.experts.layer import LayerConfig, grouped
 from cudatma.kernels.experts.problem import MoeProblem
+from cudatma.kernels.family import Family, Option, SizeNames, Times
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, LinearShape
-from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape
+from cudatma.kernels.schedule import Schedule, ceil_div
+from cudatma.quantization.layout_v1 import BLOCK
+from cudatma.quantization.layout_v1 import blocks as blocks_of
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
 from cudatma.target import Target, get_target
 
 #: (tile_m, maximum mean number of rows of an expert that has rows) of the skinny kernel. A larger tile_m reads weights
 #: less often, but computes more padding rows. [H200]
+_SKINNY_TILES = (1, 2, 4, 8, 16, 32)
 _SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
 _MAX_TILE_M = 128
 #: Maximum tile_m for stages of 256 elements of K instead of 128, if three stages fit. [H100]
@@ -34,8 +47,6 @@ _DEEP_TILE_M = 64
 _WGMMA_N, _NARROW_WGMMA_N = 256, 128
 #: Minimum number of wide tiles per SM. If there are fewer, the tiles are narrow. [H100]
 _MIN_WIDE_TILES = 0.6
-#: Minimum number of pairs for a routing kernel with several CTAs.
-_MIN_PAIRS_OF_CLUSTER = 4096
 #: Maximum mean number of rows per expert, and maximum number of pairs, for which each pair is a block. An expert's
 #: weights are then read once for each of its rows, most of the time from L2.
 _MAX_DIRECT_ROWS, _MAX_DIRECT_PAIRS = 1.2, 64
@@ -51,76 +62,17 @@ _INVARIANT_SKINNY_NS, _INVARIANT_FIELDS = (64, 64), (256, 1, 1)
 _RATES = {256: 1.0, 128: 0.96, 64: 0.93}
 
 
-class MoeConfig(NamedTuple):
-    """Kernels of a call: the routing unless each pair is a block, the two grouped GEMMs, and the sum."""
-
-    route: RouteConfig | None
-    up: ExpertsConfig
-    down: ExpertsConfig
-    sum: SumConfig
-
-    @classmethod
-    def of(cls, threads: int, up: ExpertsConfig, down: ExpertsConfig, ctas: int = 1) -> MoeConfig:
-        """Return the kernels for these grouped GEMMs, which must have the same tile_m and version."""
-        route = None if up.direct else RouteConfig(up.tile_m, short_rows(up), threads, ctas)
-        return cls(route, up, down, SumConfig(up.dtype, up.direct))
-
-    @property
-    def named_kernels(self) -> tuple[tuple[str, str, Any], ...]:
-        """(name, template, config) of each kernel in order of launch."""
-        route = () if self.route is None else (("route", "kernels/experts_route.cu.j2", self.route),)
-        return (
-            *route,
-            ("up", self.up.template, self.up),
-            ("down", self.down.template, self.down),
-            ("sum", "kernels/experts_sum.cu.j2", self.sum),
-        )
-
-    @property
-    def kernels(self) -> tuple[tuple[str, Any], ...]:
-        """(template, config) of each kernel in order of launch."""
-        return tuple([(template, config) for _, template, config in self.named_kernels])
-
-
-class Choice(NamedTuple):
-    """Version, tiles and threads of the kernels, which determine their configurations.
-
-    Attributes
-    ----------
-    version : str
-        A key of PRESETS.
-    tile_m : int
-        Maximum number of rows of a block.
-    up_n, down_n : int
-        ``tile_n`` of the two products.
-    route_threads, route_ctas : int
-        Number of threads per CTA and of CTAs of the routing kernel.
-    direct : bool
-        Whether each pair is a block, so that no routing kernel is needed.
-    """
-
-    version: str
-    tile_m: int
-    up_n: int
-    down_n: int
-    route_threads: int
-    route_ctas: int = 1
-    direct: bool = False
-
-
 def mean_rows(pairs: int, experts: int) -> float:
     """Return the mean number of rows of the experts that have rows, if pairs choose experts at random."""
     expected = pairs / experts
     return expected / -expm1(-expected)
 
 
-def choose(problem: MoeProblem, gpu: Gpu) -> Choice:
-    """Return the version and the tiles for a problem."""
+def rule(problem: MoeProblem, gpu: Gpu) -> LayerConfig:
+    """Return the tiles for a problem according to measured thresholds."""
     target, invariant = get_target(gpu.target), problem.batch_invariant
     rows = mean_rows(problem.pairs, problem.global_experts)
     share = problem.experts / problem.global_experts
-    threads = route_threads(problem.experts, problem.pairs)
-    ctas = ROUTE_CTAS if problem.pairs >= _MIN_PAIRS_OF_CLUSTER and target.has("cluster") else 1
     if target.has_wgmma and target.has_setmaxnreg and (invariant or (problem.m >= 8 and rows >= _MIN_WGMMA_ROWS)):
         tile_m = _wgmma_tile_m(rows)
         blocks = share * problem.pairs * max(1 / rows, 1 / tile_m)
@@ -130,16 +82,88 @@ def choose(problem: MoeProblem, gpu: Gpu) -> Choice:
             else _NARROW_WGMMA_N
             for name in PRODUCTS
         )
-        return Choice("wgmma", tile_m, up_n, down_n, threads, ctas)
+        return layer_config("wgmma", problem.up, problem.down, tile_m, up_n, down_n, target)
     tile_m = 1 << (problem.m - 1).bit_length() if problem.m < 8 else _tile_m(_SKINNY_TILE_MS, rows)
-    direct = not invariant and (problem.m == 1 or (rows <= _MAX_DIRECT_ROWS and problem.pairs <= _MAX_DIRECT_PAIRS))
-    if direct:
-        tile_m = 1
     if invariant:
-        return Choice("skinny", tile_m, *_INVARIANT_SKINNY_NS, threads, ctas)
+        return layer_config(
+            "skinny", problem.up, problem.down, tile_m, *_INVARIANT_SKINNY_NS, target, fields=(_INVARIANT_FIELDS,)
+        )
+    direct = problem.m == 1 or (rows <= _MAX_DIRECT_ROWS and problem.pairs <= _MAX_DIRECT_PAIRS)
+    tile_m = 1 if direct else tile_m
     blocks = max(1, round(share * max(problem.pairs / rows, problem.pairs / tile_m)))
     up_n, down_n = (_tile_n(problem.product(name).n, blocks, gpu.sm_count) for name in PRODUCTS)
-    return Choice("skinny", tile_m, up_n, down_n, *((0, 0, True) if direct else (threads, ctas)))
+    return layer_config("skinny", problem.up, problem.down, tile_m, up_n, down_n, target, direct)
+
+
+@lru_cache(maxsize=4096)
+def layer_config(
+    version: str,
+    up: LinearShape,
+    down: LinearShape,
+    tile_m: int,
+    up_n: int,
+    down_n: int,
+    target: Target,
+    direct: bool = False,
+    fields: tuple[tuple[int, int, int], ...] = (),
+) -> LayerConfig:
+    """Return the configuration with these tiles, and the pipelines of product_config() or wgmma_config()."""
+    make = wgmma_config if version == "wgmma" else partial(product_config, fields=fields)
+    shapes = ("up", up, up_n), ("down", down, down_n)
+    products = [make(name, shape, tile_m, target, tile_n) for name, shape, tile_n in shapes]
+    return LayerConfig.of(*[replace(config, direct=direct) for config in products])
+
+
+def times(problem: MoeProblem, ms: NDArray[np.int64], gpu: Gpu) -> Times[LayerConfig]:
+    """Return the configurations of both versions with their predicted times."""
+    target, configs = get_target(gpu.target), {rule(problem, gpu): None}
+    if not problem.batch_invariant:
+        tiles: dict[str, tuple[Any, Any]] = {"skinny": (_SKINNY_TILES, tuple(_RATES))}
+        if target.has_wgmma and target.has_setmaxnreg:
+            tiles["wgmma"] = PRESETS["wgmma"].allowed["tile_m"], (_WGMMA_N, _NARROW_WGMMA_N)
+        for version, (tile_ms, tile_ns) in tiles.items():
+            for tile_m, up_n, down_n in combinations(tile_ms, tile_ns, tile_ns):
+                config = layer_config(version, problem.up, problem.down, tile_m, up_n, down_n, target)
+                configs |= dict.fromkeys([config, replace(config, direct=True)] if tile_m == 1 else [config])
+    able = (config for config in configs if runs(config, problem, target))
+    return [(config, np.asarray(config.cost_at(ms, problem, gpu).us)) for config in able]
+
+
+def _schedule(kernel: Any, problem: MoeProblem, gpu: Gpu) -> Schedule:
+    """Return the work of a kernel for the expected number of blocks, if pairs choose experts at random."""
+    if isinstance(kernel, RouteConfig):
+        return Schedule(kernel.ctas, 1, 1, 0, 0)
+    if isinstance(kernel, SumConfig):
+        return Schedule(prod(kernel.grid(problem.m, problem.k)), 1, 1, 0, 0)
+    shape, pairs = problem.product(kernel.product), problem.pairs * problem.experts / problem.global_experts
+    rows = mean_rows(problem.pairs, problem.global_experts)
+    blocks = max(1, round(pairs if kernel.direct else pairs / rows * ceil(rows / kernel.tile_m)))
+    tiles_n, limit = ceil_div(blocks_of(shape.n) * BLOCK, kernel.tile_n), max_blocks(problem, kernel.tile_m)
+    ctas = min(gpu.sm_count * kernel.ctas_per_sm, limit * tiles_n)
+    return Schedule(ctas, blocks, tiles_n, ceil_div(shape.k, kernel.tile_k), 0)
+
+
+EXPERTS: Family[MoeProblem, LayerConfig] = Family(
+    name="experts",
+    config=LayerConfig,
+    kernels=tuple(PRESETS),
+    read_problem=MoeProblem.from_json,
+    times=times,
+    schedule=_schedule,
+    rule=rule,
+    index=("k", "n", "experts", "top_k"),
+    table=Path(__file__).with_name("tuned.json"),
+    options=(
+        Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),
+        Option("group_size", 128, GROUP_SIZES, "number of elements of K that share a scale, or -1 for all of K"),
+        Option("has_zeros", False, (False, True), "weights with zero points"),
+        Option("format", "int4", tuple(WEIGHT_FORMATS), "format of the weights"),
+        Option("experts", 8, (), "number of experts"),
+        Option("top_k", 2, (), "number of experts of each token"),
+    ),
+    trial="cudatma.kernels.experts.sample:ExpertsTrial",
+    sizes=SizeNames("number of tokens", "intermediate size", "hidden size"),
+)
 
 
 def _wgmma_tile_m(rows: float) -> int:
@@ -161,29 +185,6 @@ def _tile_n(columns: int, blocks: int, sm_count: int) -> int:
     return max((tile_n for tile_n in _RATES if tile_n <= ceil_div(columns, 64) * 64), key=rate)
 
 
-def configure(problem: MoeProblem, choice: Choice, target: Target) -> MoeConfig:
-    """Return the kernels of a choice."""
-    make: Any = product_config if choice.version == "skinny" else wgmma_config
-    if choice.version == "skinny" and problem.batch_invariant:
-        make = partial(product_config, fields=(_INVARIANT_FIELDS,))
-    up, down = (
-        make(name, problem.product(name), choice.tile_m, target, tile_n).in_form(problem.scale_form(name))
-        for name, tile_n in zip(PRODUCTS, (choice.up_n, choice.down_n), strict=True)
-    )
-    up, down = replace(up, gate=problem.gate, direct=choice.direct), replace(down, direct=choice.direct)
-    return MoeConfig.of(choice.route_threads, up, down, choice.route_ctas)
-
-
-def short_rows(config: ExpertsConfig) -> int:
-    """Return the number of rows up to which a block takes much less time than a whole block."""
-    return max(config.row_counts[:-1], default=0)
-
-
-def route_threads(experts: int, pairs: int) -> int:
-    """Return the number of threads of the routing kernel."""
-    return next(threads for threads in ROUTE_THREADS if threads >= min(MAX_EXPERTS, max(experts, pairs // 2)))
-
-
 def product_config(
     product: str,
     shape: LinearShape,
@@ -198,18 +199,8 @@ def product_config(
     """
     usual = _LONG_FIELDS if tile_n == 64 and shape.k >= _LONG_K else _FIELDS[tile_n]
     for tile_k, slice_k, ctas_per_sm in fields or (usual, (256, 2, 1), (128, 2, 1)):
-        config = ExpertsConfig(
-            version="skinny",
-            product=product,
-            tile_m=tile_m,
-            tile_n=tile_n,
-            stages=2,
-            **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
-            deep_box=shape.k % 64 == 0,
-            tile_k=tile_k,
-            slice_k=slice_k,
-            ctas_per_sm=ctas_per_sm,
-        )
+        tile = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k}
+        config = grouped("skinny", product, shape, **tile, slice_k=slice_k, ctas_per_sm=ctas_per_sm)
         longest = config.with_longest_ring(target.smem_share_bytes(config.ctas_per_sm), MAX_STAGES)
         if longest is not None:
             return longest
@@ -218,22 +209,8 @@ def product_config(
 
 def wgmma_config(product: str, shape: LinearShape, tile_m: int, target: Target, tile_n: int) -> ExpertsConfig:
     """Return the wgmma kernel's configuration for a product with this tile and the most stages that fit."""
-    warpgroups = max(1, tile_n // 128)
-    depths = (256, 128) if tile_m <= _DEEP_TILE_M else (128,)
-    for tile_k in depths:
-        config = ExpertsConfig(
-            version="wgmma",
-            product=product,
-            tile_m=tile_m,
-            tile_n=tile_n,
-            stages=2,
-            **{name: getattr(shape, name) for name in PROBLEM_FIELDS},
-            tile_k=tile_k,
-            warpgroups=warpgroups,
-            mmas_per_commit=2,
-            commits_in_flight=1,
-            consumer_registers=232 if warpgroups == 2 else 0,
-        )
+    for tile_k in (256, 128) if tile_m <= _DEEP_TILE_M else (128,):
+        config = grouped("wgmma", product, shape, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k)
         longest = config.with_longest_ring(target.smem_share_bytes(1), MAX_STAGES)
         if longest is not None and longest.stages > 2:
             return longest

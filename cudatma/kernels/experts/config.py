@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -11,12 +11,11 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.config import Preset
-from cudatma.kernels.cost import Cost
-from cudatma.kernels.experts.problem import GATES, MEMBERS
-from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.experts.problem import GATES, MAX_EXPERTS, MEMBERS
 from cudatma.kernels.launch_struct import Member, in_order
 from cudatma.kernels.marlin.config import PRESETS as MARLIN_PRESETS
 from cudatma.kernels.marlin.config import MarlinConfig
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
 
 _SKINNY, _WGMMA = (MARLIN_PRESETS[version].allowed for version in ("skinny", "wgmma"))
@@ -54,10 +53,11 @@ _LINE_BYTES, _RECORD_BYTES = 128, 20
 #: Number of rows of x whose blocks share weights in L2, because their tiles are computed one after another.
 _RASTER_ROWS = 1024
 #: Numbers of threads of the routing kernel. A thread divides the rows of one expert into blocks.
-ROUTE_THREADS = (256, 512, 1024)
-MAX_EXPERTS = ROUTE_THREADS[-1]
+ROUTE_THREADS = (256, 512, MAX_EXPERTS)
 #: Number of CTAs of the routing kernel if there are many pairs.
 ROUTE_CTAS = 8
+#: Number of columns that a thread of the sum adds up, and the maximum number of rows of its grid.
+_CHUNK_ELEMS, _MAX_GRID_ROWS = 8, 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,25 +231,16 @@ class ExpertsConfig(MarlinConfig):
         parts = super(ExpertsConfig, self).epilogue_parts()[: 1 if self.is_skinny else 2]
         return (*parts, ("tiles", (MAX_STAGES + 2 * self.copies_rows) * _RECORD_BYTES))
 
-    # ---- Choice
-
-    def adapted(self, problem: Any) -> ExpertsConfig | None:
-        """Return None: no configurations of this kernel were measured."""
-        return None
-
-    def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
-        """Raise NotImplementedError: choose.py does not compare costs."""
-        raise NotImplementedError
-
-    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield nothing: the kernel is not tuned."""
-        yield from ()
-
 
 class _Plain(ABC):
     """Properties of kernels without a ring and without dynamic shared memory."""
 
     __slots__ = ()
+
+    @property
+    @abstractmethod
+    def template(self) -> str:
+        """Path of the template below ptx_templates/."""
 
     @property
     def smem_bytes(self) -> int:
@@ -310,6 +301,10 @@ class RouteConfig(_Plain):
             target.require("cluster", "marlin_moe")
 
     @property
+    def template(self) -> str:
+        return "kernels/experts_route.cu.j2"
+
+    @property
     def parameter_names(self) -> tuple[str, ...]:
         return ("topk_ids", "expert_map", "space", "problem")
 
@@ -338,6 +333,14 @@ class SumConfig(_Plain):
     def __post_init__(self) -> None:
         check_field_types(self)
         activation_type(self.dtype)
+
+    @property
+    def template(self) -> str:
+        return "kernels/experts_sum.cu.j2"
+
+    def grid(self, m: int, n: int) -> tuple[int, int]:
+        """Return the grid for a result (m, n)."""
+        return ceil_div(n, self.threads * _CHUNK_ELEMS), min(m, _MAX_GRID_ROWS)
 
     @property
     def is_bf16(self) -> bool:

@@ -13,11 +13,13 @@ from cudatma.build.kernel import debugging
 from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.choice import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.experts.arguments import launches, sizes_for
-from cudatma.kernels.experts.choose import MoeConfig, choose, configure
-from cudatma.kernels.experts.config import MAX_EXPERTS
+from cudatma.kernels.experts.choose import EXPERTS
+from cudatma.kernels.experts.layer import MoeConfig, route_shape
 from cudatma.kernels.experts.problem import MAX_PAIRS, MoeProblem, check_call, check_weights
+from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.problem import LinearShape
@@ -25,7 +27,7 @@ from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
-from cudatma.target import get_target
+from cudatma.target import Target, get_target
 
 _WEIGHT = "launch"
 _ARRAYS = ("qweight", "scales", "zeros")
@@ -129,6 +131,56 @@ def marlin_moe(
         return run(MARLIN_MOE, inputs, out, options, stream, backend, weight, (w1, w2), space)
 
 
+def moe_explain(
+    x: Any,
+    w1: PackedExperts,
+    w2: PackedExperts,
+    topk_weights: Any,
+    topk_ids: Any,
+    *,
+    bias1: Any = None,
+    bias2: Any = None,
+    activation: str = "silu_glu",
+    batch_invariant: bool = False,
+    expert_map: Any = None,
+    out: Any = None,
+    target: str | Target | None = None,
+) -> Explanation:
+    """Explain which kernels marlin_moe() would run and their predicted time, without compiling or launching them.
+
+    Parameters
+    ----------
+    x, w1, w2, topk_weights, topk_ids, bias1, bias2, activation, batch_invariant, expert_map, out : arguments
+        The arguments of ``marlin_moe``.
+    target : str or Target, optional
+        Target to assume, such as ``"sm_120a"``. Default: the target of the GPU that holds the arrays. For host arrays,
+        the default is ``$CUDATMA_TARGET``, or an H200 if this variable is not set.
+
+    Returns
+    -------
+    Explanation
+        The explanation. The number of blocks is the expected number if tokens choose experts at random.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        If the arguments are invalid, or if no kernel supports the target.
+
+    Examples
+    --------
+    >>> w1 = cudatma.quantize_experts(np.ones((4, 64, 64), np.float32), group_size=64, gated=True)
+    >>> w2 = cudatma.quantize_experts(np.ones((4, 32, 64), np.float32), group_size=32)
+    >>> x = np.ones((2, 64), np.float16)
+    >>> ids, weights = np.array([[0, 3], [1, 2]], np.int32), np.full((2, 2), 0.5, np.float32)
+    >>> cudatma.moe_explain(x, w1, w2, weights, ids, target="sm_90a").kernel
+    'skinny'
+    """
+    weights = check_weights(w1, w2)
+    inputs = x, topk_weights, topk_ids, expert_map, bias1, bias2
+    checked = check_call(inputs, out, MoeOptions(activation, batch_invariant), weights)
+    return explained(EXPERTS, checked.problem, explained_gpu(w1.device, target))
+
+
 class MoeOptions(NamedTuple):
     """Options of marlin_moe, which are part of a call's key."""
 
@@ -169,10 +221,12 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
 
     def configure(self, problem: MoeProblem, gpu: Gpu, memo: dict[Any, Any]) -> MoeConfig:
         """Return the kernels for a problem."""
-        choice = choose(problem, gpu)
-        config: MoeConfig | None = memo.get(choice)
+        layer, target = choose(EXPERTS, problem, gpu, memo), get_target(gpu.target)
+        key = id(layer), route_shape(problem, target)
+        _, config = memo.get(key) or (None, None)
         if config is None:
-            config = memo[choice] = configure(problem, choice, get_target(gpu.target))
+            # The reference to the layer keeps it alive, so that its id is not reused.
+            _, config = memo[key] = layer, layer.kernels(problem, target)
         return config
 
     def kernels(self, problem: MoeProblem, config: MoeConfig) -> tuple[tuple[str, Any], ...]:
@@ -182,8 +236,11 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
     def kernels_up_to(self, checked: Checked[MoeProblem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
         """Yield the kernels of every number of tokens up to ``max_m``."""
         problem, target = checked.problem, get_target(gpu.target)
-        for choice in {choose(problem.with_m(m), gpu): None for m in range(1, max_m + 1)}:
-            yield from configure(problem, choice, target).kernels
+        table = choice_table(EXPERTS, problem, gpu, max_m)
+        shapes = {route_shape(problem.with_m(m), target): m for m in table.ms_up_to(max_m)}
+        for layer in table.configs_up_to(max_m):
+            for m in shapes.values():
+                yield from layer.kernels(problem.with_m(m), target).kernels
 
     def arguments(
         self, problem: MoeProblem, config: MoeConfig, gpu: Gpu, resident: tuple[int, ...]
@@ -265,8 +322,6 @@ def weight_of(w1: Any, w2: Any) -> Weight:
     if known is not None and known[0] is second:
         weight: Weight = known[1]
         return weight
-    if first.experts > MAX_EXPERTS:
-        raise ArgumentError("w1.shape[0]", first.experts, f"at most {MAX_EXPERTS} experts")
     arrays = {
         f"{name}_{part}": getattr(w.weight, part) for name, w in (("w1", first), ("w2", second)) for part in _ARRAYS
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,14 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.checks import check_gradient, check_out, check_place
 from cudatma.kernels.family import resized_copy
 from cudatma.kernels.host import host_array
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.marlin.problem import MEMBERS as MARLIN_MEMBERS
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, LinearShape, weight_text
 from cudatma.kernels.operation import Checked
 from cudatma.quantization.experts import PackedExperts
 
@@ -28,6 +28,7 @@ GATES = {"silu_glu": "silu(gate) * up", "swiglu_oai": "gate * sigmoid(1.702 gate
 #: Maximum number of pairs of tokens and experts, because the device divides their indices as 31-bit numbers.
 MAX_PAIRS = 2**31 - 1
 ELEMENT_BYTES = 2
+MAX_EXPERTS = 1024
 #: K and N of both products must be multiples of this number, so that every row begins at a multiple of 32 bytes.
 SIZE_UNIT = 16
 #: Members of the launch structs.
@@ -71,15 +72,69 @@ class MoeProblem:
     top_k: int
     experts: int
     global_experts: int
-    id_words: int
-    x_pitch_bytes: int
-    out_pitch_bytes: int
+    id_words: int = 1
+    x_pitch_bytes: int = 0
+    out_pitch_bytes: int = 0
     gate: str = "silu_glu"
     scale_forms: tuple[str, str] = ("none", "none")
     exponents: tuple[int, int] = (0, 0)
     tensor_scales: tuple[float, float] = (1.0, 1.0)
     batch_invariant: bool = False
     programmatic: bool = False
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> MoeProblem:
+        """Return the problem of a tuning entry, for weights whose scales allow one multiply-add, as most weights do.
+
+        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid entry.
+        """
+        sizes = {name: raw[name] for name in ("m", "n", "k", "experts", "top_k")}
+        for name, value in sizes.items():
+            if type(value) is not int:
+                raise ArgumentTypeError(name, type(value).__name__, "int")
+            if value < 1:
+                raise ArgumentError(name, value, "at least 1")
+        m, n, k, experts, top_k = sizes.values()
+        check_sizes(k, n, experts, "k", "n", "experts")
+        if m * top_k > MAX_PAIRS:
+            raise ArgumentError("m", m, f"at most {MAX_PAIRS // top_k} for {MAX_PAIRS} pairs", "split the batch")
+        kind = {name: raw[name] for name in PROBLEM_FIELDS}
+        return cls(
+            LinearShape(k, 2 * n, **kind), LinearShape(n, k, **kind), m, top_k, experts, experts,
+            scale_forms=("as_stored", "as_stored"),
+        )  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the problem in the form that tuning entries store, with the format of the first weight."""
+        sizes = {"k": self.k, "n": self.n, "experts": self.experts, "top_k": self.top_k}
+        return sizes | {name: getattr(self.up, name) for name in PROBLEM_FIELDS} | {"m": self.m}
+
+    @property
+    def n(self) -> int:
+        """Number of columns of gate."""
+        return self.down.k
+
+    @property
+    def k(self) -> int:
+        return self.up.k
+
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """Fields other than M on which the choice depends."""
+        return self.up, self.down, self.top_k, self.experts, self.global_experts, self.batch_invariant
+
+    @property
+    def constraint(self) -> str:
+        """Reason why only some configurations are allowed, or "" if all are allowed."""
+        return "batch invariance requires the same order of additions for every M" if self.batch_invariant else ""
+
+    @property
+    def description(self) -> str:
+        """Description of the problem in words."""
+        local = "" if self.experts == self.global_experts else f"{self.experts} of "
+        layer = f"{local}{counted(self.global_experts, 'expert')} of K = {self.k} and N = {self.n}, top {self.top_k}"
+        weights = [weight_text(self.up), weight_text(self.down)]
+        return f"M = {self.m}, {layer}, {', then '.join(dict.fromkeys(weights))}"
 
     def with_m(self, m: int) -> MoeProblem:
         """Return the problem with another M. The caller must have checked M."""
@@ -125,11 +180,17 @@ def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
     for name in ("dtype", "device"):
         if getattr(w2, name) != getattr(w1, name):
             raise ArgumentError(f"w2.{name}", getattr(w2, name), f"{getattr(w1, name)}, as in w1")
-    for index, extent in ((1, k), (2, columns // 2)):
-        if extent % SIZE_UNIT:
-            name = f"w1.shape[{index}]" + (" / 2" if index == 2 else "")
-            raise ArgumentError(name, extent, f"a multiple of {SIZE_UNIT}", "pad the weights with zeros")
+    check_sizes(k, columns // 2, experts, "w1.shape[1]", "w1.shape[2] / 2", "w1.shape[0]")
     return w1, w2
+
+
+def check_sizes(k: int, n: int, experts: int, k_name: str, n_name: str, experts_name: str) -> None:
+    """Raise ArgumentError unless the kernels support K, N of gate, and the number of experts."""
+    for name, extent in ((k_name, k), (n_name, n)):
+        if extent % SIZE_UNIT:
+            raise ArgumentError(name, extent, f"a multiple of {SIZE_UNIT}", "pad the weights with zeros")
+    if experts > MAX_EXPERTS:
+        raise ArgumentError(experts_name, experts, f"at most {MAX_EXPERTS}", "divide the experts among several GPUs")
 
 
 def check_call(
@@ -244,11 +305,15 @@ def _check_rows(info: ArrayInfo, field: str) -> int:
 
 def _check_host_ids(ids: ArrayInfo, local: ArrayInfo | None, experts: int, global_experts: int) -> None:
     """Raise ArgumentError for an id or an entry of the map that is out of range. Only host arrays are checked."""
-    for name, info, end in (("topk_ids", ids, global_experts), ("expert_map", local, experts)):
+    checked = (
+        ("topk_ids", ids, global_experts, "-1 skips a choice"),
+        ("expert_map", local, experts, "-1 stands for an expert on another GPU"),
+    )
+    for name, info, end, remedy in checked:
         if info is None:
             continue
         values = host_array(info)
         wrong = np.argwhere((values < -1) | (values >= end))
         if wrong.size:
             at = ", ".join(str(int(i)) for i in wrong[0])
-            raise ArgumentError(f"{name}[{at}]", int(values[tuple(wrong[0])]), f"-1 to {end - 1}")
+            raise ArgumentError(f"{name}[{at}]", int(values[tuple(wrong[0])]), f"-1 to {end - 1}", remedy)

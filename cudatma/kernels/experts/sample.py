@@ -10,16 +10,23 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import activation_type
-from cudatma.errors import ArgumentError, counted
+from cudatma.errors import ArgumentError, LaunchError, counted
 from cudatma.kernels.arguments import ROWS
-from cudatma.kernels.engine import host_workspace
-from cudatma.kernels.experts.choose import MoeConfig, product_config, route_threads, wgmma_config
+from cudatma.kernels.choice import Listed
+from cudatma.kernels.engine import host_workspace, launch_of
+from cudatma.kernels.experts.choose import product_config, wgmma_config
 from cudatma.kernels.experts.config import PRODUCTS
+from cudatma.kernels.experts.layer import LayerConfig, MoeConfig, route_threads
 from cudatma.kernels.experts.moe import MARLIN_MOE, MoeOptions, weight_of
+from cudatma.kernels.experts.problem import MoeProblem
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.sample import LIMITS, Sample, relative_error
-from cudatma.quantization.experts import quantize_experts
-from cudatma.target import Target
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.sample import random_weight
+from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
+from cudatma.kernels.tuning import pinned
+from cudatma.quantization.experts import PackedExperts, quantize_experts
+from cudatma.quantization.layout_v1 import BLOCK, blocks
+from cudatma.target import Target, detect
 
 
 def sample(
@@ -143,7 +150,7 @@ class _Call:
             for config, form in zip(longest, problem.scale_forms, strict=True)
         )
         config = MoeConfig.of(route_threads(experts, m * top_k), up, down, ctas)
-        self.names = [name for name, _, _ in config.named_kernels]
+        self.names = [name for name, _ in config.named_kernels]
         resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
         self.launches = MARLIN_MOE.arguments(problem, config, imagined_gpu(target, sm_count), resident)
         self.arrays: dict[str, ArrayInfo] = MARLIN_MOE.named(checked) | weight_of(w1, w2).arrays
@@ -162,3 +169,61 @@ class _Call:
 sum_sample = partial(sample, "sum")
 # If there are more experts than lanes in a warp, several warps count the pairs.
 route_sample = partial(sample, "route", m=100, experts=40, k=64, intermediate=32, group_size=32)
+
+
+class ExpertsTrial:
+    """The ``Trial`` of marlin_moe for the tuner. Raises DriverError if there is no CuPy or no GPU."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.out: Any = None
+        self._fixed: Any = None
+        self._weights: list[tuple[PackedExperts, PackedExperts]] = []
+        self._inputs: tuple[Any, ...] = ()
+
+    @property
+    def copies(self) -> int:
+        return len(self._weights)
+
+    def prepare(self, problem: MoeProblem) -> None:
+        """Create rows of x that choose experts at random, and create random weights unless they already exist."""
+        import cupy
+
+        m, k, up = problem.m, problem.k, problem.up
+        self._inputs, self.out = (), None
+        if problem.fixed != self._fixed:
+            self._fixed, self._weights = None, []
+            cupy.get_default_memory_pool().free_all_blocks()
+            host = _random_experts(up, problem.experts, True), _random_experts(problem.down, problem.experts, False)
+            copies = cold_copies(sum(weight.nbytes for weight in host))
+            on_device = [[weight.to_device(self.device) for weight in host] for _ in range(copies)]
+            self._weights = [(first, second) for first, second in on_device]
+            self._fixed = problem.fixed
+        random = np.random.default_rng(m)
+        ids = np.argsort(random.random((m, problem.experts), np.float32))[:, : problem.top_k].astype(np.int32)
+        factors = random.random((m, problem.top_k), np.float32)
+        self._inputs = random_rows(m, k, up.dtype, m), cupy.asarray(factors), cupy.asarray(ids), None, None, None
+        self.out = empty_rows(m, k, up.dtype)
+
+    def launcher(self, candidate: Listed[LayerConfig], copies: int, stream: int) -> Launch:
+        """Load the candidate's kernels and return a function that enqueues them.
+
+        launch(i) uses the i-th of ``copies`` copies of the weights. Raises LaunchError if the call would launch other
+        kernels, and the errors of a launch.
+        """
+        checked = MARLIN_MOE.check(self._inputs, self.out, MoeOptions(), self._weights[0])
+        weights = [weight_of(*pair) for pair in self._weights[:copies]]
+        named = MARLIN_MOE.named(checked) | weights[0].arrays
+        with pinned(candidate.config):
+            launch = launch_of(MARLIN_MOE, checked.problem, self.device, stream, named, weights[0])
+        launched = tuple([replay.config for replay in launch.replays])
+        if launched != candidate.config.launches(checked.problem, detect(self.device)):
+            raise LaunchError("candidate", launched[-2].entry, f"the candidate {candidate.label}")
+        addresses = MARLIN_MOE.addresses(named)
+        return in_turn([partial(launch.run, addresses, stream, weight) for weight in weights])
+
+
+def _random_experts(shape: LinearShape, experts: int, gated: bool) -> PackedExperts:
+    """Return random weights in host memory."""
+    columns = experts * blocks(shape.n) * BLOCK
+    return PackedExperts(random_weight(replace(shape, n=columns)), experts, shape.n, gated)

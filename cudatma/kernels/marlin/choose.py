@@ -185,7 +185,7 @@ def marlin_explain(
         return launched(config) if packed is None else config.in_form(packed.scale_fit.form)
 
     explanation = explained(MARLIN, problem, gpu, launched=launched_with)
-    work, is_divided = explanation.schedule, explanation.prediction.reduction_us > 0
+    work, is_divided = explanation.launches[0].schedule, explanation.prediction.reduction_us > 0
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
     if explanation.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
         return explanation

@@ -22,10 +22,10 @@ from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 
-_LAUNCH_US = 2.68
+LAUNCH_US = 2.68
 #: Minimum number of rows of x at which kernels run long enough for the power limit to lower the clock.
 #: [docs/lab/method.md]
-_SUSTAINED_FROM = 256
+SUSTAINED_FROM = 256
 #: Bytes per weight of one 16-bit scale per 128 weights.
 _SCALE_BYTES = 0.016
 #: Clocks that TMA takes to fill 64 elements of a row beyond M with zeros, for boxes of the skinny and the wgmma kernel.
@@ -43,7 +43,7 @@ def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: column[index] for name, column in vars(columns).items()})
 
 
-def _memory_us(bits: Any, k: int, n: int, gpu: Gpu) -> Any:
+def weight_us(bits: Any, k: int, n: int, gpu: Gpu) -> Any:
     """Return the time to read a weight with codes of ``bits`` bits once, in microseconds."""
     return (bits / 8 + _SCALE_BYTES) * k * n / gpu.memory_bytes_per_us
 
@@ -66,10 +66,18 @@ _SKINNY_N32, _SKINNY_MMA = 0.316, 0.0223
 _SKINNY_COLUMN_US = 0.0106
 #: Clocks of a cluster barrier, and clocks per 32 x 8 sums from each CTA that sends sums.
 _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
-_SKINNY_MEMORY = 0.475
+SKINNY_MEMORY = 0.475
 _MMA_N = 8
 #: Fields of a config that skinny_cost() reads.
 SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k", "weight_bits")
+
+
+def skinny_step_clocks(config: Any, gpu: Gpu) -> Any:
+    """Return the clocks that a CTA of the skinny GEMM takes for one element of K."""
+    # If mma.sync is slower than on the GPU of the fit, the rate of the instruction bounds the time.
+    mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
+    columns = np.maximum(_MMA_N, config.tile_m)
+    return config.tile_n // 32 * (_SKINNY_N32 * config.weight_bits / 4 + mma * columns)
 
 
 def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
@@ -78,13 +86,11 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     clock = gpu.sm_clock_mhz
     ctas = ceil_div(n, 32 * n_tiles) * tiles_m * config.cluster_k
     steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, config.tile_k), config.cluster_k) * config.tile_k
-    # If mma.sync is slower than on the GPU of the fit, the rate of the instruction bounds the time.
-    mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     sums = (config.cluster_k - 1) * ceil_div(n_tiles, config.cluster_k) * columns / _MMA_N
-    memory_us = _SKINNY_MEMORY * _memory_us(config.weight_bits, k, n, gpu)
-    loop_us = steps * n_tiles * (_SKINNY_N32 * config.weight_bits / 4 + mma * columns) / clock + memory_us
+    memory_us = SKINNY_MEMORY * weight_us(config.weight_bits, k, n, gpu)
+    loop_us = steps * skinny_step_clocks(config, gpu) / clock + memory_us
     return Cost(
-        launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
+        launch_us=LAUNCH_US + _SKINNY_COLUMN_US * columns,
         sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * config.tile_m - m) * steps / 64, gpu) - memory_us,
         reduction_us=_SKINNY_CLUSTER_US * (config.cluster_k > 1) + sums * _SKINNY_SUMS / clock,
         memory_us=memory_us,
@@ -96,7 +102,7 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 
 
 #: Multiply-adds per clock and SM on tensor cores. [H100 white paper]
-_WGMMA_MACS = 2048
+WGMMA_MACS = 2048
 #: Clocks that one warpgroup takes to dequantize 64 x 64 weights. Fraction of these clocks that each additional
 #: warpgroup adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and dequantization,
 #: which overlap imperfectly.
@@ -112,7 +118,7 @@ _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
 #: that stores it.
 _DIVISION, _PARTIAL_BYTES = 4850, 50
 #: Clocks for the result of a tile: a constant, and clocks per 128 x 128 elements.
-_TILE, _RESULT = 700, 700
+TILE, RESULT = 700, 700
 #: Ping-pong warpgroups: clocks that a stage takes in addition to its MMAs, and clocks of the first stage and of the
 #: last result, which do not overlap with MMAs.
 _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
@@ -122,7 +128,7 @@ _MULTICAST = 2000
 _MEETING, _SUMS_BYTES = 45, 12.7
 #: Fraction of each time that counts towards the total: clocks of the busiest SM, memory, operations, and operations at
 #: the power limit.
-_WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
+WGMMA_SM, WGMMA_MEMORY, WGMMA_TENSOR, WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
 #: Fields and properties of a config that wgmma_cost() reads.
 WGMMA_TERMS = (
     "tile_m",
@@ -139,7 +145,7 @@ WGMMA_TERMS = (
 
 def wgmma_stage_clocks(config: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
-    products: float = config.tile_m * config.tile_n * config.tile_k / _WGMMA_MACS
+    products: float = config.tile_m * config.tile_n * config.tile_k / WGMMA_MACS
     squares = config.tile_n / 64 * config.tile_k / 64  # Number of 64 x 64 blocks of weights per warpgroup.
     warpgroups = config.warpgroups * config.slice_k
     dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
@@ -184,18 +190,18 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     # Each CTA of a cluster adds up the sums of all CTAs for its own rows, and stores the results.
     elements = config.own_rows * config.tile_n
     exchanged = _MEETING * is_cluster * config.cluster_k + 4 * (config.cluster_k - 1) * elements / _SUMS_BYTES
-    around = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (config.cluster_n > 1)
+    around = results * (TILE + RESULT * elements / (128 * 128)) + _MULTICAST * (config.cluster_n > 1)
     ends: Any = np.where(config.pingpong, _PINGPONG_ENDS, around)
-    clock_us = _WGMMA_SM / gpu.sm_clock_mhz
-    tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
-    tensor_us = tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
-    memory_us, stages = _WGMMA_MEMORY * _memory_us(config.weight_bits, k, n, gpu), np.where(is_divided, divided, whole)
+    clock_us = WGMMA_SM / gpu.sm_clock_mhz
+    tensor = WGMMA_TENSOR + WGMMA_POWER * (m >= SUSTAINED_FROM)
+    tensor_us = tensor * m * n * k / (WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
+    memory_us, stages = WGMMA_MEMORY * weight_us(config.weight_bits, k, n, gpu), np.where(is_divided, divided, whole)
     # The tiles of the last row of tiles have empty rows. They are one in tiles_m of a CTA's tiles, and at least one of
     # the tiles of the busiest CTA.
     empty = np.minimum(tiles_m * config.tile_m - m, config.tile_m / config.cluster_n) / np.minimum(results, tiles_m)
     loop_us = stages * config.stage_clocks * clock_us + memory_us + tensor_us
     return Cost(
-        launch_us=_LAUNCH_US + ends * clock_us,
+        launch_us=LAUNCH_US + ends * clock_us,
         sm_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * config.tile_k / 64, gpu) - memory_us - tensor_us,
         reduction_us=(exchanged + is_divided * once * config.stage_clocks) * clock_us,
         memory_us=memory_us,
@@ -245,11 +251,11 @@ def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     ctas_of_tile = np.maximum(2, ceil_div(k_iterations, np.maximum(1, divided_part)))
     flops = 2.0 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
     return Cost(
-        launch_us=_LAUNCH_US + _MMA_TILE_US * results,
+        launch_us=LAUNCH_US + _MMA_TILE_US * results,
         sm_us=np.where(is_divided, divided, whole) * stage,
         reduction_us=is_divided * (_MMA_DIVIDED_US + _MMA_PARTIAL_US * ctas_of_tile * partial_bytes),
-        memory_us=_MMA_MEMORY * _memory_us(config.weight_bits, k, n, gpu),
-        tensor_us=_MMA_POWER * flops * (m >= _SUSTAINED_FROM),
+        memory_us=_MMA_MEMORY * weight_us(config.weight_bits, k, n, gpu),
+        tensor_us=_MMA_POWER * flops * (m >= SUSTAINED_FROM),
     )
 
 

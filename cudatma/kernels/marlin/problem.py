@@ -103,6 +103,13 @@ class LinearShape:
         return WEIGHT_FORMATS[self.format]
 
 
+def weight_text(layer: LinearShape) -> str:
+    """Return a description of a weight in words, without its sizes."""
+    scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
+    points = ", zero points" if layer.has_zeros else ", symmetric" if layer.weight.has_zeros else ""
+    return f"{layer.weight.title} weights, {layer.dtype}, {scales}{points}"
+
+
 def check_format(name: str, group_size: int, has_zeros: bool) -> WeightFormat:
     """Return the format with this name.
 
@@ -215,11 +222,7 @@ class Problem:
     @property
     def description(self) -> str:
         """Description of the problem in words."""
-        layer = self.layer
-        scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
-        points = ", zero points" if layer.has_zeros else ", symmetric" if layer.weight.has_zeros else ""
-        weights = f"{layer.weight.title} weights, {layer.dtype}, {scales}{points}"
-        return f"M = {self.m}, K = {self.k}, N = {self.n}, {weights}"
+        return f"M = {self.m}, K = {self.k}, N = {self.n}, {weight_text(self.layer)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the problem in the form that tuning entries store."""
