@@ -73,13 +73,14 @@ def marlin(x: Any, *rest: Any, **options: Any) -> Any:
 EXPERTS, INTERMEDIATE = 3, 32
 
 
-def expert_weights(dtype: Any, *, biases: bool = False) -> list[ExpertWeights]:
+def expert_weights(dtype: Any, *, biases: bool = False, form: str = "int4") -> list[ExpertWeights]:
     shapes, name = ((EXPERTS, K, 2 * INTERMEDIATE), (EXPERTS, INTERMEDIATE, K)), str(dtype)[6:]
     return [
         ExpertWeights.from_packed(
             cudatma.quantize_experts(
-                0.1 * draw(*shape, dtype=torch.float32, seed=seed), group_size=32, gated=seed == 0,
-                symmetric=seed == 0, dtype=name,
+                0.1 * draw(*shape, dtype=torch.float32, seed=seed) * draw(shape[0], 1, 1, seed=seed),
+                group_size=16 if form == "nvfp4" else 32, gated=seed == 0, symmetric=seed == 0 or form != "int4",
+                dtype=name, format=form,
             ),
             draw(shape[0], shape[2], seed=seed) if biases else None,
         )
@@ -87,10 +88,10 @@ def expert_weights(dtype: Any, *, biases: bool = False) -> list[ExpertWeights]:
     ]  # fmt: skip
 
 
-def moe_operands(dtype: Any, x: Any, choices: Any) -> tuple[Any, ...]:
-    parts = [getattr(w, name) for w in expert_weights(dtype) for name in ("qweight", "scales", "zeros")]
+def moe_operands(dtype: Any, x: Any, choices: Any, form: str = "int4") -> tuple[Any, ...]:
+    parts = [getattr(w, name) for w in expert_weights(dtype, form=form) for name in ("qweight", "scales", "zeros")]
     factors = torch.rand(choices.shape, generator=torch.Generator().manual_seed(7))
-    return x, factors, choices, *parts, EXPERTS, INTERMEDIATE, 32, 32
+    return x, factors, choices, *parts, EXPERTS, INTERMEDIATE, *(2 * [16 if form == "nvfp4" else 32])
 
 
 def moe(
@@ -102,13 +103,22 @@ def moe(
     bias1: Any = None,
     bias2: Any = None,
     activation: str = "silu_glu",
+    format: str = "int4",
+    w1_tensor_scale: Any = None,
+    w2_tensor_scale: Any = None,
 ) -> Any:
     values = []
-    for parts, k, n in ((rest[:3], K, 2 * INTERMEDIATE), (rest[3:6], INTERMEDIATE, K)):
+    for parts, k, n, factors_of in (
+        (rest[:3], K, 2 * INTERMEDIATE, w1_tensor_scale),
+        (rest[3:6], INTERMEDIATE, K, w2_tensor_scale),
+    ):
         columns = -(-n // 64) * 64
         qweight, scales, zeros = parts
-        stored = packed_weight(qweight, scales, zeros, None, k, EXPERTS * columns, 32)
-        values.append(torch.from_numpy(cudatma.PackedExperts(stored, EXPERTS, n, n != K).dequantize()))
+        stored = packed_weight(qweight, scales, zeros, None, k, EXPERTS * columns, rest[-1], format)
+        value = torch.from_numpy(cudatma.PackedExperts(stored, EXPERTS, n, n != K).dequantize())
+        if factors_of is not None:
+            value = value * factors_of.double().repeat_interleave(n // factors_of.shape[1], 1)[:, None]
+        values.append(value)
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token, choice in torch.cartesian_prod(torch.arange(len(x)), torch.arange(choices.shape[1])):
         expert = choices[token, choice] if expert_map is None else expert_map[choices[token, choice]]
@@ -192,6 +202,7 @@ def calls(dtype: Any) -> dict[str, Call]:
     bias, bias1 = heads(N), heads(EXPERTS, 2 * INTERMEDIATE, seed=3)
     bias1[:, 1], bias1[:, INTERMEDIATE + 2] = 12, -12  # beyond the limits of gate and up
     *nvfp4, tensor_scale = weight(dtype, group_size=16, symmetric=True, format="nvfp4")
+    scales = [each.tensor_scale for each in expert_weights(dtype, form="nvfp4")]
     fp8 = weight(dtype, group_size=-1, symmetric=True, format="fp8")
     return {
         "marlin_gemm": Call("marlin_gemm", (heads(2, 3, K), *weight(dtype), bias, *sizes), marlin),
@@ -219,6 +230,12 @@ def calls(dtype: Any) -> dict[str, Call]:
                 "bias2": heads(EXPERTS, K, seed=4),
                 "activation": "swiglu_oai",
             },
+        ),
+        "marlin_moe, nvfp4": Call(
+            "marlin_moe",
+            moe_operands(dtype, heads(2, K), ints([0, 2], [1, 0]), "nvfp4"),
+            moe,
+            {"format": "nvfp4", "w1_tensor_scale": scales[0], "w2_tensor_scale": scales[1]},
         ),
         "gemm": Call("gemm", (heads(24, 40), heads(40, 16)), product, {"alpha": 0.5}),
         "gemm, epilogue": Call(
@@ -404,6 +421,11 @@ def wrong_calls() -> dict[str, tuple[Call, str]]:
     wrong("marlin_moe, biases", "type of a bias", "bias2.dtype", "bias2", draw(EXPERTS, K, dtype=torch.float32))
     wrong("marlin_moe, biases", "gradient of a bias", "bias1", "bias1", draw(EXPERTS, 64).requires_grad_())
     wrong("marlin_moe, biases", "activation", "activation", "activation", "gelu")
+    wrong("marlin_moe, nvfp4", "tensor scales", "w1_tensor_scale.shape", "w1_tensor_scale", torch.ones(EXPERTS, 1))
+    wrong("marlin_moe, nvfp4", "type of scales", "w2_tensor_scale.dtype", "w2_tensor_scale", draw(EXPERTS, 1))
+    pitched = torch.ones(2, EXPERTS).T
+    wrong("marlin_moe, nvfp4", "pitch of scales", "w1_tensor_scale.strides", "w1_tensor_scale", pitched)
+    wrong("marlin_moe", "tensor scales of int4", "w2_tensor_scale", "w2_tensor_scale", torch.ones(EXPERTS, 1))
     wrong("gemm", "K", "b.shape", 1, draw(41, 16))
     wrong("gemm", "dimensions", "a.shape", 0, draw(40))
     wrong("gemm", "type of a", "a.dtype", 0, draw(24, 40, dtype=torch.float32))

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.integrations.torch.operators import MOE
 from cudatma.integrations.torch.packed_module import PackedModule, bias_tensor
-from cudatma.integrations.torch.weights import weight_tensors
+from cudatma.integrations.torch.weights import expert_tensors
 from cudatma.pipeline import align_up
 from cudatma.quantization import PackedExperts
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
@@ -51,9 +51,9 @@ class ExpertWeights(PackedModule):
 
     Notes
     -----
-    The arrays are the buffers ``qweight`` (uint8), ``scales``, ``zeros`` (uint8, or None), ``tensor_scale`` (float32
-    without dimensions for nvfp4, otherwise None) and ``bias`` (experts, N), or None. The columns of ``bias`` are in the
-    order of the outputs, also if ``gated`` is True.
+    The arrays are the buffers ``qweight`` (uint8), ``scales``, ``zeros`` (uint8, or None), ``bias`` (experts, N), or
+    None, and ``tensor_scale`` (float32). The columns of ``bias`` are in the order of the outputs, also if ``gated`` is
+    True. Only nvfp4 weights have ``tensor_scale``. Its shape is (experts, 2) for gate and up, otherwise (experts, 1).
 
     Examples
     --------
@@ -81,8 +81,7 @@ symmetric=True, dtype=torch.float16)
         kind = weight_format(format)
         group_size = kind.default_group_size if group_size is None else group_size
         kind.check_group_size(group_size)
-        if not symmetric and not kind.has_zeros:
-            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
+        kind.check_symmetric(symmetric)
         for field, size in (("experts", experts), ("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
@@ -91,7 +90,7 @@ symmetric=True, dtype=torch.float16)
         self.experts, self.in_features, self.out_features = experts, in_features, out_features
         self.gated, self.group_size, self.format = gated, group_size, format
         shapes = part_shapes(in_features, experts * align_up(out_features, BLOCK), group_size, kind.bits)
-        shapes |= {"tensor_scale": (), "bias": (experts, out_features)}
+        shapes |= {"tensor_scale": (experts, 1 + gated), "bias": (experts, out_features)}
         dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "tensor_scale": torch.float32}
         dtypes["bias"] = dtype
         absent = {"zeros": symmetric, "tensor_scale": not kind.has_tensor_scale, "bias": not bias}
@@ -123,7 +122,7 @@ symmetric=True, dtype=torch.float16)
         """
         if not isinstance(weights, PackedExperts):
             raise ArgumentTypeError("weights", type(weights).__name__, "PackedExperts", "call quantize_experts()")
-        parts = weight_tensors(weights.weight)
+        parts = expert_tensors(weights)
         module = cls(
             *weights.shape,
             gated=weights.gated,

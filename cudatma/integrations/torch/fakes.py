@@ -63,16 +63,20 @@ def marlin_gemm(
     return x.new_empty((*x.shape[:-1], n))
 
 
-def check_tensor_scale(tensor_scale: Any, scales: Any, format: str) -> None:
-    """Raise an error unless the tensor may be the scale of a whole weight of this format."""
+def check_tensor_scale(
+    tensor_scale: Any, scales: Any, format: str, field: str = "tensor_scale", shape: tuple[int, ...] = ()
+) -> None:
+    """Raise an error unless the tensor may contain the scales of whole weights of this format."""
     if not weight_format(format).has_tensor_scale:
         remedy = "multiply the scales by it"
-        raise QuantizationError("tensor_scale", "a tensor", f"None for format {format!r}", remedy)
+        raise QuantizationError(field, "a tensor", f"None for format {format!r}", remedy)
     if tensor_scale.dtype != torch.float32:
-        raise ArgumentTypeError("tensor_scale.dtype", _name(tensor_scale.dtype), "float32", "convert the tensor")
-    _check_shape("tensor_scale", tensor_scale, ())
-    _check_device("tensor_scale", tensor_scale, scales, "the weight")
-    _check_gradients(tensor_scale=tensor_scale)
+        raise ArgumentTypeError(f"{field}.dtype", _name(tensor_scale.dtype), "float32", "convert the tensor")
+    _check_shape(field, tensor_scale, shape)
+    if not tensor_scale.is_contiguous():
+        raise ArgumentError(f"{field}.strides", tuple(tensor_scale.stride()), "C order without gaps")
+    _check_device(field, tensor_scale, scales, "the weight")
+    _check_gradients(**{field: tensor_scale})
 
 
 def marlin_moe(
@@ -110,7 +114,9 @@ def marlin_moe(
     ):
         kind.check_group_size(size)
         if tensor_scale is not None:
-            check_tensor_scale(tensor_scale, parts[1], format)
+            check_tensor_scale(
+                tensor_scale, parts[1], format, f"{name}_tensor_scale", (experts, 2 if name == "w1" else 1)
+            )
         shapes = part_shapes(rows, experts * align_up(columns, BLOCK), size, kind.bits)
         dtypes = {"qweight": torch.uint8, "scales": x.dtype, "zeros": torch.uint8}
         for (part, dtype), tensor in zip(dtypes.items(), parts, strict=True):

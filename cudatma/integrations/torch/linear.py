@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.packed_module import PackedModule, bias_tensor
 from cudatma.integrations.torch.weights import packed_weight, weight_tensors
@@ -106,8 +106,7 @@ class MarlinLinear(PackedModule):
         kind = weight_format(format)
         group_size = kind.default_group_size if group_size is None else group_size
         kind.check_group_size(group_size)
-        if not symmetric and not kind.has_zeros:
-            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
+        kind.check_symmetric(symmetric)
         for field, size in (("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
