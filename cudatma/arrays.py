@@ -20,7 +20,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import reason_of, INSTALL_CUDA, ArgumentError, ArgumentTypeError, DriverError
+from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, DriverError, reason_of
 from cudatma.library_streams import current_stream, working_on
 
 _ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Sequence
 
 from cudatma.dtypes import TmaType
-from cudatma.errors import alternatives, DescriptorError, counted
+from cudatma.errors import DescriptorError, alternatives, counted
 from cudatma.layout import Interleave, Mode, Swizzle
 
 
@@ -173,7 +173,7 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
     bits = elems * smem_bits(dtype)
     if bits % (8 * CHUNK_BYTES):
         raise DescriptorError(
-            field, f"{elems} x {smem_bits(dtype)} bits", f"a multiple of {CHUNK_BYTES} bytes", "widen the box"
+            field, f"{elems} x {smem_bits(dtype)} bits", f"a multiple of {CHUNK_BYTES} bytes in total", "widen the box"
         )
     if interleave is Interleave.NONE and swizzle is not Swizzle.NONE and bits > 8 * swizzle.span_bytes:
         raise DescriptorError(

@@ -367,7 +367,9 @@ class EmulatedModule:
         stop_at = tuple(stop_at)
         for kind in stop_at:
             if kind not in CAUSES:
-                raise ArgumentError("stop_at", kind, "a sequence of kinds of hazards", "run `cudatma explain` to list the kinds")
+                raise ArgumentError(
+                    "stop_at", kind, "a sequence of kinds of hazards", "run `cudatma explain` to list the kinds"
+                )
         schedules, seed = natural("schedules", schedules, 1), natural("seed", seed)
         replay = None if replay is None else natural("replay", replay)
         if trace is not None and not isinstance(trace, Trace):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cudatma import context
 from cudatma.build.files import read_regular
-from cudatma.errors import reason_of, ArgumentError, FieldError
+from cudatma.errors import ArgumentError, FieldError, reason_of
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -26,7 +26,7 @@ from cudatma.emulator import EmulatedModule
 from cudatma.emulator.api import natural
 from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import reason_of, ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, counted, reason_of
 from cudatma.layout import Interleave, Swizzle
 from cudatma.programs.arguments import require_opt_in, run_with_memory
 from cudatma.programs.device import MAX_THREADS, SHARED_BYTES, TOTAL_BYTES, device_attributes, device_name
@@ -606,7 +606,9 @@ def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
         values, types = kernel_params
         if len(values) != len(sizes) or len(types) != len(sizes):
             raise ArgumentError(
-                "kernelParams", f"{counted(len(values), 'value')} and {counted(len(types), 'type')}", f"a pair of {counted(len(sizes), 'value')} and {counted(len(sizes), 'type')}"
+                "kernelParams",
+                f"{counted(len(values), 'value')} and {counted(len(types), 'type')}",
+                f"a pair of {counted(len(sizes), 'value')} and {counted(len(sizes), 'type')}",
             )
         pairs = zip(values, types, sizes, strict=True)
         return [_value_bytes(*pair, f"kernelParams[{index}]") for index, pair in enumerate(pairs)]
@@ -712,7 +714,9 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
         def launch() -> ProgramLaunch:
             if not ptx:
-                raise ArgumentError("module", "a module without PTX", "a module that was loaded from PTX during the recording")
+                raise ArgumentError(
+                    "module", "a module without PTX", "a module that was loaded from PTX during the recording"
+                )
             return describe(ptx, entry)  # type: ignore[no-any-return]
 
         return recorder.around(launch, execute, entry=entry, library="cuda-python", stream=int(stream))

@@ -32,7 +32,7 @@ from cudatma.context import Runtime, using_runtime
 from cudatma.descriptor import codec
 from cudatma.emulator.api import natural
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import reason_of, ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, RecordingError, check
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, RecordingError, check, reason_of
 from cudatma.programs.host_memory import LOWEST_ADDRESS, POINTER_BYTES, array_info, bytes_at, callers_arrays
 from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.log import intercepting, only_block
@@ -209,7 +209,9 @@ class Recorder:
             write_aside(self.folder / FILE, text.encode("utf-8"))
         except OSError as error:
             remedy = "record again to a disk with enough space"
-            raise RecordingError(FILE, f"a file that cannot be written ({reason_of(error)})", "a writable file", remedy) from None
+            raise RecordingError(
+                FILE, f"a file that cannot be written ({reason_of(error)})", "a writable file", remedy
+            ) from None
 
     def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
         """Return the parameters of a launch, and the allocations to which they point."""

@@ -26,7 +26,7 @@ import numpy as np
 from cudatma.emulator import EmulatedModule, Report
 from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import reason_of, RecordingError
+from cudatma.errors import RecordingError, reason_of
 from cudatma.programs.host_memory import POINTER_BYTES, aligned_bytes
 from cudatma.programs.launch import Dim, LaunchFields, ProgramLaunch, load_module
 
@@ -493,7 +493,11 @@ class _Reader:
     def get(self, name: str, kind: type) -> Any:
         value: Any = self._content.get(name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(name, type(value).__name__ if name in self._content else "nothing", f"{'an' if kind is int else 'a'} {kind.__name__}")
+            raise self.error(
+                name,
+                type(value).__name__ if name in self._content else "nothing",
+                f"{'an' if kind is int else 'a'} {kind.__name__}",
+            )
         return value
 
     def size(self, name: str, maximum: int) -> int:

@@ -22,7 +22,7 @@ from cudatma.arrays import is_torch
 from cudatma.descriptor import Swizzle, TensorMap, TiledSpec
 from cudatma.dtypes import TMA_TYPES
 from cudatma.emulator.machine.memory import address_of
-from cudatma.errors import counted, ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.programs.device import MAX_THREADS, REGISTERS, SM_COUNT, WARP_SIZE, device_name
 from cudatma.programs.host_memory import POINTER_BYTES, aligned_bytes, arrays_at, host_array
 from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources

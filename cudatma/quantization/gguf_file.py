@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.errors import ArgumentError, WeightFileError
+from cudatma.errors import ArgumentError, WeightFileError, reason_of
 from cudatma.quantization.importing import assemble
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path, similar_names
@@ -64,7 +64,10 @@ def load_gguf(
         tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise WeightFileError(
-            str(path), f"{error}", "a readable GGUF file", "copy or download the file again"
+            str(path),
+            f"a file that cannot be read ({reason_of(error)})",
+            "a readable GGUF file",
+            "copy or download the file again",
         ) from error
     if name not in tensors:
         raise WeightFileError(name, "no such tensor", f"a tensor in {path}", similar_names(name, tensors))

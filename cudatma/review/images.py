@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import reason_of, ArgumentError, TargetError
+from cudatma.errors import ArgumentError, TargetError, reason_of
 from cudatma.review.cubin import AMD_MACHINE, CUDA_MACHINE, ELF_MAGIC, machine_of, read_cubin
 from cudatma.review.nvidia_programs import SASS_PACKAGES, assemble, disassemble, extract
 
@@ -126,7 +126,7 @@ def _content(path: Path) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError("file", f"{ascii(str(path))} ({reason_of(error)})", "a readable file") from error
+        raise ArgumentError("file", f"{str(path)!a} ({reason_of(error)})", "a readable file") from error
 
 
 def _of_cubin(name: str, data: bytes, file: str) -> Image:

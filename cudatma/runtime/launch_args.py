@@ -18,7 +18,7 @@ import numpy as np
 from cudatma.arrays import describe, is_torch, producer_of
 from cudatma.backend import device_remedy
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import counted, ArgumentTypeError, CompileError, LaunchError
+from cudatma.errors import ArgumentTypeError, CompileError, LaunchError, counted
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 #: Pattern of an entry, which is anchored at the start of a line so that comments do not match.

@@ -238,7 +238,9 @@ class GlobalRaces(Observer):
             return
         strides = f"strides {', '.join(map(str, spec.strides_bytes))} bytes"
         what = f"reduction .{operation}" if operation else "store"
-        message = f"several elements of a tensor {what} are written to the same bytes, because the tensor map has {strides}"
+        message = (
+            f"several elements of a tensor {what} are written to the same bytes, because the tensor map has {strides}"
+        )
         advice = "a tensor map for the store in which each element has separate bytes; use strides of 0 only for loads"
         self._reporter.report("write_race", w, at, message, advice=advice, is_warning=bool(operation))
 
@@ -261,8 +263,8 @@ class GlobalRaces(Observer):
                 edited &= ~(self._seen(fenced)(rows[:, WHO], rows[:, CLOCK]) & (distances <= scope))
         if edited.any():
             text = (
-                "the tensor map was edited, and the edit is not followed by a fence.proxy.tensormap::generic.acquire of "
-                "its address with a scope that includes the editing thread"
+                "the tensor map was edited, and the edit is not followed by a fence.proxy.tensormap::generic.acquire "
+                "of the map's address with a scope that includes the editing thread"
             )
             self._report(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 
@@ -420,7 +422,7 @@ class GlobalRaces(Observer):
                     continue
                 kind = "write_race" if row[PLACE] & 1 or proxy else "global_race"
                 who = self._who(int(row[WHO]))
-                text = f"{who} wrote these bytes, and this write overwrites them without waiting for {who}"
+                text = f"{who} wrote these bytes, and this write overwrites them without waiting for it"
                 self._report(w, at, kind, shadow, int(indices[position]), text)
                 return False
             if proxy and not self._check_proxy(w, at, shadow, indices, rows, clock, "overwrites"):

@@ -12,7 +12,7 @@ import numpy as np
 from cudatma.emulator.machine.memory import GlobalMemory
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.ptx.model import Variable
-from cudatma.errors import counted, reason_of, ArgumentError, ArgumentTypeError, CudaTmaError
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, counted, reason_of
 
 _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ctypes._Pointer)
 

@@ -255,7 +255,9 @@ def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int
     shape = shapes[field]
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         got = f"{_name(tensor.dtype)} {tuple(tensor.shape)}"
-        raise QuantizationError(field, got, f"a tensor with dtype {_name(dtype)} and shape {shape}", "create the tensors with pack()")
+        raise QuantizationError(
+            field, got, f"a tensor with dtype {_name(dtype)} and shape {shape}", "create the tensors with pack()"
+        )
 
 
 def _check_like(field: str, tensor: Any, other: Any, name: str) -> None:

@@ -36,7 +36,9 @@ def check_out(
     info = described(out, "out")
     check_device(info, src, "out")
     if info.shape != shape or info.dtype != src.dtype:
-        raise ArgumentError("out", f"shape {info.shape}, dtype {info.dtype}", f"an array with shape {shape} and dtype {src.dtype}")
+        raise ArgumentError(
+            "out", f"shape {info.shape}, dtype {info.dtype}", f"an array with shape {shape} and dtype {src.dtype}"
+        )
     check_written(info, src if read is None else read, "out")
     if dense and not info.is_contiguous:
         raise ArgumentError("out", f"strides {info.strides_bytes}", "an array in C order without gaps")

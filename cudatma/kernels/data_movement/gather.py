@@ -17,7 +17,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import TmaType, tma_type
-from cudatma.errors import counted, ArgumentError, DescriptorError
+from cudatma.errors import ArgumentError, DescriptorError, counted
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers

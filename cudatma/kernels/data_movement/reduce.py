@@ -15,7 +15,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.dtypes import BFLOAT16, TmaType, tma_type
-from cudatma.errors import alternatives, ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, alternatives
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.checks import as_key, check_device, check_written, described, whole_numbers
 from cudatma.kernels.data_movement.configs import check_choice, checked_cache

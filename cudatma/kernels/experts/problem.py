@@ -215,13 +215,17 @@ def check_call(
         raise ArgumentError("x.shape", info.shape, f"(tokens, {k})", "the last dimension must match w1")
     m = info.shape[0]
     if info.device != w1.device:
-        raise ArgumentError("x.device", info.device, f"{w1.device}, the device of the weights", "move the weights with to_device()")
+        raise ArgumentError(
+            "x.device", info.device, f"{w1.device}, the device of the weights", "move the weights with to_device()"
+        )
     pitch = _check_rows(info, "x")
     check_gradient(info.owner, "x", FUNCTION)
     factors = describe(topk_weights, "topk_weights")
     _check_dtype(factors, "topk_weights", ("float32",))
     if len(factors.shape) != 2 or factors.shape[0] != m or not factors.shape[1] >= 1:
-        raise ArgumentError("topk_weights.shape", factors.shape, f"({m}, top_k) with top_k at least 1 and one row per row of x")
+        raise ArgumentError(
+            "topk_weights.shape", factors.shape, f"({m}, top_k) with top_k at least 1 and one row per row of x"
+        )
     top_k = factors.shape[1]
     ids = describe(topk_ids, "topk_ids")
     _check_dtype(ids, "topk_ids", ("int32", "int64"))
@@ -239,7 +243,9 @@ def check_call(
     for name, array in list(arrays.items())[1:]:
         check_place(array, name, info, "x", FUNCTION)
         if not array.is_contiguous:
-            raise ArgumentError(f"{name}.strides", array.strides_bytes, "contiguous (C order)", "pass a contiguous copy")
+            raise ArgumentError(
+                f"{name}.strides", array.strides_bytes, "contiguous (C order)", "pass a contiguous copy"
+            )
     added: list[ArrayInfo | None] = []
     for name, bias, columns_of in (("bias1", biases[0], columns), ("bias2", biases[1], k)):
         info_of = None if bias is None else describe(bias, name)
@@ -251,7 +257,9 @@ def check_call(
             raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)}, a row for each expert")
         check_place(info_of, name, info, "x", FUNCTION)
         if not info_of.is_contiguous:
-            raise ArgumentError(f"{name}.strides", info_of.strides_bytes, "contiguous (C order)", "pass a contiguous copy")
+            raise ArgumentError(
+                f"{name}.strides", info_of.strides_bytes, "contiguous (C order)", "pass a contiguous copy"
+            )
         check_gradient(info_of.owner, name, FUNCTION)
         arrays[name] = info_of
     global_experts = experts if local is None else local.shape[0]
@@ -293,7 +301,9 @@ def _check_rows(info: ArrayInfo, field: str) -> int:
     pitch = info.shape[1] * ELEMENT_BYTES if info.shape[0] <= 1 else info.strides_bytes[0]
     if info.size_elems:
         if info.shape[1] > 1 and info.strides_bytes[1] != ELEMENT_BYTES:
-            raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous within rows", "pass a contiguous copy")
+            raise ArgumentError(
+                f"{field}.strides", info.strides_bytes, "contiguous within rows", "pass a contiguous copy"
+            )
         if pitch < info.shape[1] * ELEMENT_BYTES or pitch % TMA_ALIGNMENT_BYTES:
             allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes between rows, without overlaps"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "pass a copy")
