@@ -341,7 +341,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
     for number, hazard in enumerate(report.hazards, 1):
         first, *rest = str(hazard).splitlines()
         say(f"{number}. {first}", style="red")
-        times = [f"  {hazard.count} times"] if hazard.count > 1 else []
+        times = [f"  occurred {hazard.count} times"] if hazard.count > 1 else []
         for line in [*rest, *times, f"  again: --seed {hazard.seed} --replay {hazard.schedule}"]:
             say(f" {line}")
     for line in report.unchecked:

@@ -166,7 +166,7 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
         raise DescriptorError(
             "dims[0]",
             f"{spec.dims[0]} elements of {spec.dtype.element_bits} bits",
-            f"a multiple of {rules.CHUNK_BYTES} bytes, because a store would otherwise overwrite {past} bytes after a row",
+            f"a multiple of {rules.CHUNK_BYTES} bytes, because otherwise a store overwrites {past} bytes after a row",
             "include the padding in dims[0] if you own it, or use ordinary stores",
         )
 

@@ -164,7 +164,7 @@ def test_a_module_without_ptx_is_listed(tmp_path: Path, monkeypatch: pytest.Monk
         assert driver.cuModuleLoadData == load
     recording = cudatma.read_recording(tmp_path / "rec")
     assert (x == 2 * VALUES).all()
-    assert "the module has no PTX" in recording.refused[0][1]
+    assert "a module without PTX" in recording.refused[0][1]
 
 
 def test_only_records_kernels_by_name(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: s
         ({"limit_mib": 0}, ArgumentError, "limit_mib must be an integer of at least 1.*got 0"),
         ({"folder": Path(__file__) / "rec"}, ArgumentError, "must be a folder that can be created"),
         ({"only": 3}, ArgumentTypeError, "only must be a str.*got int"),
-        ({"folder": Path(__file__).parent}, ArgumentError, "must be empty or nonexistent"),
+        ({"folder": Path(__file__).parent}, ArgumentError, "must be a new or empty folder"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], text: str) -> None:

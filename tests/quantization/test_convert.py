@@ -607,7 +607,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "awq in order": (
         write_awq,
         section(desc_act=True),
-        "desc_act.*AWQ, because this format stores rows in order",
+        "desc_act.*AWQ, which stores rows in order",
     ),
     "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "instead of 8; .*specifies 4 bits"),
     "another format": (

@@ -116,7 +116,8 @@ def test_a_config_option_that_is_refused(config: str, words: str, tmp_path: Path
 def test_a_refused_config_names_the_values_that_serve_with_the_rest(tmp_path: Path) -> None:
     words = ["attention_mma_sync", "--target", "sm_120a", "--config", "stages=1", "--out", str(tmp_path)]
     with pytest.raises(
-        ArgumentError, match=r"stages must be one of 2(, [3-7])*, got 1; these values are valid on sm_120a"
+        ArgumentError,
+        match=r"stages must be one of 2(, [3-7])*, got 1; choose one of these values, which are valid on sm_120a",
     ):
         dump_kernels.main(words)
 
