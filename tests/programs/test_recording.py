@@ -203,7 +203,7 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (lambda folder: (folder / FILE).write_text("{"), "the JSON file of a recording"),
         (lambda folder: (folder / FILE).write_text('{"format": "x", "version": 9}'), "'x' version 9"),
         (damage(lambda launch: launch.update(module="../../secret")), "must be a digest.*got ../../secret"),
-        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be 3 integers of at least 1"),
+        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be a list of 3 integers of at least 1"),
         (
             damage(lambda launch: launch["memory"][0].update(size_bytes=4)),
             "must be an array of 4 bytes according to launches.json",
