@@ -117,7 +117,7 @@ def test_the_environment_decides_before_the_emulator(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo, "detect", lambda: no_driver("cuInit", OSError("no library")))
     monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
     with pytest.raises(
-        DriverError, match="pass --backend emulator to compute on the CPU, because .*CUDATMA_BACKEND requests"
+        DriverError, match=r"pass --backend emulator to compute on the CPU, because .*CUDATMA_BACKEND requests"
     ):
         demo.choose_backend("auto")
 
