@@ -164,8 +164,9 @@ def _extracted(path: Path) -> tuple[Image, ...]:
         images.append(replace(image, ptx=_of_ptx(image.name, text, file).ptx) if text else image)
     images += [_of_ptx(file.removesuffix(".ptx"), text, file) for file, text in texts.items()]
     if not images:
-        remedy = note if "not found" not in note else f"{note}; it reads such files: pip install {SASS_PACKAGES}"
-        raise ArgumentError("file", f"{path.name}, in which cuobjdump finds no kernel", _ALLOWED, remedy)
+        why = f" ({note})" if note else ""
+        remedy = f"install cuobjdump: pip install {SASS_PACKAGES}" if "not found" in note else ""
+        raise ArgumentError("file", f"{path.name}, in which cuobjdump finds no kernel{why}", _ALLOWED, remedy)
     return tuple(images)
 
 

@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "GPTQ, 8 bits",
         {f"{LAYER}.qzeros": np.full((2, 48), 0x7F7F7F7E, np.int32)},
         {},
-        rf"{LAYER}\.qzeros must be only 127.*got stored values from 126 to 127",
+        rf"{LAYER}\.qzeros must be 127 everywhere.*got stored values from 126 to 127",
     ),
     "four bits": ("GPTQ, 8 bits", {}, {"bits": 4}, r"qzeros must be .*quantize with four bits instead of 8"),
     "a layer that is not quantized": (
