@@ -296,7 +296,7 @@ class GlobalRaces(Observer):
         seen = self._seen(self._agents.known(w), performed=True)
         uses = shadow.map_uses.pop(offset, ())
         if not all(any(seen(*map(np.array, use)) for use in ways) for ways in uses):
-            text = "a copy through this tensor map may be in flight, because nothing orders this edit after the copy"
+            text = "a copy through this tensor map may be in flight, because this edit does not wait for the copy"
             self._report(w, at, "tensor_map_in_use", shadow, int(indices[0]), text)
         if uses:
             shadow.forget_readers(indices)
@@ -314,7 +314,7 @@ class GlobalRaces(Observer):
 
     def _check_grid(self, w: Warp, at: int, region: Region, clock: Clock, what: str) -> None:
         if self._grid >= 0 and not clock.order[self._grid]:
-            message = f"{region.name} is {what}, but nothing orders this access after griddepcontrol.wait"
+            message = f"{region.name} is {what}, but this access is not ordered after griddepcontrol.wait"
             self._reporter.report("grid_dependency", w, at, message)
 
     def _seen(

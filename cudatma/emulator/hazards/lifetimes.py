@@ -160,7 +160,7 @@ class Lifetimes(Observer):
         for use in self._uses.pop(id(barrier), {}).values():
             if not use.is_known(performed, self._records):
                 who = self._agents.who(use.agent)
-                message = f"nothing orders mbarrier.inval of {barrier.name} after the use of the mbarrier by {who}"
+                message = f"mbarrier.inval of {barrier.name} is not ordered after the use of the mbarrier by {who}"
                 self._reporter.report("barrier_uninitialized", w, at, message, places=[barrier.place])
 
     def warp_ended(self, w: Warp) -> None:

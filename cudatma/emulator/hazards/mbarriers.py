@@ -142,7 +142,7 @@ class MBarriers(Observer):
         inits = known.far.fenced.get(INITS) if known.far is not None else None
         if inits is None or record.clock > inits.order[record.agent]:
             who = self._agents.who(record.agent)
-            message = f"nothing orders {what} on {barrier.name} after mbarrier.init by {who}"
+            message = f"{what} on {barrier.name} is not ordered after mbarrier.init by {who}"
             self._reporter.report("missing_init_sync", w, at, message, places=[barrier.place])
 
     # ---- arrivals, waits and copies

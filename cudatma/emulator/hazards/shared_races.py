@@ -179,7 +179,7 @@ class SharedRaces(Observer):
                 "data_race",
                 w,
                 at,
-                f"{self._agents.who(agent)} wrote these bytes, but nothing orders this read after that write",
+                f"{self._agents.who(agent)} wrote these bytes, but this read does not wait for the write",
                 shadow,
                 place,
                 indices,
