@@ -55,9 +55,7 @@ def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
     """Return the explanations of the kinds on the command line. Raise ArgumentError for an unknown name."""
     for kind in options.names:
         if kind in FAMILIES:
-            raise ArgumentError(
-                "NAME", " ".join(options.names), f"only {kind}, because a family of kernels is explained alone"
-            )
+            raise ArgumentError("NAME", " ".join(options.names), f"{kind} without other names")
         if kind not in CAUSES:
             raise ArgumentError(
                 "NAME", kind, ", ".join([*CAUSES, *FAMILIES]), "run `cudatma explain` for a list of kinds"

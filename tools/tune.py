@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
             raise ArgumentError(field, got, allowed, f"pass the {sizes.m} as --m")
     elif not (options.shape or options.model):
         raise ArgumentError(
-            "--shape", "neither", "passed unless --model is passed", f"the models are {', '.join(MODELS)}"
+            "--shape", "neither", "passed unless --model is passed", f"pass --shape, or --model {' or '.join(MODELS)}"
         )
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
     imagined = options.target is not None or options.sm_count is not None

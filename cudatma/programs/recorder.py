@@ -383,7 +383,7 @@ def _create(folder: Path) -> None:
     except OSError as error:
         raise ArgumentError("folder", f"{folder} ({reason_of(error)})", "a folder that can be created") from None
     if not is_empty:
-        raise ArgumentError("folder", str(folder), "a new or empty folder")
+        raise ArgumentError("folder", f"{folder}, which contains files", "a new or empty folder")
 
 
 def _tensor_map_type(raw: bytes) -> str | None:

@@ -495,7 +495,7 @@ class _Reader:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(
                 name,
-                type(value).__name__ if name in self._content else "nothing",
+                type(value).__name__ if name in self._content else "no such name",
                 f"{'an' if kind is int else 'a'} {kind.__name__}",
             )
         return value

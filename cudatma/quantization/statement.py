@@ -307,7 +307,7 @@ _COMPRESSED_FORMATS = {
     ("nvfp4-pack-quantized", "float"): NVFP4_COMPRESSED,
     ("float-quantized", "float"): FP8_CHANNEL,
 }
-_UNQUANTIZED_ACTIVATIONS = "activations are not quantized, although the configuration specifies it"
+_UNQUANTIZED_ACTIVATIONS = "activations are not quantized, although the configuration specifies quantized activations"
 #: Configuration of ModelOpt.
 MODELOPT_FILE = "hf_quant_config.json"
 
@@ -418,7 +418,9 @@ def _float_rules(method: str, section: Section, where: str, notes: list[str]) ->
             raise WeightFileError(f"{where}: quant_algo", str(algorithm), "NVFP4, FP8", FROM_FLOAT)
         kind, quantizes_activations = NVFP4_MODELOPT if algorithm == "NVFP4" else FP8_CHANNEL, True
         if not _is_neutral(section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")):
-            notes.append(f"{where}: the KV cache is not quantized, although the configuration specifies it")
+            notes.append(
+                f"{where}: the KV cache is not quantized, although the configuration specifies quantized activations"
+            )
     if quantizes_activations:
         notes.append(f"{where}: {_UNQUANTIZED_ACTIVATIONS}")
     rules = []
@@ -446,7 +448,8 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[F
         if kind is None:
             got = f"format {stored}, type {weights.get('type')}"
             allowed = (
-                "a group with format pack-quantized and type int, or nvfp4-pack-quantized or float-quantized and float"
+                "a group with type int and format pack-quantized, or type float and format nvfp4-pack-quantized or "
+                "float-quantized"
             )
             raise WeightFileError(field, got, allowed, FROM_FLOAT)
         if kind is FP8_CHANNEL and weights.get("strategy") == "block":

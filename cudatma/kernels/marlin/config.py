@@ -311,7 +311,7 @@ class MarlinConfig(KernelConfig):
                 "pass an allowed form, because the fused form treats nibbles as subnormals with zero point 8, and "
                 "shifted nibbles exceed bf16's subnormal range"
             )
-            allowed = '"none", or "as_stored" or (fp16 only) "shifted" for symmetric group-wise weights'
+            allowed = '"none", "as_stored" for symmetric group-wise weights, or "shifted" for such weights in fp16'
             raise ArgumentError("scale_form", self.scale_form, allowed, why)
 
     def _check_groups(self) -> None:
