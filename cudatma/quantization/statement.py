@@ -419,7 +419,7 @@ def _float_rules(method: str, section: Section, where: str, notes: list[str]) ->
         kind, quantizes_activations = NVFP4_MODELOPT if algorithm == "NVFP4" else FP8_CHANNEL, True
         if not _is_neutral(section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")):
             notes.append(
-                f"{where}: the KV cache is not quantized, although the configuration specifies quantized activations"
+                f"{where}: the KV cache is not quantized, although the configuration specifies a quantized KV cache"
             )
     if quantizes_activations:
         notes.append(f"{where}: {_UNQUANTIZED_ACTIVATIONS}")
