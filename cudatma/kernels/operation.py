@@ -52,11 +52,20 @@ class Weight(NamedTuple):
         Addresses in the order of the operation's ``weight_arrays``.
     arrays : dict[str, ArrayInfo]
         The arrays, by name.
+    extents : tuple[tuple[int, int], ...]
+        Address of the first byte and address after the last byte of each array.
     """
 
     format: Hashable
     addresses: tuple[int, ...]
     arrays: dict[str, ArrayInfo]
+    extents: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, format: Hashable, names: Iterable[str], arrays: dict[str, ArrayInfo]) -> Weight:
+        """Return the weight with these arrays. ``names`` are the operation's ``weight_arrays``."""
+        addresses = tuple([arrays[name].pointer if name in arrays else 0 for name in names])
+        return cls(format, addresses, arrays, tuple([info.extent for info in arrays.values()]))
 
 
 class Operation(ABC, Generic[P, C]):

@@ -171,6 +171,16 @@ def test_what_is_refused(arguments: tuple[Any, ...], options: dict[str, Any], er
     assert before == [a.tobytes() for a in arrays]
 
 
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@pytest.mark.parametrize("part", ["qweight", "scales", "zeros", "perm"])
+def test_an_output_in_the_memory_of_the_weight(part: str, backend: str) -> None:
+    weight, dense = make(96, 40, zeros=True, act_order=True)
+    out = getattr(weight, part).reshape(-1).view(np.float16)[:40].reshape(1, 40)
+    with pytest.raises(ArgumentError, match=f"^out must be .* memory that overlaps {part} of the weight"):
+        marlin_gemm(X[:1], weight, out=out, backend=backend)
+    assert (weight.dequantize() == dense).all()
+
+
 def test_rows_that_overlap_are_no_output() -> None:
     buffer = np.zeros(200, np.float16)
     out = np.lib.stride_tricks.as_strided(buffer, (5, 40), (40, 2))

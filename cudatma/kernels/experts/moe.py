@@ -329,10 +329,9 @@ def weight_of(w1: Any, w2: Any) -> Weight:
     for name, info in infos.items():
         if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
             raise ArgumentError(f"{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES}", "copy it")
-    addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     factors = *(w.weight.scale_fit for w in (first, second)), first.weight.tensor_scale, second.weight.tensor_scale
     key = first.device, factors, *((w.shape, w.group_size, w.symmetric, w.dtype, w.format) for w in (first, second))
     formats: _Formats = context.runtime().part(_Formats)
-    weight = Weight(formats.setdefault(key, _Format()), addresses, infos)
+    weight = Weight.of(formats.setdefault(key, _Format()), arrays, infos)
     first.attachments[_WEIGHT] = second, weight  # keeps w2 alive, because the launch reads its arrays
     return weight

@@ -320,8 +320,7 @@ def weight_of(w: object) -> Weight:
                 f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
                 "pack the weight again",
             )
-    addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.tensor_scale, weight.perm is None
     formats: _Formats = context.runtime().part(_Formats)
-    launched = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
+    launched = weight.attachments[_WEIGHT] = Weight.of(formats.setdefault(key, _Format()), arrays, infos)
     return launched
