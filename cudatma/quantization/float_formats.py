@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError
 from cudatma.quantization.formats import FP8_BLOCK_SIZE
-from cudatma.quantization.importing import convert_scales
+from cudatma.quantization.importing import convert_scales, pack_imported
 from cudatma.quantization.namespaces import host_array
-from cudatma.quantization.packed import PackedWeight, pack
+from cudatma.quantization.packed import PackedWeight
 
 #: Exponent bias of e8m0 numbers, and the code for NaN.
 _E8M0_BIAS, _E8M0_NAN = 127, 255
@@ -86,4 +86,4 @@ def _packed(
     """Pack codes (N, K) and scales (N, G)."""
     columns = convert_scales(np.ascontiguousarray(scales.T), dtype)
     q = np.ascontiguousarray(codes.T)
-    return pack(q, columns, group_size=group_size, format=name, tensor_scale=tensor_scale)
+    return pack_imported(q, columns, group_size=group_size, format=name, tensor_scale=tensor_scale)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentTypeError, WeightFileError
+from cudatma.errors import ArgumentTypeError, WeightFileError, shown
 
 #: NumPy type of each type name in the format. The data is little-endian.
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -83,7 +84,11 @@ class SafetensorsFile:
         if data.size != count:
             got = f"{self.path}, which ends inside the tensor"
             raise WeightFileError(name, got, f"a tensor of {count} elements", _COPY_AGAIN)
-        return data.reshape(entry.shape)
+        try:
+            return data.reshape(entry.shape)
+        except ValueError as error:
+            got = f"{shown(entry.shape)} in {self.path}"
+            raise WeightFileError(f"{name}.shape", got, "a shape that NumPy supports", _COPY_AGAIN) from error
 
     def check_bytes(self, name: str) -> None:
         """Raise WeightFileError unless a tensor's size in bytes matches its shape.
@@ -209,8 +214,8 @@ def _check_order(path: Path, tensors: dict[str, TensorEntry], data_at: int, size
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in unique if names.count(name) > 1)!r} occurs twice")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"{next(name for name in unique if counts[name] > 1)!r} occurs twice")
     return unique
 
 

@@ -485,6 +485,13 @@ def test_corrupt_headers(tmp_path: Path, content: bytes) -> None:
     assert str(path) in str(caught.value)
 
 
+def test_a_name_that_occurs_twice(tmp_path: Path) -> None:
+    header = b'{"y": 1, "x": 1, "x": 1}'
+    (tmp_path / "file.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightFileError, match="'x' occurs twice"):
+        open_checkpoint(tmp_path / "file.safetensors")
+
+
 @pytest.mark.parametrize(
     "entry",
     [
@@ -498,12 +505,14 @@ def test_corrupt_headers(tmp_path: Path, content: bytes) -> None:
         {"dtype": "F16", "shape": [2]},
         {"dtype": "F8_E5M2", "shape": [4], "data_offsets": [0, 4]},
         {"dtype": 16, "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F16", "shape": [0, 10**30], "data_offsets": [0, 0]},
+        {"dtype": "F16", "shape": [1] * 64 + [2], "data_offsets": [0, 4]},
     ],
 )
 def test_contradicting_entries(tmp_path: Path, entry: dict[str, Any]) -> None:
     header = json.dumps({"x": entry}).encode()
     path = tmp_path / "file.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(entry.get("data_offsets", [0, 4])[-1] or 0))
     with pytest.raises(WeightFileError):
         open_checkpoint(path).read("x")
 

@@ -161,6 +161,29 @@ def test_scales_that_no_division_fits() -> None:
     assert pack(CODES, scales.astype(ml_dtypes.bfloat16), group_size=32, format="mxfp4").scale_fit.exponent > 0
 
 
+@pytest.mark.parametrize(("kind", "group_size"), [("mxfp4", 32), ("nvfp4", 16)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scales_whose_products_underflow(kind: str, group_size: int, dtype: str) -> None:
+    smallest = ml_dtypes.finfo(dtype).smallest_subnormal
+    scales = np.zeros((128 // group_size, 64), smallest.dtype)
+    pack(CODES, scales, group_size=group_size, format=kind)
+    scales[0, 0] = 2 * smallest
+    pack(CODES, scales, group_size=group_size, format=kind)
+    for multiple in (1, 3):
+        scales[1, 1] = multiple * smallest
+        with pytest.raises(QuantizationError, match=f"scales must be in a narrower range of {dtype}"):
+            pack(CODES, scales, group_size=group_size, format=kind)
+
+
+@pytest.mark.parametrize("kind", WEIGHT_FORMATS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_nearly_dead_column(kind: str, dtype: str) -> None:
+    values = dense()
+    values[:, 3] = 1e-39 if dtype == "bfloat16" else 1e-7
+    error = quantize(values, format=kind, dtype=dtype).dequantize()[:, 3] - values[:, 3]
+    assert np.abs(error).max() <= max(values[0, 3], 2 * float(ml_dtypes.finfo(dtype).smallest_subnormal))
+
+
 def test_options_that_a_format_lacks() -> None:
     with pytest.raises(QuantizationError, match="symmetric"):
         quantize(dense(), format="fp8", symmetric=False)
