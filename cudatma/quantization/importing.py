@@ -243,7 +243,9 @@ def pack_imported(
             column = int(np.argmax(values > limit))
             got = f"{scales[group, column]:g}, which gives values up to {values[column]:g}"
             allowed = f"a scale for values in the range of {weight.dtype}, at most {limit:g}"
-            remedy = "pass dtype='bfloat16' (--dtype bfloat16)" if weight.dtype == "float16" else "scale the weight down"
+            remedy = (
+                "pass dtype='bfloat16' (--dtype bfloat16)" if weight.dtype == "float16" else "scale the weight down"
+            )
             raise QuantizationError(f"scales[{group}, {column}]", got, allowed, remedy)
     return weight
 

@@ -8,9 +8,11 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -152,7 +154,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
             length = int.from_bytes(file.read(8), "little")
             is_whole = size >= 8 and 2 <= length <= min(size - 8, _MAX_HEADER_BYTES)
             text = file.read(length) if is_whole else b""
-    except (OSError, ValueError) as error:  # A NUL in the path raises ValueError.
+    except OSError as error:
         raise WeightFileError(str(path), f"{error}", "a readable safetensors file", "check the path") from error
     if not is_whole:
         got = f"{size} bytes" + (f" with a header of {length}" if size >= 8 else "")
@@ -178,11 +180,54 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def as_path(path: object) -> Path:
-    """Return a path from a str or os.PathLike, or raise ArgumentTypeError."""
+    """Return a path from a str or os.PathLike.
+
+    Raises ArgumentTypeError for another type, and WeightFileError if no file can have this path, for example because
+    it is too long, contains a NUL, or leads through a loop of symbolic links.
+    """
     try:
-        return Path(path)  # type: ignore[arg-type]
+        checked = Path(path)  # type: ignore[arg-type]
     except TypeError as error:
         raise ArgumentTypeError("path", type(path).__name__, "a str or an os.PathLike") from error
+    try:
+        checked.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # A NUL or an unpaired surrogate raises ValueError.
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise WeightFileError("path", f"{reason}: {str(checked)!r}", "the path of a file or folder") from error
+    return checked
+
+
+#: Suffix of temporary files.
+PARTIAL = ".cudatma-partial"
+
+
+def temporary_name() -> str:
+    """Return the name of a new temporary file, which is short in any folder."""
+    return f".{secrets.token_hex(8)}{PARTIAL}"
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, which replaces the file at ``path`` when the block ends without an error.
+
+    Readers therefore see either the complete old file or the complete new file. If ``path`` is a symbolic link, its
+    target is replaced. Raises WeightFileError instead of OSError, and removes the temporary file after an error.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise WeightFileError(str(path), "a folder", "the path of a file")
+    aside = target.with_name(temporary_name())
+    try:
+        yield aside
+        os.replace(aside, target)
+    except OSError as error:
+        remedy = "check the folder and the free space"
+        raise WeightFileError(str(path), f"{error}", "a writable path", remedy) from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> TensorEntry:

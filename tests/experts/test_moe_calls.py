@@ -110,7 +110,10 @@ WRONG: list[tuple[dict[str, Any], type[FieldError], str]] = [
     (wrong("out", np.zeros((6, 128), np.float32)), ArgumentTypeError, "out.dtype"),
     (wrong("out", np.zeros((6, 132), np.float16)[:, :128]), ArgumentError, "out.strides"),
     (wrong("out", np.zeros((128, 6), np.float16).T), ArgumentError, "out.strides"),
-    *((wrong("out", inside(array)), ArgumentError, "out") for array in (OPERANDS["x"], W1.qweight, W1.scales, W2.qweight)),
+    *(
+        (wrong("out", inside(array)), ArgumentError, "out")
+        for array in (OPERANDS["x"], W1.qweight, W1.scales, W2.qweight)
+    ),
     (wrong("backend", "gpu"), ArgumentError, "backend"),
     (wrong("backend", "cuda"), ArgumentError, "x.device"),
     (wrong("workspace", object()), ArgumentTypeError, "workspace"),

@@ -201,7 +201,12 @@ _NAN = np.full((4, 32), np.nan, np.float16)
 REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exception], str]] = {
     "gptq 8 bits": (_gptq, {"bits": 8}, QuantizationError, "bits"),
     "gptq bits as a float": (_gptq, {"bits": 4.0}, QuantizationError, "bits"),
-    "gptq values beyond fp16": (_gptq, {"scales": np.full((4, 32), 3e4, np.float16)}, QuantizationError, "scales[0, 0]"),
+    "gptq values beyond fp16": (
+        _gptq,
+        {"scales": np.full((4, 32), 3e4, np.float16)},
+        QuantizationError,
+        "scales[0, 0]",
+    ),
     "gptq 8-bit words": (_gptq, {"qzeros": np.zeros((4, 8), I32)}, QuantizationError, "qzeros"),
     "gptq 8-bit qweight": (_gptq, {"qweight": np.zeros((32, 32), I32)}, QuantizationError, "qweight"),
     "gptq 3-bit qweight": (_gptq, {"qweight": np.zeros((12, 32), I32)}, QuantizationError, "qweight"),
