@@ -1,10 +1,10 @@
 """Convert a Hugging Face checkpoint to one with packed linear layers for marlin_gemm.
 
 CHECKPOINT is a folder with config.json and safetensors files. It contains a model that was quantized with GPTQ, AWQ,
-AutoRound, Marlin or compressed-tensors, or, with --quantize, a float model. OUT is a new folder, which transformers can
-load after a call to cudatma.integrations.transformers.register(). To continue an interrupted conversion, run the same
-command again. The conversion needs neither a GPU nor torch, and keeps only one layer in memory. If torch and
-transformers are installed, the command first compares the layers with the model class.
+AutoRound, Marlin, compressed-tensors or ModelOpt, to fp8 or to MXFP4, or, with --quantize, a float model. OUT is a new
+folder, which transformers can load after a call to cudatma.integrations.transformers.register(). To continue an
+interrupted conversion, run the same command again. The conversion needs neither a GPU nor torch, and keeps only one
+layer in memory. If torch and transformers are installed, the command first compares the layers with the model class.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ if __name__ == "__main__":  # run the subcommand, even if the checkout is not in
 
     raise SystemExit(cudatma_main(["convert", *sys.argv[1:]]))
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.explain import table_text
 from cudatma.quantization.conversion import Conversion, LayerReport, convert_checkpoint
-from cudatma.quantization.packed import GROUP_SIZES
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
 
 from .command_line import Parser
 
@@ -40,7 +39,7 @@ EXAMPLES = """examples:
 """
 #: Options that apply only to float models.
 _QUANTIZING = {
-    "group_size": "--group-size", "asymmetric": "--asymmetric", "clip_search": "--clip-search",
+    "format": "--format", "group_size": "--group-size", "asymmetric": "--asymmetric", "clip_search": "--clip-search",
     "exclude": "--exclude", "vision_tower": "--vision-tower",
 }  # fmt: skip
 
@@ -71,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.checkpoint,
                 options.out,
                 quantize=options.quantize,
-                group_size=options.group_size or 128,
+                format=options.format or "int4",
+                group_size=options.group_size,
                 symmetric=not options.asymmetric,
                 clip_search=options.clip_search,
                 dtype=options.dtype,
@@ -159,15 +159,13 @@ def parser() -> Parser:
     add = result.add_argument
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model to convert")
     add("out", metavar="OUT", type=Path, help="new folder, or folder of an interrupted conversion")
-    add("--quantize", action="store_true", help="round a float model's weights to int4")
-    sizes = ", ".join(map(str, GROUP_SIZES))
+    add("--quantize", action="store_true", help="round a float model's weights to --format")
     add(
-        "--group-size",
-        type=_group_size,
-        metavar="N",
-        help=f"number of weights that share a scale: {sizes} (default: 128)",
+        "--format", choices=tuple(WEIGHT_FORMATS), metavar="FORMAT", help=f"{', '.join(WEIGHT_FORMATS)} (default: int4)"
     )
-    add("--asymmetric", action="store_true", help="quantize with zero points")
+    help_size = "number of weights that share a scale, or -1 for one scale per output (default: 128 if possible)"
+    add("--group-size", type=int, metavar="N", help=help_size)
+    add("--asymmetric", action="store_true", help="quantize with zero points (int4 only)")
     add("--clip-search", action="store_true", help="search for the range with the least squared error (20x slower)")
     help_exclude = "name pattern of layers to leave unchanged, such as 'model.layers.0.*' (quote it); repeatable"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
@@ -176,9 +174,3 @@ def parser() -> Parser:
     add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=help_dtype)
     add("--json", action="store_true", help="print the report as JSON")
     return result
-
-
-def _group_size(text: str) -> int:
-    if text not in map(str, GROUP_SIZES):
-        raise argparse.ArgumentTypeError(f"must be one of {', '.join(map(str, GROUP_SIZES))}, got {text}")
-    return int(text)

@@ -1,7 +1,7 @@
 """Explain a kind of hazard or the choice of a kernel for a problem.
 
-NAME is one or more kinds of hazards, or marlin, gemm or attention with the sizes of a problem. Without NAME, the
-command lists all kinds of hazards. No GPU is needed.
+NAME is one or more kinds of hazards, or a kernel family (marlin, gemm, attention, experts) with the sizes of a problem.
+Without NAME, the command lists all kinds of hazards. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ EXAMPLES = """examples:
   cudatma explain read_before_load --out example
   cudatma explain marlin --m 16 --n 4096 --k 4096
   cudatma explain attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --causal --json
+  cudatma explain experts --m 64 --k 2048 --n 768 --experts 128 --top-k 8
 """
 
 

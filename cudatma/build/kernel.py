@@ -503,7 +503,7 @@ def _nvrtc_version(root: Path) -> tuple[int, int]:
 
 
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
-    """Return the fact that the cache folder stores for ``facts``, or find and store it. Both values are JSON."""
+    """Return the result that the cache folder stores for ``facts``, or compute and store it. Both values are JSON."""
     key, cache = digest(facts), _cache(root)
     known = cache.recall(key)
     if known is None:

@@ -41,7 +41,7 @@ class Patches(ExitStack):
         by_replacement = {id(new): original for original, new in pairs}
         modules = _modules_of_program()
         _replace(modules, by_original)
-        self.callback(lambda: _replace([*modules, *_modules_of_program()], by_replacement))
+        self.callback(lambda: _replace(modules | _modules_of_program(), by_replacement))
 
     def set_objects(self, convert: Mapping[type, Callable[[Any], Any]]) -> None:
         """Replace all existing objects of some types. ``convert`` maps each type to a function that converts an object.
@@ -61,13 +61,16 @@ class Patches(ExitStack):
             self.callback(_swap, replacements, originals)
 
 
-def _modules_of_program() -> list[ModuleType]:
+def _modules_of_program() -> set[ModuleType]:
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return [module for module in modules if module.__name__.partition(".")[0] not in LIBRARIES]
+    return {module for module in modules if module.__name__.partition(".")[0] not in LIBRARIES}
 
 
 def _replace(modules: Iterable[ModuleType], replacements: Mapping[int, Any]) -> None:
     for module in modules:
+        # There can be millions of variables. Most modules contain none of the objects.
+        if replacements.keys().isdisjoint(map(id, list(vars(module).values()))):
+            continue
         for name, value in list(vars(module).items()):
             if id(value) in replacements:
                 setattr(module, name, replacements[id(value)])

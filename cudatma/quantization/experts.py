@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
 from cudatma.quantization.layout_v1 import BLOCK, SYMMETRIC_ZERO, blocks
-from cudatma.quantization.namespaces import namespace_of, native_array, on_device_of
+from cudatma.quantization.namespaces import host_array, library_of, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import LogicalWeight, PackedWeight, _Referable, pack, unpack
 from cudatma.quantization.rounding import quantize
 from cudatma.quantization.storage import StoredWeight, read_weight, write_weights
+from cudatma.quantization.weight_format import weight_format
 
 #: Number of adjacent columns of gate, and then of up, in a gated weight. A thread of an MMA holds columns that are this
 #: number of columns apart.
@@ -39,6 +41,9 @@ class PackedExperts(_Referable):
         Number of columns N of each expert.
     gated : bool
         Whether the columns are those of gate and up, which are stored alternately in groups of 8 columns.
+    tensor_scales : array of float32, shape (experts, 1), or (experts, 2) if ``gated``, optional
+        Factors of each expert's weights, or of its gate and its up, in addition to ``weight.tensor_scale``. Only nvfp4
+        weights have these factors.
 
     Attributes
     ----------
@@ -67,6 +72,7 @@ class PackedExperts(_Referable):
     experts: int
     columns: int
     gated: bool = False
+    tensor_scales: Any = None
     attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +91,20 @@ class PackedExperts(_Referable):
             raise ArgumentTypeError("gated", repr(self.gated), "True, False")
         if self.gated and self.columns % (2 * GATE_COLUMNS):
             raise QuantizationError("columns", self.columns, f"a multiple of {2 * GATE_COLUMNS} for gate and up")
+        if self.tensor_scales is not None:
+            self._check_tensor_scales()
+
+    def _check_tensor_scales(self) -> None:
+        """Raise QuantizationError unless the factors match the weight. Only values in host memory are checked."""
+        scales, shape = self.tensor_scales, (self.experts, 1 + self.gated)
+        if not weight_format(self.format).has_tensor_scale:
+            raise QuantizationError("tensor_scales", "an array", f"None for format {self.format!r}")
+        if scales.dtype != np.float32 or scales.shape != shape:
+            raise QuantizationError("tensor_scales", f"{scales.dtype} {scales.shape}", f"float32 {shape}")
+        if namespace_of(scales) is not namespace_of(self.weight.qweight):
+            raise QuantizationError("tensor_scales", f"a {library_of(scales)} array", "on the device of the weight")
+        if isinstance(scales, np.ndarray) and not bool(np.isfinite(scales).all()):
+            raise QuantizationError("tensor_scales", f"{scales[~np.isfinite(scales)][0]}", "finite values")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -119,7 +139,7 @@ class PackedExperts(_Referable):
     @property
     def nbytes(self) -> int:
         """Total size of all arrays in bytes."""
-        return self.weight.nbytes
+        return self.weight.nbytes + (0 if self.tensor_scales is None else int(self.tensor_scales.nbytes))
 
     @property
     def device(self) -> int | None:
@@ -139,14 +159,18 @@ class PackedExperts(_Referable):
         numpy.ndarray, shape (experts, K, N)
             The values. The columns of a gated weight are gate, then up.
         """
-        values = self.weight.dequantize(dtype=dtype)
+        values = self.weight.dequantize(dtype=dtype if self.tensor_scales is None else np.float64)
         split = values.reshape(values.shape[0], self.experts, self.padded_columns).transpose(1, 0, 2)
         stored = split[:, :, : self.columns]
-        if not self.gated:
-            return np.ascontiguousarray(stored)
         out: NDArray[Any] = np.empty_like(stored)
-        out[:, :, _gate_order(self.columns)] = stored
-        return out
+        out[:, :, _gate_order(self.columns) if self.gated else slice(None)] = stored
+        if self.tensor_scales is None:
+            return out
+        factors = host_array(self.tensor_scales, "tensor_scales")[:, None, :, None]
+        exact = (out.reshape(*out.shape[:2], 1 + self.gated, -1) * factors).reshape(out.shape)
+        with np.errstate(over="ignore"):  # Values beyond the range of dtype become infinite, as on the GPU.
+            rounded: NDArray[Any] = exact.astype(BFLOAT16 if dtype == "bfloat16" else dtype)
+        return rounded
 
     def to_device(self, device: int | None = None) -> PackedExperts:
         """Copy the weights to a GPU.
@@ -166,7 +190,12 @@ class PackedExperts(_Referable):
         ArgumentTypeError, DriverError
             As for ``PackedWeight.to_device``.
         """
-        return self._with(self.weight.to_device(device))
+        weight = self.weight.to_device(device)
+        if weight is self.weight:
+            return self
+        with on_device_of(weight.qweight):
+            scales = None if self.tensor_scales is None else namespace_of(weight.qweight).asarray(self.tensor_scales)
+        return PackedExperts(weight, self.experts, self.columns, self.gated, scales)
 
     def to_host(self) -> PackedExperts:
         """Copy the weights to the host.
@@ -176,7 +205,11 @@ class PackedExperts(_Referable):
         PackedExperts
             The weights with NumPy arrays, or these weights if they are on the host.
         """
-        return self._with(self.weight.to_host())
+        weight = self.weight.to_host()
+        if weight is self.weight:
+            return self
+        scales = None if self.tensor_scales is None else host_array(self.tensor_scales, "tensor_scales")
+        return PackedExperts(weight, self.experts, self.columns, self.gated, scales)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights to a safetensors file.
@@ -227,7 +260,11 @@ class PackedExperts(_Referable):
         StoredWeight
             The metadata, and the arrays on the host.
         """
-        return replace(self.weight.stored(name), shape=self.shape, gated=self.gated)
+        stored = self.weight.stored(name)
+        arrays = stored.arrays
+        if self.tensor_scales is not None:
+            arrays = arrays | {"tensor_scales": host_array(self.tensor_scales, "tensor_scales")}
+        return replace(stored, shape=self.shape, gated=self.gated, arrays=arrays)
 
     @classmethod
     def from_stored(cls, path: str | os.PathLike[str], stored: StoredWeight) -> PackedExperts:
@@ -260,17 +297,12 @@ class PackedExperts(_Referable):
         experts, k, columns = shape
         weight = PackedWeight.from_stored(path, replace(stored, shape=(k, experts * blocks(columns) * BLOCK)))
         try:
-            return cls(weight, experts, columns, stored.gated)
+            return cls(weight, experts, columns, stored.gated, stored.arrays.get("tensor_scales"))
         except QuantizationError as error:
             raise WeightFileError(f"{field}.{error.field}", error.got, error.allowed, remedy) from error
 
-    def _with(self, weight: PackedWeight) -> PackedExperts:
-        if weight is self.weight:
-            return self
-        return PackedExperts(weight, self.experts, self.columns, self.gated)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.weight, self.experts, self.columns, self.gated)
+        return type(self), (self.weight, self.experts, self.columns, self.gated, self.tensor_scales)
 
     def __repr__(self) -> str:
         where = "host" if self.device is None else f"device {self.device}"
@@ -302,7 +334,7 @@ def quantize_experts(
     gated : bool, default False
         Whether the columns of gate precede the columns of up, as in the first weight of a gated layer.
     symmetric, dtype, clip_search, format : optional
-        As for ``quantize``. The experts of an nvfp4 weight have a common tensor scale, as in ``pack_experts``.
+        As for ``quantize``. In the format nvfp4, each expert, or its gate and its up, has its own tensor scale.
 
     Returns
     -------
@@ -325,16 +357,21 @@ def quantize_experts(
     if native.ndim != 3 or 0 in native.shape:
         raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N), each at least 1")
     options = {"group_size": group_size, "symmetric": symmetric, "dtype": dtype, "clip_search": clip_search}
-    order = _order(native.shape[2], gated)
-    packed = []
+    order, half = _order(native.shape[2], gated), native.shape[2] // 2
+    has_two_scales = order is not None and weight_format(format).has_tensor_scale
+    packed: list[Any] = []
     for index in range(native.shape[0]):
-        expert = native[index] if order is None else native[index][:, order]
+        expert = native[index]
         try:
-            packed.append(quantize(expert, format=format, **options))
+            if has_two_scales:
+                halves = [quantize(part, format=format, **options) for part in (expert[:, :half], expert[:, half:])]
+                packed.append(tuple(halves))
+            else:
+                packed.append(quantize(expert if order is None else expert[:, order], format=format, **options))
         except QuantizationError as error:
             field = f"weights[{index}]" if error.field == "weight" else f"weights[{index}]: {error.field}"
             raise QuantizationError(field, error.got, error.allowed) from error
-    return _stacked(packed, gated)
+    return pack_experts(packed, gated=True) if has_two_scales else _stacked(packed, gated)
 
 
 def pack_experts(
@@ -346,8 +383,8 @@ def pack_experts(
     ----------
     weights : sequence of PackedWeight, or of pairs of PackedWeight
         The weight (K, N) of each expert, all of the same shape, format, group size, dtype and device. With ``gated``,
-        an element can also be a pair of weights (K, N / 2), gate and up. If the tensor scales differ, the largest one
-        applies to all experts, and the scales of the others are multiplied by the ratio and rounded to their type.
+        an element can also be a pair of weights (K, N / 2), gate and up. The tensor scales become ``tensor_scales`` of
+        the result.
     gated : bool, default False
         Whether the columns of gate precede the columns of up.
 
@@ -397,9 +434,10 @@ def pack_experts(
         raise QuantizationError("weights", "a mix of both", "a sequence of weights, or a sequence of pairs of weights")
     symmetric = all(weight.symmetric for weight in named.values())
     order = _order(first.shape[1] * len(experts[0]), gated)
+    scales = [[weight.tensor_scale for weight in parts] for parts in experts]
     if order is None and all(weight.symmetric == symmetric for weight in named.values()):
-        return _stacked([parts[0] for parts in experts], gated)
-    return _stacked([_joined(parts, order, symmetric) for parts in experts], gated)
+        return _stacked([parts[0] for parts in experts], gated, scales)
+    return _stacked([_joined(parts, order, symmetric) for parts in experts], gated, scales)
 
 
 def _gate_order(columns: int) -> NDArray[np.int64]:
@@ -420,21 +458,22 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
 
 
 def _joined(weights: Sequence[PackedWeight], order: NDArray[np.int64] | None, symmetric: bool) -> PackedWeight:
-    """Concatenate the columns of weights, put them in this order, and add zero points unless ``symmetric``."""
+    """Concatenate the columns of weights, put them in this order, and add zero points unless ``symmetric``.
+
+    The result has no tensor scale.
+    """
     first = weights[0]
     xp = namespace_of(first.qweight)
-    tensor_scale = max((weight.tensor_scale for weight in weights), key=abs)
     with on_device_of(first.qweight):
         parts = [unpack(weight) for weight in weights]
-        scales = [_rescaled(part.scales, w.tensor_scale / tensor_scale) for part, w in zip(parts, weights, strict=True)]
-        arrays = [[part.q for part in parts], scales]
+        arrays = [[part.q for part in parts], [part.scales for part in parts]]
         if not symmetric:
             arrays.append([_zeros(part, xp) for part in parts])
         joined = [xp.concatenate(array, axis=1) for array in arrays]
         if order is not None:
             columns = xp.asarray(order)
             joined = [xp.ascontiguousarray(array[:, columns]) for array in joined]
-        return pack(*joined, group_size=first.group_size, format=first.format, tensor_scale=tensor_scale)
+        return pack(*joined, group_size=first.group_size, format=first.format)
 
 
 def _zeros(part: LogicalWeight, xp: Any) -> Any:
@@ -443,27 +482,30 @@ def _zeros(part: LogicalWeight, xp: Any) -> Any:
     return xp.full(part.scales.shape, SYMMETRIC_ZERO, dtype=np.uint8)
 
 
-def _stacked(weights: Sequence[PackedWeight], gated: bool) -> PackedExperts:
-    """Combine weights of the same kind whose columns are in stored order."""
+def _stacked(
+    weights: Sequence[PackedWeight], gated: bool, tensor_scales: Sequence[Sequence[float]] | None = None
+) -> PackedExperts:
+    """Combine weights of the same kind whose columns are in stored order.
+
+    ``tensor_scales`` contains one or two factors for each expert. Default: the tensor scales of the weights.
+    """
     first = weights[0]
     k, n = first.shape
     xp = namespace_of(first.qweight)
-    tensor_scale = max((weight.tensor_scale for weight in weights), key=abs)
+    factors = None
     with on_device_of(first.qweight):
         stacked = PackedWeight(
             qweight=xp.concatenate([weight.qweight for weight in weights]),
-            scales=xp.concatenate([_rescaled(w.scales, w.tensor_scale / tensor_scale) for w in weights], axis=1),
+            scales=xp.concatenate([weight.scales for weight in weights], axis=1),
             zeros=None if first.zeros is None else xp.concatenate([weight.zeros for weight in weights], axis=1),
             perm=None,
             shape=(k, len(weights) * blocks(n) * BLOCK),
             group_size=first.group_size,
             dtype=first.dtype,
             format=first.format,
-            tensor_scale=tensor_scale,
         )
-    return PackedExperts(stacked, len(weights), n, gated)
-
-
-def _rescaled(scales: Any, ratio: float) -> Any:
-    """Return scales times a ratio of tensor scales."""
-    return scales if ratio == 1 else (scales.astype(np.float32) * np.float32(ratio)).astype(scales.dtype)
+        if weight_format(first.format).has_tensor_scale:
+            rows = tensor_scales or [[weight.tensor_scale] for weight in weights]
+            shape = len(weights), 1 + gated
+            factors = xp.asarray(np.ascontiguousarray(np.broadcast_to(np.array(rows, np.float32), shape)))
+    return PackedExperts(stacked, len(weights), n, gated, factors)

@@ -53,14 +53,8 @@ def from_mxfp4(blocks: Any, scales: Any, *, dtype: Any) -> PackedWeight:
 
 
 def scale_values(scales: Any, field: str) -> NDArray[Any]:
-    """Return the values of scales, which are floating-point numbers or uint8 codes.
-
-    The codes are e4m3 numbers if ``field`` is "weight_scale", because torch's e4m3 tensors are passed as bytes.
-    Otherwise, the codes are e8m0 numbers.
-    """
+    """Return the values of scales, which are floating-point numbers or e8m0 numbers in uint8."""
     array = host_array(scales, field)
-    if array.dtype == np.uint8 and field == "weight_scale":
-        array = array.view(ml_dtypes.float8_e4m3fn)
     if array.dtype == np.uint8:
         values: NDArray[np.float32] = np.ldexp(np.float32(1), array.astype(np.int32) - _E8M0_BIAS)
         values[array == _E8M0_NAN] = np.nan

@@ -206,7 +206,7 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
     """Return the permutation that sorts rows by group (stably), or None if the rows are already sorted."""
     index = host_array(g_idx, "g_idx")
     if index.dtype.kind not in "iu" or index.shape != (k,):
-        raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"integers ({k},)")
+        raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"an integer array with shape ({k},)")
     if index.min() < 0 or index.max() >= groups:
         raise QuantizationError("g_idx", f"{index.min()} to {index.max()}", f"0 to {groups - 1}")
     sorted_index = np.arange(k) // (k if size == -1 else size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -103,6 +104,8 @@ def _from_torch(tensor: Any, field: str) -> Any:
         return bits.numpy().view(BFLOAT16) if on_host else bfloat16_view(_from_dlpack(bits, field))
     if not on_host:
         return _from_dlpack(tensor, field)
+    if tensor.dtype is torch.float8_e4m3fn:
+        return tensor.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
     try:
         return tensor.numpy()
     except (RuntimeError, TypeError) as error:

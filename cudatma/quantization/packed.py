@@ -566,7 +566,7 @@ def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
     """Convert a permutation to int32 after checking its range. PackedWeight checks for duplicates."""
     host = host_array(perm, "perm")
     if host.dtype.kind not in "ui" or host.shape != (k,):
-        raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"integers ({k},)")
+        raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"an integer array with shape ({k},)")
     if host.min() < 0 or host.max() >= k:
         allowed = f"a permutation of the integers from 0 to {k - 1}"
         raise QuantizationError("perm", f"values from {host.min()} to {host.max()}", allowed)

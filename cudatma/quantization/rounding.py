@@ -176,8 +176,7 @@ def _quantize(
     for name, chosen in (("symmetric", symmetric), ("clip_search", clip_search)):
         if not isinstance(chosen, bool | np.bool_):
             raise ArgumentTypeError(name, repr(chosen), "True, False")
-    if not symmetric and not kind.has_zeros:
-        raise QuantizationError("symmetric", False, f"True for format {kind.name!r}")
+    kind.check_symmetric(bool(symmetric))
     xp = namespace_of(weight)
     k, n = weight.shape
     group_rows = blocks(k) * BLOCK if group_size == -1 else group_size

@@ -4,7 +4,7 @@ A weight named ``layer`` is stored as the tensors ``layer.qweight`` and ``layer.
 ``layer.zeros`` and ``layer.perm``. The file's metadata consists of strings with the keys format, layout_version and
 weights. The value of weights is JSON that maps each name to its shape, group_size, dtype and arrays and, for formats
 other than int4, to its format and tensor_scale. The weights of experts have the shape (experts, K, N), and the
-additional entry gated.
+additional entry gated. nvfp4 experts have the tensor ``layer.tensor_scales``.
 
 To add a layout version, increment layout_v1.LAYOUT_VERSION and register in CONVERTERS, for each earlier version, a
 function that converts the arrays to a later version. CONVERTERS is empty because version 1 is the first version.
@@ -120,7 +120,10 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
 
 
 def read_weight(path: str | os.PathLike[str]) -> StoredWeight:
-    """Return the only weight of a file. Raises WeightFileError as read_weights() does, and if there are several."""
+    """Return the only weight of a file.
+
+    Raises the errors of read_weights(), and WeightFileError if there are several weights.
+    """
     weights = read_weights(path)
     if len(weights) != 1:
         shown = ", ".join(list(weights)[:4]) or "none"

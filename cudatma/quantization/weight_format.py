@@ -130,6 +130,11 @@ class WeightFormat:
         codes = xp.searchsorted(xp.asarray(self._midpoints), xp.abs(values)).astype(np.float32)
         return codes + xp.where(xp.signbit(values), np.float32(len(self.values) // 2), np.float32(0))
 
+    def check_symmetric(self, symmetric: bool) -> None:
+        """Raise QuantizationError if a weight with zero points is not possible in this format."""
+        if not symmetric and not self.has_zeros:
+            raise QuantizationError("symmetric", symmetric, f"True for format {self.name!r}")
+
     def check_group_size(self, group_size: object) -> None:
         """Raise QuantizationError unless the format allows this group size."""
         if type(group_size) is not int or group_size not in self.group_sizes:

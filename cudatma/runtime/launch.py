@@ -182,10 +182,7 @@ class DebugPlan(LaunchPlan):
         self._listener = listener
 
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
-        """Reshape the launch.
-
-        The launch is never programmatic.
-        """
+        """Change the grid and the shared memory. The launch is never programmatic."""
         super().reshape(grid, shared_bytes, False)
 
     def launch(self, stream: int) -> None:

@@ -172,6 +172,7 @@ def test_rings_wrap(page_size: int, target: Target) -> None:
     check(given, parts=1, schedules=3, fields={"stages": 2}, target=target)
 
 
+@pytest.mark.slow
 def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
     given = make(lengths=[200, 65], heads=4, kv_heads=2, dtype="bfloat16")
     first = check(given, parts=3)
@@ -246,7 +247,7 @@ FP8_CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in FP8_CASES), ("window", SM120A)],

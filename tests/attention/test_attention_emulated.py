@@ -95,7 +95,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("version", "case"), RUNS)
 def test_results_are_right_and_clean(version: str, case: str) -> None:
     dtype = ("float16", "bfloat16")[len(case) % 2]
@@ -146,7 +146,7 @@ def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, A
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("version", "dims"),
-    [("scalar", (192, 128)), ("a1", (32, 32)), ("a1", (256, 256)), ("a2", (192, 128))],
+    [("a1", (32, 32)), ("scalar", (192, 128)), ("a1", (256, 256)), ("a2", (192, 128))],
     ids=str,
 )
 def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int]) -> None:
@@ -408,7 +408,7 @@ def is_right(given: dict[str, Any], out: Any, lse: Any, checked: Any, sequences:
         np.testing.assert_allclose(lse[:, rows], sums, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "version"),
     [

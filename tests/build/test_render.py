@@ -404,7 +404,7 @@ def test_an_unknown_primitive_is_refused_at_its_place(name: str, target: str, hi
         rendered(f'int own;\n//% use "{name}"\n', target)
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_kernel_needs_all_that_its_source_declares(name: str) -> None:
     """A dump contains no primitive, function or constant that its kernel does not use."""

@@ -37,6 +37,7 @@ Array = np.ndarray[Any, Any]
 BACKENDS = ("emulator", "reference")
 
 
+@pytest.mark.sweep(60)
 @pytest.mark.parametrize("case", [case for case in CASES if not case.large], ids=str)
 def test_a_call_gives_what_numpy_gives(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if not get_target("sm_90a").has(case.needs):

@@ -237,7 +237,7 @@ WRONG_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "NaN": (lambda f: change_tensors(f, lambda t: t[WEIGHT].__setitem__((3, 4), np.nan)), "NaN"),
     "truncated": (
         lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
-        "truncated",
+        "ends at byte",
     ),
 }
 

@@ -149,7 +149,7 @@ def checks_of(
         ("case", "variant"), [(case, variant) for case in cases for variant in ("", *case.variants)], ids=_name
     )
     def is_clean(case: Case, variant: str) -> None:
-        report, is_right = case.run(*filter(None, [variant]), schedules=10)
+        report, is_right = case.run(*filter(None, [variant]), schedules=4)
         assert report.is_clean, str(report)
         assert is_right
 
@@ -171,7 +171,7 @@ def _check_bug(case: Case, bug: str) -> None:
     """Check that a bug is reported first, once at each place, with a complete report and no unexpected kinds."""
     wanted = case.bugs[bug]
     kinds = (wanted,) if isinstance(wanted, str) else wanted
-    report, _ = case.run(bug, schedules=8)
+    report, _ = case.run(bug, schedules=4)
     assert [hazard.kind for hazard in report.hazards][:1] == [kinds[0]], str(report)
     assert report.kinds <= set(kinds), str(report)
     found = [hazard for hazard in report.hazards if hazard.kind == kinds[0]]

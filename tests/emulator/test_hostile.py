@@ -184,8 +184,8 @@ setp.ne.u32 %p2, %r1, LAST;
     ("body", "last", "is_endless"),
     [
         ("@%p1 atom.global.cas.b32 %r1, [%rd1], 0, 1;", 2, True),
-        ("@%p1 atom.global.add.u32 %r1, [%rd1], 1;", 5000, False),
-        ("add.u32 %r2, %r2, 1;\nsetp.gt.u32 %p3, %r2, 5000;\nselp.u32 %r1, 1, 0, %p3;", 1, False),
+        ("@%p1 atom.global.add.u32 %r1, [%rd1], 1;", 2000, False),
+        ("add.u32 %r2, %r2, 1;\nsetp.gt.u32 %p3, %r2, 2000;\nselp.u32 %r1, 1, 0, %p3;", 1, False),
         ("mov.u32 %r1, %clock;\nshr.u32 %r1, %r1, 23;", 1, False),
     ],
     ids=["lock", "counter in memory", "counter in a register", "clock"],
@@ -202,7 +202,7 @@ def test_the_step_limit_names_the_loop() -> None:
     text = kernel(f"ld.param.u64 %rd1, [p];\nmov.u32 %r1, 0;\n{counted}")
     shown: list[tuple[int, int]] = []
     with pytest.raises(StepLimitError, match="through PTX lines 11-13"):
-        run(text, block=32, step_limit=30_000, progress=lambda done, steps: shown.append((done, steps)))
+        run(text, block=32, step_limit=15_000, progress=lambda done, steps: shown.append((done, steps)))
     assert (0, 0) < max(shown) < (1, 0)
 
 

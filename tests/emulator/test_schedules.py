@@ -73,6 +73,7 @@ extern "C" __global__ void k(u32* data, u32* state, u32* out, u32 looks) {
 """
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_are_interleaved_at_their_atomics(seed: int) -> None:
     for looks, kinds in ((1 << 20, set()), (1, {"global_race"})):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from typing import Any
 
-import numpy as np
 from tma_data import Bytes, digest
 
 from cudatma.descriptor import Im2colSpec, TiledSpec
 from cudatma.errors import DescriptorError
-
-#: Maximum compressed bytes of a change that is stored next to the hash.
-KEPT_BYTES = 12000
 
 
 def make_spec(fields: dict[str, Any], address: int) -> TiledSpec | Im2colSpec:
@@ -40,17 +34,6 @@ def set_bits(raw: bytes, first: int, bits: int, value: int) -> bytes:
     return (int.from_bytes(raw, "little") & ~mask | value << first & mask).to_bytes(len(raw), "little")
 
 
-def changed(before: Bytes, after: Bytes) -> str | None:
-    """Return the difference as base64 of a compressed XOR, or None if it is large."""
-    packed = zlib.compress((before ^ after).tobytes(), 9)
-    return base64.b64encode(packed).decode() if len(packed) <= KEPT_BYTES else None
-
-
-def restore(before: Bytes, text: str) -> Bytes:
-    """Return the bytes after the operation, from those before it and changed()."""
-    return before ^ np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
-
-
 def finished(
     case: dict[str, Any],
     reports: list[list[int]],
@@ -68,9 +51,8 @@ def finished(
         receiving = [r for rank, r in enumerate(reports) if case.get("targets", 1) >> rank & 1]
         answer["counted"] = [expected - missing if balanced else "over" for _, missing, balanced in receiving]
         answer["done"] = min(done for done, _, _ in receiving)
-    for name, (before, after) in zip(("gmem", "smem"), memories, strict=True):
+    for name, (_, after) in zip(("gmem", "smem"), memories, strict=True):
         answer[name] = digest(after)
-        answer[f"{name}_x"] = changed(before, after) if (before != after).any() else ""
     if case.get("edits"):
         words = edited[8:].hex()  # the address depends on the buffer's
         answer["map"] = words

@@ -1,4 +1,4 @@
-"""Run the cases of tma_cases.py on the emulator's TMA alone: without kernel and warps, a hundred times faster."""
+"""Run recorded TMA operations on the emulator's TMA alone, without a kernel and warps, a hundred times faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the cases of tma_cases.py on the emulator with the PTX of the kernel that ran on the GPU."""
+"""Run recorded TMA operations on the emulator with the PTX of the kernel that ran on the GPU."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ class Layer:
     """A call of marlin_moe.
 
     mapped: half of the experts are on another GPU. skipped: fraction of skipped choices. duplicates: a token may choose
-    an expert several times. zero: all weights are 0. biased: both products have biases.
+    an expert several times. zero: all weights are 0. biased: both products have biases. In the format nvfp4, the tensor
+    scales of all experts, gates and ups differ.
     """
 
     m: int
@@ -39,6 +40,7 @@ class Layer:
     ids: str = "int32"
     biased: bool = False
     activation: str = "silu_glu"
+    format: str = "int4"
 
     def operands(self, seed: int = 0) -> dict[str, Any]:
         """Return the arguments of the call in host memory."""
@@ -46,8 +48,11 @@ class Layer:
 
         def pack(*shape: int, gated: bool) -> PackedExperts:
             dense = random.standard_normal(shape, np.float32) * (0 if self.zero else 0.05)
+            if self.format == "nvfp4":
+                factors = np.exp(random.standard_normal((shape[0], 1, 1 + gated, 1)))
+                dense = (dense.reshape(*shape[:2], 1 + gated, -1) * factors).reshape(shape)
             options = {"group_size": self.group_size, "dtype": self.dtype, "symmetric": self.symmetric}
-            return quantize_experts(dense, gated=gated, **options)
+            return quantize_experts(dense, gated=gated, format=self.format, **options)
 
         total = 2 * self.experts if self.mapped else self.experts
         ids = np.argsort(random.random((self.m, total)))[:, : self.top_k]
@@ -123,8 +128,10 @@ LAYERS = {
     "all_skipped": Layer(5, 128, 64, 4, 2, 64, skipped=1.0),
     "same_expert": Layer(40, 128, 64, 3, 2, 64, same_expert=True),
     "many_rows": Layer(70, 192, 96, 3, 2, 64, "bfloat16", symmetric=False),
-    "gpt_oss": Layer(5, 192, 96, 4, 2, 32, "bfloat16", biased=True, activation="swiglu_oai"),
+    "gpt_oss": Layer(5, 192, 96, 4, 2, 32, "bfloat16", biased=True, activation="swiglu_oai", format="mxfp4"),
     "gpt_oss_many_rows": Layer(66, 144, 80, 3, 2, 64, biased=True, activation="swiglu_oai"),
+    "nvfp4": Layer(3, 208, 96, 4, 2, 16, "bfloat16", mapped=True, format="nvfp4"),
+    "nvfp4_many_rows": Layer(50, 160, 80, 3, 2, 16, biased=True, format="nvfp4"),
     "one_expert": Layer(5, 64, 16, 1, 1, 32),
     "every_expert": Layer(3, 80, 16, 7, 7, 32, "bfloat16", biased=True),
     "61_experts": Layer(7, 128, 48, 61, 3, ids="int64"),

@@ -114,9 +114,9 @@ HOST, NARROW, SHUFFLED = (
 #: What is wrong, the call, the error, and the field that it names.
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("no array", lambda: quantize_experts(None), ArgumentTypeError, "weights"),
-    ("two axes", lambda: quantize_experts(dense(64, 64)), QuantizationError, "weights"),
-    ("no expert", lambda: quantize_experts(dense(0, 64, 64)), QuantizationError, "weights"),
-    ("no K", lambda: quantize_experts(dense(2, 0, 32)), QuantizationError, "weights"),
+    ("two axes", lambda: quantize_experts(dense(64, 64)), QuantizationError, "weights.shape"),
+    ("no expert", lambda: quantize_experts(dense(0, 64, 64)), QuantizationError, "weights.shape"),
+    ("no K", lambda: quantize_experts(dense(2, 0, 32)), QuantizationError, "weights.shape"),
     ("odd gate", lambda: quantize_experts(dense(2, 64, 24), group_size=64, gated=True), QuantizationError, "weights"),
     ("integers", lambda: quantize_experts(np.ones((2, 64, 32), np.int32)), QuantizationError, r"weights\[0\]"),
     ("NaN", lambda: quantize_experts(np.full((2, 64, 32), np.nan)), QuantizationError, r"weights\[0\]: weight\[0, 0\]"),

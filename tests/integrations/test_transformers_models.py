@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
+from float_folders import KINDS, write
 from model_folders import (
     FFN,
     HIDDEN,
@@ -164,6 +165,17 @@ def test_a_device_map_counts_the_packed_weights(tmp_path: Path) -> None:
     quantizer.preprocess_model(planned)
     sizes, _ = compute_module_sizes(planned, quantizer)
     assert sizes[""] == sum(tensor.nbytes for tensor in (*loaded.parameters(), *loaded.buffers()))
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_other_formats_are_packed(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "in", kind)
+    convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    loaded = load(tmp_path / "in")
+    expect_packed(loaded)
+    converted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(logits(loaded), logits(converted))
 
 
 def test_tied_embeddings_and_biases(tmp_path: Path) -> None:

@@ -69,6 +69,16 @@ def test_a_layer_computes_the_results_of_its_checkpoint(form: str, size: int, as
     check(layer, experts, dtype)
 
 
+@pytest.mark.parametrize(("form", "size"), [("gptq", 64), ("gptq", -1), ("compressed-tensors", 32)])
+def test_a_layer_of_int8(form: str, size: int) -> None:
+    layer = empty_layer(form, size, False, bits=8)
+    assert layer.quant_method.experts_cls is CudatmaW4A16Experts
+    experts = Experts(INTERMEDIATE, size, False, torch.float16, bits=8)
+    experts.fill(layer, form, False)
+    layer.quant_method.process_weights_after_loading(layer)
+    check(layer, experts, torch.float16)
+
+
 def loaded_layer(**options: Any) -> tuple[Any, Experts]:
     layer, experts = empty_layer("gptq", 64, False, **options), Experts(INTERMEDIATE, 64, False, torch.float16)
     experts.fill(layer, "gptq", False)
@@ -122,7 +132,6 @@ def test_weights_reloaded_in_place_keep_their_memory() -> None:
 
 
 REFUSED = {
-    "8 bits": ({"bits": 8}, "quantization scheme"),
     "whole columns of compressed-tensors": ({"form": "compressed-tensors", "size": -1}, "must be group, got channel"),
     "gelu": ({"activation": "gelu"}, "activation"),
     "sizes": ({"form": "compressed-tensors", "size": 16}, "the group size must be one of"),
@@ -139,7 +148,7 @@ def test_vllm_uses_its_own_kernel_for_other_layers(
     facts = {"form": "gptq", "size": 64, "asymmetric": False} | changes
     layer = empty_layer(**facts)
     assert layer.quant_method.experts_cls is not CudatmaW4A16Experts
-    assert "'CUDATMA' does not support the layer because" in lines[0]
+    assert "'CUDATMA' (W4A16Experts) does not support the layer because" in lines[0]
     assert reason in lines[0]
 
 

@@ -6,7 +6,7 @@ PackedExpertsLayer and pack_layer() contain all code that runs after the selecti
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,14 @@ torch = pytest.importorskip("torch")
 
 from cudatma.build import kernel as build
 from cudatma.context import Runtime, using_runtime
-from cudatma.integrations.vllm.experts import LoadedFormat, PackedExpertsLayer, pack_layer, prepare_layer
+from cudatma.integrations.vllm.experts import (
+    LoadedFormat,
+    PackedExpertsLayer,
+    concatenated_bias,
+    pack_layer,
+    prepare_layer,
+)
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
 
 pytestmark = pytest.mark.gpu
 
@@ -90,14 +97,61 @@ def run(kernel: PackedExpertsLayer, layer: Any, x: Any, factors: Any, ids: Any) 
     return y
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+class GptOssKernel(PackedExpertsLayer):
+    format = "mxfp4"
+    activation_name = "swiglu_oai"
+
+
+class GptOssLayer(torch.nn.Module):  # type: ignore[name-defined]
+    """A layer of experts as vLLM loads it from a checkpoint of gpt-oss, where gate and up alternate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        values = torch.from_numpy(WEIGHT_FORMATS["mxfp4"].values).double().to(DEVICE)
+        self.dense, self.bias = {}, {}
+        for prefix, k, n in (("w13", HIDDEN, 2 * INTERMEDIATE), ("w2", INTERMEDIATE, HIDDEN)):
+            codes = torch.randint(0, 16, (EXPERTS, n, k), generator=generator, device=DEVICE, dtype=torch.uint8)
+            scales = torch.randint(
+                120, 123, (EXPERTS, n, k // 32), generator=generator, device=DEVICE, dtype=torch.uint8
+            )
+            factors = torch.exp2(scales.double() - 127).repeat_interleave(32, -1)
+            self.dense[prefix] = (values[codes.long()] * factors).transpose(1, 2)
+            self.bias[prefix] = torch.randn(EXPERTS, n, generator=generator, device=DEVICE).bfloat16()
+            loaded = {"weight": codes[..., ::2] | codes[..., 1::2] << 4, "weight_scale": scales}
+            for name, tensor in loaded.items():
+                self.register_parameter(f"{prefix}_{name}", _parameter(tensor))
+        facts = {"hidden_dim": HIDDEN, "intermediate_size_per_partition": INTERMEDIATE, "in_dtype": torch.bfloat16}
+        self.moe_config: Any = SimpleNamespace(**facts, experts_per_token=TOP_K)
+        self.expert_map: Any = None
+
+    def pack(self) -> PackedExpertsLayer:
+        loaded = LoadedFormat("gpt_oss", ("weight", "weight_scale", "zero_point"), 32, False, "mxfp4")
+        pack_layer(self, loaded, lambda layer, name, tensor: setattr(layer, name, _parameter(tensor)))
+        prepare_layer(self, loaded, MAX_TOKENS, activation="swiglu_oai")
+        kernel = GptOssKernel()
+        kernel.moe_config = self.moe_config
+        kernel.w1_scale, kernel.w2_scale = self.w13_weight_scale, self.w2_weight_scale
+        kernel.w1_zp = kernel.w2_zp = None
+        kernel.w1_bias, kernel.w2_bias = concatenated_bias(self.bias["w13"]), self.bias["w2"]
+        return kernel
+
+    def expected(self, x: Any, factors: Any, ids: Any) -> Any:
+        both = torch.einsum("mk,mjkn->mjn", x.double(), self.dense["w13"][ids]) + self.bias["w13"][ids]
+        gate, up = both[..., ::2].clamp(max=7), both[..., 1::2].clamp(-7, 7)
+        hidden = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+        results = torch.einsum("mjk,mjkn->mjn", hidden, self.dense["w2"][ids]) + self.bias["w2"][ids]
+        return (factors.double()[:, :, None] * results).sum(1)
+
+
+@pytest.mark.parametrize("layer_of", [lambda: Layer(torch.float16), lambda: Layer(torch.bfloat16), GptOssLayer])
 def test_a_layer_computes_the_results_of_what_was_loaded_without_compiling(
-    dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layer_of: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path))
     with using_runtime(Runtime()):
-        layer = Layer(dtype)
-        kernel = layer.pack()
+        layer = layer_of()
+        dtype, kernel = layer.moe_config.in_dtype, layer.pack()
         monkeypatch.setattr(build, "compile_source", lambda *_, **__: pytest.fail("a call compiles a kernel"))
         for m in (1, 2, 3, 5, 16, 37, 100, 300, MAX_TOKENS):
             x, factors, ids = batch(m, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -87,6 +88,48 @@ def test_repacked_experts_equal_packed_ones(
     assert (zeros is None) == (expected.zeros is None)
     if zeros is not None:
         np.testing.assert_array_equal(zeros.numpy(), expected.zeros)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "n_major"])
+def test_repacked_int8_experts_equal_packed_ones(layout: str) -> None:
+    rng = np.random.default_rng(0)
+    q = rng.integers(0, 256, (EXPERTS, 96, 80), dtype=np.uint8)
+    scales = rng.uniform(0.001, 0.002, (EXPERTS, 3, 80)).astype(np.float16)
+    parts = zip(q, scales, strict=True)
+    expected = cudatma.pack_experts([pack(*part, group_size=32, format="int8") for part in parts], gated=True).weight
+    rows = torch.from_numpy(np.ascontiguousarray(q.swapaxes(1, 2)).view(np.int32))
+    loaded = torch.from_numpy(scales)
+    if layout == "gptq":
+        rows = rows.transpose(1, 2).contiguous()
+    else:
+        loaded = loaded.transpose(1, 2).contiguous()
+    qweight, packed_scales, zeros = pack_tensors(layout, rows, loaded, None, is_gated=True, format="int8")
+    np.testing.assert_array_equal(qweight.reshape(expected.qweight.shape).numpy(), expected.qweight)
+    np.testing.assert_array_equal(packed_scales.numpy(), expected.scales)
+    assert zeros is None
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_repacked_experts_of_gpt_oss_equal_packed_ones(is_gated: bool) -> None:
+    rng = np.random.default_rng(0)
+    k, n = 192, 128  # Padding has other codes of 0.
+    q = rng.integers(0, 16, (EXPERTS, k, n), dtype=np.uint8)
+    scales = np.exp2(rng.integers(-8, -4, (EXPERTS, k // 32, n))).astype(ml_dtypes.bfloat16)
+    q[:, 32:64, 5], scales[:, 1, 5] = 0, 0  # padding, whose loaded scales are 2^-127
+    parts = zip(q, scales, strict=True)
+    packed = [pack(*part, group_size=32, format="mxfp4") for part in parts]
+    expected = cudatma.pack_experts(packed, gated=is_gated).weight
+    if is_gated:  # Gate and up alternate.
+        q, scales = (array.reshape(EXPERTS, -1, 2, n // 2).swapaxes(2, 3).reshape(array.shape) for array in (q, scales))
+    codes, factors = q.swapaxes(1, 2), torch.from_numpy(scales.astype(np.float32)).transpose(1, 2).contiguous()
+    factors[factors == 0] = 2.0**-127
+    loaded = torch.from_numpy(np.ascontiguousarray(codes[..., ::2] | codes[..., 1::2] << 4))
+    qweight, packed_scales, zeros = pack_tensors(
+        "gpt_oss", loaded, factors.bfloat16(), None, is_gated=is_gated, format="mxfp4"
+    )
+    np.testing.assert_array_equal(qweight.reshape(expected.qweight.shape).numpy(), expected.qweight)
+    np.testing.assert_array_equal(packed_scales.float().numpy(), expected.scales.astype(np.float32))
+    assert zeros is None
 
 
 def test_bytes_hold_the_same_values_as_words() -> None:

@@ -24,10 +24,15 @@ from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.moe_wna16 import MoeWNA16Config
+from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
+from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
 from vllm.platforms import PlatformEnum, current_platform
 from vllm.platforms.interface import DeviceCapability
 
+from cudatma.quantization.weight_format import WEIGHT_FORMATS
+
 EXPERTS, TOP_K, HIDDEN = 5, 2, 256
+_E2M1 = WEIGHT_FORMATS["mxfp4"].values.astype(np.float64)
 _prefixes = (f"model.layers.{i}.mlp.experts" for i in itertools.count())
 #: The column that AWQ stores in each nibble of a word.
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -75,11 +80,13 @@ class Integers:
     scales: NDArray[Any]
     zeros: NDArray[np.uint8] | None
     group_size: int
+    bits: int = 4
 
     def dense(self) -> NDArray[np.float64]:
         """Return W (K, N)."""
         group = np.arange(len(self.q)) // (len(self.q) if self.group_size == -1 else self.group_size)
-        zeros = np.full(self.scales.shape, 8.0) if self.zeros is None else self.zeros.astype(np.float64)
+        middle = 2.0 ** (self.bits - 1)
+        zeros = np.full(self.scales.shape, middle) if self.zeros is None else self.zeros.astype(np.float64)
         return (self.q - zeros[group]) * self.scales[group].astype(np.float64)
 
     def product(self, x: Any) -> NDArray[np.float64]:
@@ -92,8 +99,9 @@ class Integers:
         return {"gptq": self._gptq, "awq": self._awq, "compressed-tensors": self._compressed_tensors}[form]()
 
     def _gptq(self) -> dict[str, Any]:
-        stored = np.full(self.scales.shape, 7, np.uint8)  # zero points minus one
-        return {"qweight": _words(self.q.T).T, "scales": _tensor(self.scales), "qzeros": _words(stored)}
+        stored = np.full(self.scales.shape, 2 ** (self.bits - 1) - 1, np.uint8)  # zero points minus one
+        words = {"qweight": _words(self.q.T, self.bits).T, "qzeros": _words(stored, self.bits)}
+        return {**words, "scales": _tensor(self.scales)}
 
     def _awq(self) -> dict[str, Any]:
         def awq_order(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -105,17 +113,22 @@ class Integers:
 
     def _compressed_tensors(self) -> dict[str, Any]:
         shape = torch.tensor(self.q.T.shape)
-        parts = {"weight_packed": _words(self.q.T), "weight_scale": _tensor(self.scales).T, "weight_shape": shape}
+        parts = {"weight_packed": _words(self.q.T, self.bits), "weight_shape": shape}
+        parts["weight_scale"] = _tensor(self.scales).T
         return parts if self.zeros is None else {**parts, "weight_zero_point": _words(self.zeros).T}
 
 
-def integers(k: int, n: int, group_size: int, asymmetric: bool, dtype: Any, *, seed: int = 0) -> Integers:
+def integers(
+    k: int, n: int, group_size: int, asymmetric: bool, dtype: Any, *, seed: int = 0, bits: int = 4
+) -> Integers:
     rng = np.random.default_rng(seed)
     groups = 1 if group_size == -1 else k // group_size
     kind = ml_dtypes.bfloat16 if dtype == torch.bfloat16 else np.float16
     scales = rng.uniform(0.01, 0.03, (groups, n)).astype(kind)
     zeros = rng.integers(0, 16, (groups, n), dtype=np.uint8) if asymmetric else None
-    return Integers(rng.integers(0, 16, (k, n), dtype=np.uint8), scales, zeros, group_size)
+    if bits == 8:
+        scales = (scales / 16).astype(kind)
+    return Integers(rng.integers(0, 2**bits, (k, n), dtype=np.uint8), scales, zeros, group_size, bits)
 
 
 def quant_config(form: str, group_size: int, asymmetric: bool, bits: int = 4) -> Any:
@@ -124,13 +137,15 @@ def quant_config(form: str, group_size: int, asymmetric: bool, bits: int = 4) ->
         method = {"quant_method": "gptq", "desc_act": False, "sym": not asymmetric}
         said: dict[str, Any] = {"bits": bits, "group_size": group_size, **method}
         return AutoGPTQConfig.from_config(said)
+    if form == "gpt-oss":
+        return GptOssMxfp4Config()
     if form == "awq":
         return AutoAWQConfig.from_config({"bits": 4, "group_size": group_size, "zero_point": asymmetric})
     if form == "moe_wna16":
         method = {"quant_method": "awq", "zero_point": True} if asymmetric else {"quant_method": "gptq", "sym": True}
         return MoeWNA16Config.from_config({"bits": 4, "group_size": group_size, **method})
     strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
-    weights = {"num_bits": 4, "type": "int", "symmetric": not asymmetric, **strategy}
+    weights = {"num_bits": bits, "type": "int", "symmetric": not asymmetric, **strategy}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     said = {"config_groups": {"group_0": group}, "format": "pack-quantized", "ignore": []}
     return CompressedTensorsConfig.from_config({**said, "quant_method": "compressed-tensors"})
@@ -160,11 +175,12 @@ def _tensor(array: NDArray[Any]) -> Any:
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
-def _words(values: NDArray[np.uint8]) -> Any:
-    """Pack uint8 (R, C) into int32 (R, C / 8), eight columns per word, lowest nibble first."""
-    words = np.zeros((len(values), values.shape[1] // 8), np.uint32)
-    for place in range(8):
-        words |= values[:, place::8].astype(np.uint32) << np.uint32(4 * place)
+def _words(values: NDArray[np.uint8], bits: int = 4) -> Any:
+    """Pack uint8 (R, C) into int32 words of consecutive columns, lowest bits first."""
+    per_word = 32 // bits
+    words = np.zeros((len(values), values.shape[1] // per_word), np.uint32)
+    for place in range(per_word):
+        words |= values[:, place::per_word].astype(np.uint32) << np.uint32(bits * place)
     return torch.from_numpy(words.view(np.int32))
 
 
@@ -178,11 +194,14 @@ def experts_layer(form: str, size: int, asymmetric: bool, dtype: Any, *, bits: i
 class Experts:
     """The gate, up and down weights of each expert."""
 
-    def __init__(self, intermediate: int, size: int, asymmetric: bool, dtype: Any, *, seed: int = 0) -> None:
+    def __init__(
+        self, intermediate: int, size: int, asymmetric: bool, dtype: Any, *, seed: int = 0, bits: int = 4
+    ) -> None:
         shapes = {"w1": (HIDDEN, intermediate), "w3": (HIDDEN, intermediate), "w2": (intermediate, HIDDEN)}
 
         def weight(shard: str, expert: int) -> Integers:
-            return integers(*shapes[shard], size, asymmetric, dtype, seed=100 * seed + 10 * expert + int(shard[1]))
+            seed_of = 100 * seed + 10 * expert + int(shard[1])
+            return integers(*shapes[shard], size, asymmetric, dtype, seed=seed_of, bits=bits)
 
         self.biases: list[dict[str, NDArray[np.float64]]] | None = None
         self.weights = [{shard: weight(shard, expert) for shard in shapes} for expert in range(EXPERTS)]
@@ -208,6 +227,49 @@ class Experts:
             bias = {shard: np.float64(0) for shard in dense} if self.biases is None else self.biases[expert]
             gate, up = (rows[token] @ dense[shard] + bias[shard] for shard in ("w1", "w3"))
             result = (gate / (1 + np.exp(-gate)) * up) @ dense["w2"] + bias["w2"]
+            total[token] += float(factors[token, choice]) * result
+        return total
+
+
+def gpt_oss_layer(**options: Any) -> Any:
+    """Return vLLM's module with the parameters of the experts of a layer of gpt-oss, which has loaded nothing."""
+    facts = {"activation": "swigluoai", "has_bias": True, "routed_experts_cls": GptOssRoutedExperts}
+    return experts_layer("gpt-oss", 32, False, torch.bfloat16, **(facts | options))
+
+
+class GptOssExperts:
+    """The weights and biases of all experts as in a checkpoint of gpt-oss, where gate and up alternate."""
+
+    def __init__(self, intermediate: int, *, seed: int = 0, exponent: int = 120) -> None:
+        rng = np.random.default_rng(seed)
+        self.tensors: dict[str, NDArray[Any]] = {}
+        self.dense = {}
+        for prefix, k, n in (("w13", HIDDEN, 2 * intermediate), ("w2", intermediate, HIDDEN)):
+            q = rng.integers(0, 16, (EXPERTS, n, k), dtype=np.uint8)
+            scales = rng.integers(exponent, exponent + 4, (EXPERTS, n, k // 32), dtype=np.uint8)
+            self.tensors[f"{prefix}_weight"] = (q[..., ::2] | q[..., 1::2] << 4).reshape(EXPERTS, n, k // 32, 16)
+            self.tensors[f"{prefix}_weight_scale"] = scales
+            self.tensors[f"{prefix}_bias"] = rng.standard_normal((EXPERTS, n)).astype(np.float32)
+            self.dense[prefix] = _E2M1[q] * np.exp2(scales.repeat(32, -1).astype(np.float64) - 127)
+
+    def fill(self, layer: Any) -> None:
+        """Load each tensor with its parameter's weight_loader, as vLLM's model does."""
+        for name, array in self.tensors.items():
+            parameter = getattr(layer, name)
+            for expert in range(EXPERTS):
+                tensor = torch.from_numpy(array[expert]).to(parameter.dtype)
+                shard = f"gpt_oss_{name.split('_')[0]}"
+                parameter.weight_loader(parameter, tensor, f"experts.{name}", shard, expert)
+
+    def result(self, x: Any, factors: Any, ids: Any) -> NDArray[np.float64]:
+        """Return the weighted sums of the results of each token's experts."""
+        rows, total = x.double().numpy(), np.zeros(x.shape)
+        for token, choice in np.ndindex(*ids.shape):
+            expert = int(ids[token, choice])
+            both = self.dense["w13"][expert] @ rows[token] + self.tensors["w13_bias"][expert]
+            gate, up = np.minimum(both[::2], 7), np.clip(both[1::2], -7, 7)
+            hidden = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            result = self.dense["w2"][expert] @ hidden + self.tensors["w2_bias"][expert]
             total[token] += float(factors[token, choice]) * result
         return total
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import vllm_layers
 from vllm.config import ParallelConfig
 from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as oracle
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm_layers import integers, kernel_of, load
@@ -22,6 +24,7 @@ from vllm_layers import integers, kernel_of, load
 from cudatma.integrations.vllm import register
 from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
 from cudatma.integrations.vllm.moe import CudatmaW4A16Experts
+from cudatma.integrations.vllm.moe_mxfp4 import CudatmaMxfp4Experts
 
 RANKS = 2
 K, INNER, N = 256, 512, 144
@@ -47,16 +50,12 @@ def check(form: str, size: int, asymmetric: bool) -> None:
     assert np.abs(y - expected).max() < 1e-2 * np.abs(expected).max()
 
 
-def check_experts(form: str, size: int, asymmetric: bool) -> None:
+def check_experts(layer: Any, experts: Any, expected_class: type) -> None:
     """Compare the sum of the ranks' results with the whole weights."""
-    with vllm_layers.pretended_gpu(9):
-        layer = vllm_layers.experts_layer(form, size, asymmetric, torch.bfloat16, intermediate_size=INNER)
-        experts = vllm_layers.Experts(INNER, size, asymmetric, torch.bfloat16)
-        experts.fill(layer, form, asymmetric)
-        layer.quant_method.process_weights_after_loading(layer)
-        assert type(layer.quant_method.moe_kernel.fused_experts) is CudatmaW4A16Experts
-        x, factors, ids = vllm_layers.batch(torch.bfloat16)
-        y = tensor_model_parallel_all_reduce(vllm_layers.apply(layer, x, factors, ids)).double().numpy()
+    layer.quant_method.process_weights_after_loading(layer)
+    assert type(layer.quant_method.moe_kernel.fused_experts) is expected_class
+    x, factors, ids = vllm_layers.batch(torch.bfloat16)
+    y = tensor_model_parallel_all_reduce(vllm_layers.apply(layer, x, factors, ids)).double().numpy()
     expected = experts.result(x, factors, ids)
     assert np.abs(y - expected).max() < 2e-2 * np.abs(expected).max()
 
@@ -69,11 +68,19 @@ def main() -> None:
     with vllm_layers.configured():
         for case in CASES:
             check(*case)
+    oracle._user_moe_activation_override = lambda: None  # This function reads the configuration of a model.
     for is_expert_parallel in (False, True):
         parallel = ParallelConfig(tensor_parallel_size=RANKS, rank=rank, enable_expert_parallel=is_expert_parallel)
-        with vllm_layers.configured(parallel_config=parallel):
-            for case in EXPERT_CASES:
-                check_experts(*case)
+        with vllm_layers.configured(parallel_config=parallel), vllm_layers.pretended_gpu(9):
+            for form, size, asymmetric in EXPERT_CASES:
+                layer = vllm_layers.experts_layer(form, size, asymmetric, torch.bfloat16, intermediate_size=INNER)
+                experts = vllm_layers.Experts(INNER, size, asymmetric, torch.bfloat16)
+                experts.fill(layer, form, asymmetric)
+                check_experts(layer, experts, CudatmaW4A16Experts)
+            # vLLM rounds the shard of 96 rows up to 128, so the ranks have 128 and 64 rows.
+            layer, gpt_oss = vllm_layers.gpt_oss_layer(intermediate_size=192), vllm_layers.GptOssExperts(192)
+            gpt_oss.fill(layer)
+            check_experts(layer, gpt_oss, CudatmaMxfp4Experts)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,7 @@ def sizes(count: int, seed: int) -> list[int]:
     return found
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, calls in CALLS.items() for name in calls()])
 def test_a_new_m_gets_the_arguments_of_a_first_call(stub: StubDriver, family: str, name: str) -> None:
     """After all other values of M, each M launches what it would launch in a new process."""

@@ -189,7 +189,7 @@ def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch:
     bench.result(other)
     monkeypatch.setattr(sample, "pinned", lambda config: nullcontext())
     bench.result(rule)
-    with pytest.raises(LaunchError, match=f"the candidate {other.config.entry}"):
+    with pytest.raises(LaunchError, match=f"the kernel of {other.config.entry}"):
         bench.result(other)
 
 

@@ -86,7 +86,7 @@ def test_scales_of_every_kind(dtype: str) -> None:
     assert_same_bits(dense(w), w)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("act_order", "target"), [(True, "sm_90a"), (False, "sm_120a")])
 def test_clean_in_many_schedules(act_order: bool, target: str) -> None:
     """The ring wraps, each warp's buffers are used several times, and a block walks over the edge of N."""

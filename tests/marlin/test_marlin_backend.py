@@ -49,7 +49,7 @@ def error(y: Any, x: Any, weight: Any, bias: Any) -> float:
 OFF_16_BYTES: tuple[int, int, int, dict[str, Any]] = (5, 333, 77, {"group_size": 32, "symmetric": False})
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("target", "m", "k", "n", "options"),
     [
@@ -88,6 +88,7 @@ def test_m_of_0() -> None:
     assert marlin_gemm(x, weight, backend="emulator").shape == (0, 64)
 
 
+@pytest.mark.slow
 def test_the_copy_and_the_dependent_gemm_are_clean() -> None:
     """In several interleavings; the GEMM has to wait for the copy, and the copy for the writer of the activations."""
     x, weight, _ = operands(40, 192, 72)
@@ -112,6 +113,7 @@ def test_a_hostile_order_reads_nothing_outside_of_x() -> None:
     assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
 
 
+@pytest.mark.slow
 def test_a_row_is_the_same_in_every_batch() -> None:
     x, weight, bias = operands(70, 256, 136)
     whole = marlin_gemm(x, weight, bias=bias, backend="emulator", batch_invariant=True)
@@ -222,6 +224,7 @@ def test_products_are_right_and_clean(target: str, m: int, k: int, n: int, optio
     assert relative_error(out, x, w) < (6e-3 if "dtype" in options else 1e-3)
 
 
+@pytest.mark.slow
 def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
     x, w = problem(16, 1024, 128)
     config = mma_sync(tile_m=16, tile_n=64, tile_k=128, warps_n=2, slice_k=2, stages=3, scale_on="accumulator")

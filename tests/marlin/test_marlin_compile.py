@@ -95,7 +95,7 @@ def test_mma_sync(target: str, config: MarlinConfig) -> None:
     check_parameters(config, target, maps=maps, arrays=arrays)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", SM120, ids=ids)
 def test_sm120_code(config: MarlinConfig) -> None:
     assert uses_cluster(instructions(config, "sm_120a")) == []
@@ -172,7 +172,7 @@ def test_resources_of_wgmma(config: MarlinConfig) -> None:
     check_parameters(config, "sm_90a", maps=2 + constants, arrays=arrays)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("config", FEATURES, ids=ids)
 def test_instructions_of_wgmma(config: MarlinConfig) -> None:
     constants = config.has_stage_scales + config.has_stage_zeros

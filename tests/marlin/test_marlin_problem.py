@@ -257,6 +257,7 @@ def test_the_problem_that_the_device_reads(case: tuple[MarlinConfig, int, int, i
     assert (problem.k_iterations - 1) * config.tile_k < k <= problem.k_iterations * config.tile_k
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("config", EVERY_CONFIG, ids=lambda config: config.entry)
 def test_the_struct_has_the_members_that_the_kernel_reads_where_it_reads_them(config: Any) -> None:
     source = re.sub(r"//.*", "", render(config.template, config, "sm_90a"))

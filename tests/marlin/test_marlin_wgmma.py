@@ -106,7 +106,7 @@ def test_tiles_are_divided(name: str) -> None:
 COVERED = ("stream_k", "stack_2_odd_chunks", "multicast_whole_tiles_setmaxnreg", "depth_divided")
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in COVERED])
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, processors, of = CASES[name]
@@ -116,7 +116,7 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k", "n", "ranges"),
     [
@@ -184,6 +184,7 @@ def test_every_tile_is_right_and_clean(tile: WgmmaTile, size: int, divide: bool)
     assert relative_error(out, x, w, bias) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 def test_the_order_of_additions_is_fixed() -> None:
     m, k, n, processors, of = CASES["multicast_stream_k"]
     x, w, _ = operands(m, k, n, of)
@@ -314,7 +315,7 @@ def scaled(w: PackedWeight, largest: float, fit: ScaleFit) -> PackedWeight:
     return made
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", FUSED)
 def test_the_bits_are_those_of_the_other_way(name: str) -> None:
     m, k, n, processors, of, (largest, fit) = FUSED[name]

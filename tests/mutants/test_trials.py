@@ -72,7 +72,7 @@ def drawn(name: str, trial: Trial, count: int) -> list[Mutant]:
     return sorted(mutants, key=turn)[:count]
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_kernel_is_clean_and_its_mutants_are_reported(name: str) -> None:
     trial = TRIALS[name]()

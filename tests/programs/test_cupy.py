@@ -46,6 +46,7 @@ def test_kernels_of_a_module_are_named_as_in_the_source() -> None:
     assert [(entry.launch.library, entry.launch.grid) for entry in log] == [("cupy", (2, 1, 1)), ("cupy", (1, 1, 1))]
 
 
+@pytest.mark.usefixtures("all_objects")
 def test_a_kernel_in_a_variable_of_a_module_launches_on_the_emulator() -> None:
     before, x = EARLY, np.arange(32, dtype=np.float32)
     with cudatma.emulate_launches():
@@ -95,9 +96,10 @@ def test_a_torch_tensor_is_an_array() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(32)
     with cudatma.emulate_launches():
-        EARLY((1,), (32,), (x, np.float32(2), 32), shared_mem=128)
+        kernel = cupy.RawKernel(ADD, "scale", OPTIONS)
+        kernel((1,), (32,), (x, np.float32(2), 32), shared_mem=128)
         holder = SimpleNamespace(x=torch.ones(32))
-        EARLY((1,), (32,), (holder.x.data_ptr(), np.float32(3), 32), shared_mem=128)
+        kernel((1,), (32,), (holder.x.data_ptr(), np.float32(3), 32), shared_mem=128)
     assert (x == -2).all()
     assert (holder.x == -3).all()
 
@@ -111,6 +113,7 @@ def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
     assert (x == 1).all()
 
 
+@pytest.mark.usefixtures("all_objects")
 def test_mistakes_are_named() -> None:
     mistakes: list[tuple[Any, type[Exception], str]] = [
         (

@@ -72,9 +72,11 @@ def packed_layers(out: Path) -> dict[str, PackedWeight]:
         facts = {**section, **facts}
         parts = {part: checkpoint.read_if_present(f"{layer}.{part}") for part in ("qweight", "scales", "zeros", "perm")}
         assert (parts["zeros"] is None, parts["perm"] is None) == (facts["symmetric"], not facts["act_order"])
+        scale = checkpoint.read_if_present(f"{layer}.tensor_scale")
         found[layer] = PackedWeight(
-            **parts, shape=linear_shapes()[layer], group_size=facts["group_size"], dtype=facts["dtype"]
-        )
+            **parts, shape=linear_shapes()[layer], group_size=facts["group_size"], dtype=facts["dtype"],
+            format=facts.get("format", "int4"), tensor_scale=1.0 if scale is None else float(scale),
+        )  # fmt: skip
     return found
 
 
@@ -122,12 +124,23 @@ def test_the_library_of_safetensors_reads_every_file_and_the_index_names_every_t
         np.testing.assert_array_equal(open_checkpoint(tmp_path / "out").read(name), array, strict=True)
 
 
-@pytest.mark.parametrize(("group", "symmetric"), [(128, True), (32, False), (-1, True)])
-def test_a_float_model_is_quantized(tmp_path: Path, group: int, symmetric: bool) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group_size": 128},
+        {"group_size": 32, "symmetric": False},
+        {"group_size": -1},
+        {"format": "mxfp4"},
+        {"format": "nvfp4"},
+        {"format": "fp8"},
+        {"format": "int8", "group_size": 64},
+    ],
+)
+def test_a_float_model_is_quantized(tmp_path: Path, options: dict[str, Any]) -> None:
     weights = write_float(tmp_path / "in", "bfloat16", shards=2)
-    done = convert_checkpoint(
-        tmp_path / "in", tmp_path / "out", quantize=True, group_size=group, symmetric=symmetric, exclude=["*.1.mlp.*"]
-    )
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True, exclude=["*.1.mlp.*"], **options)
+    form, symmetric = options.get("format", "int4"), options.get("symmetric", True)
+    group = options.get("group_size", {"mxfp4": 32, "nvfp4": 16}.get(form, 128))
     packed = packed_layers(tmp_path / "out")
     assert {name for name in linear_shapes() if ".1.mlp." not in name} == set(packed)
     assert done.skipped["model.layers.1.mlp.up_proj"] == "excluded by *.1.mlp.*"
@@ -137,8 +150,24 @@ def test_a_float_model_is_quantized(tmp_path: Path, group: int, symmetric: bool)
         off = np.abs(packed[layer.name].dequantize() - weight)
         assert layer.max_error == pytest.approx(off.max() / np.abs(weight).max(), rel=1e-5)
         assert layer.mean_error == pytest.approx(off.sum() / np.abs(weight).sum(), rel=1e-5)
-        assert 0.02 < layer.mean_error < 0.2
-        assert (layer.group_size, layer.symmetric, packed[layer.name].dtype) == (group, symmetric, "bfloat16")
+        assert 0.002 < layer.mean_error < (0.03 if form in ("fp8", "int8") else 0.2)
+        assert (layer.group_size, layer.symmetric, layer.format) == (group, symmetric, form)
+        assert packed[layer.name].dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"format": "fp4"}, r"^format must be .*'int8', got 'fp4'"),
+        ({"format": "nvfp4", "group_size": 32}, r"^group_size must be 16 for format 'nvfp4', got 32"),
+        ({"format": "fp8", "symmetric": False}, r"^symmetric must be True for format 'fp8', got False"),
+    ],
+)
+def test_options_that_a_format_lacks_are_refused(tmp_path: Path, options: dict[str, Any], match: str) -> None:
+    write_float(tmp_path / "in")
+    with pytest.raises((ArgumentTypeError, QuantizationError), match=match):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True, **options)
+    assert not (tmp_path / "out").exists()
 
 
 def packed_experts(out: Path, name: str) -> PackedExperts:
@@ -278,6 +307,7 @@ def digests(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     write_gptq(tmp_path / "in", order=True)
     convert_checkpoint(tmp_path / "in", tmp_path / "whole", shard_bytes=60_000)
@@ -1007,5 +1037,9 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     report = json.loads(capsys.readouterr().out)
     assert (len(report["layers"]), report["kept_shards"], report["shards"]) == (14, 1, 1)
     assert {layer["group_size"] for layer in report["layers"]} == {64}
+    command = ["convert", str(tmp_path / "in"), str(tmp_path / "fp8"), "--quantize", "--format", "fp8", "--json"]
+    assert cli.main([*command, "--group-size", "-1"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {(layer["format"], layer["group_size"]) for layer in report["layers"]} == {("fp8", -1)}
     assert cli.main(["convert", str(tmp_path / "in"), str(tmp_path / "o"), "--group-size", "64"]) == 2
     assert "a command without --quantize" in capsys.readouterr().err

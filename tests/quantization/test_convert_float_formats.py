@@ -32,7 +32,14 @@ def packed(out: Path, layer: str, shape: tuple[int, int]) -> PackedWeight:
     scale = checkpoint.read_if_present(f"{layer}.tensor_scale")
     arrays = {part: checkpoint.read_if_present(f"{layer}.{part}") for part in ("qweight", "scales", "zeros", "perm")}
     named = {name: facts[name] for name in ("dtype", "group_size", "format")}
-    return PackedWeight(**arrays, shape=shape, **named, tensor_scale=1.0 if scale is None else float(scale))
+    factor = 1.0 if scale is None or scale.ndim else float(scale)
+    return PackedWeight(**arrays, shape=shape, **named, tensor_scale=factor)
+
+
+def packed_experts(out: Path, layer: str, k: int, n: int) -> PackedExperts:
+    scales = open_checkpoint(out).read_if_present(f"{layer}.tensor_scale")
+    weight = packed(out, layer, (k, EXPERTS * n))
+    return PackedExperts(weight, EXPERTS, n, layer.endswith("gate_up_proj"), scales)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,9 +68,7 @@ def test_experts_of_these_formats(tmp_path: Path, model: str, kind: str) -> None
         module = f"model.layers.{b}.{block}.experts"
         gate, up, down = (np.stack([values[f"{module}.{e}.{name}"].T for e in range(EXPERTS)]) for name in naming)
         for name, expected in (("gate_up_proj", np.concatenate([gate, up], axis=2)), ("down_proj", down)):
-            k, n = expected.shape[1:]
-            weight = packed(tmp_path / "out", f"{module}.{name}", (k, EXPERTS * n))
-            experts = PackedExperts(weight, EXPERTS, n, gated=name != "down_proj")
+            experts = packed_experts(tmp_path / "out", f"{module}.{name}", *expected.shape[1:])
             np.testing.assert_allclose(experts.dequantize(dtype=np.float32), expected, rtol=1e-6)
 
 
@@ -110,10 +115,12 @@ def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
             expected = np.concatenate([expected[:, :, ::2], expected[:, :, 1::2]], axis=2)
         k, n = expected.shape[1:]
         assert (layer.shape, layer.format, layer.max_error) == ((EXPERTS, k, n), "mxfp4", 0.0)
-        weight = packed(tmp_path / "out", layer.name, (k, EXPERTS * n))
-        np.testing.assert_array_equal(PackedExperts(weight, EXPERTS, n, gated).dequantize(dtype=np.float32), expected)
-        bias = f"{layer.name}_bias"
-        np.testing.assert_array_equal(open_checkpoint(tmp_path / "out").read(bias), tensors[bias])
+        experts = packed_experts(tmp_path / "out", layer.name, k, n)
+        np.testing.assert_array_equal(experts.dequantize(dtype=np.float32), expected)
+        bias = tensors[f"{layer.name}_bias"]
+        ordered = np.concatenate([bias[:, ::2], bias[:, 1::2]], axis=1) if gated else bias
+        np.testing.assert_array_equal(open_checkpoint(tmp_path / "out").read(f"{layer.name}.bias"), ordered)
+    assert not [name for name in open_checkpoint(tmp_path / "out").names if name.endswith("_bias")]
     small = np.full((EXPERTS, layer.shape[2], layer.shape[1] // 32), 90, np.uint8)
     change(tmp_path / "in", {f"{layer.name}_scales": small})
     with pytest.raises(QuantizationError, match=r"_scales\[.* must be finite values in the range of float16"):

@@ -246,8 +246,10 @@ def test_torch_tensors(dtype: str) -> None:
     tensor = torch.nn.Parameter(torch.from_numpy(weight).to(getattr(torch, dtype)))
     np.testing.assert_array_equal(quantize(tensor).qweight, quantize(weight).qweight)
     np.testing.assert_array_equal(quantize_linear(tensor.T).qweight, quantize(weight).qweight)
-    with pytest.raises(ArgumentTypeError):
+    with pytest.raises(QuantizationError, match="dtype float8_e4m3fn"):
         quantize(tensor.detach().to(torch.float8_e4m3fn))
+    with pytest.raises(ArgumentTypeError, match="float8_e5m2"):
+        quantize(tensor.detach().to(torch.float8_e5m2))
 
 
 def _with(value: float, dtype: Any = np.float32) -> Any:

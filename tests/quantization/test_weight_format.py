@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import cudatma
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentTypeError, FieldError, QuantizationError, WeightFileError
 from cudatma.quantization import (
+    PackedExperts,
     PackedWeight,
     load_weights,
     pack,
@@ -104,12 +106,34 @@ def test_files_shards_and_experts(name: str, tmp_path: Path) -> None:
     assert np.linalg.norm(experts.dequantize() - stacked) < 0.13 * np.linalg.norm(stacked)
 
 
-def test_experts_with_different_tensor_scales() -> None:
+def test_experts_with_different_tensor_scales(tmp_path: Path) -> None:
     weights = [quantize(dense(128, 64) * factor, format="nvfp4", dtype="float16") for factor in (1, 7, 0.3)]
-    experts = pack_experts(weights)
-    assert experts.weight.tensor_scale == weights[1].tensor_scale
-    for packed, weight in zip(experts.dequantize(), weights, strict=True):
-        np.testing.assert_allclose(packed, weight.dequantize(), rtol=2.0**-11)
+    for dtype in ("float64", "float16"):
+        for packed, weight in zip(pack_experts(weights).dequantize(dtype=dtype), weights, strict=True):
+            np.testing.assert_array_equal(packed, weight.dequantize().astype(dtype))
+    gated = pack_experts([(weights[0], weights[1]), (weights[2], weights[0])], gated=True)
+    gated.save(tmp_path / "w.safetensors")
+    for experts in (gated, PackedExperts.load(tmp_path / "w.safetensors"), copy.copy(gated)):
+        gate, up = np.split(experts.dequantize(), 2, axis=2)
+        np.testing.assert_array_equal(gate, [weights[i].dequantize() for i in (0, 2)])
+        np.testing.assert_array_equal(up, [weights[i].dequantize() for i in (1, 0)])
+
+
+@pytest.mark.parametrize(
+    ("scales", "match"),
+    [
+        (np.ones((2, 1), np.float32), r"float32 \(2, 2\), got float32 \(2, 1\)"),
+        (np.ones((2, 2)), r"float32 \(2, 2\), got float64"),
+        (np.array([[1, np.inf], [1, 1]], np.float32), "finite values, got inf"),
+    ],
+)
+def test_wrong_tensor_scales_of_experts(scales: Any, match: str) -> None:
+    gated = quantize_experts(dense(32, 64)[None].repeat(2, 0), format="nvfp4", gated=True)
+    with pytest.raises(QuantizationError, match=f"^tensor_scales must be {match}"):
+        PackedExperts(gated.weight, 2, 64, True, scales)
+    int4 = quantize_experts(np.ones((2, 32, 64), np.float32), group_size=32, gated=True)
+    with pytest.raises(QuantizationError, match=r"^tensor_scales must be None for format 'int4'"):
+        PackedExperts(int4.weight, 2, 64, True, scales)
 
 
 def test_metadata_of_a_file_is_checked(tmp_path: Path) -> None:

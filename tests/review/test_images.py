@@ -232,6 +232,7 @@ def test_builds_without_sass_are_compared_by_their_bytes(tmp_path: Path) -> None
         assert compare(reports(read_images(image)[0]), reports(read_images(other)[0])).equal == is_equal
 
 
+@pytest.mark.slow
 def test_kernels_are_matched_by_name_and_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, targets in (("A", ("sm_90a", "sm_120a")), ("B", ("sm_120a",))):
         for target in targets:

@@ -55,14 +55,14 @@ def nvfp4(rng: Any, n: int, k: int) -> tuple[NDArray[Any], NDArray[Any], NDArray
 
 def nvfp4_modelopt(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
     packed, scale, values = nvfp4(rng, n, k)
-    factor = np.float32(0.003)
+    factor = np.float32(0.003 * np.exp(rng.standard_normal()))
     tensors = {"weight": packed, "weight_scale": scale, "weight_scale_2": np.array(factor)}
     return tensors | {"input_scale": np.array(factor)}, values * factor
 
 
 def nvfp4_compressed(rng: Any, n: int, k: int) -> tuple[Tensors, NDArray[Any]]:
     packed, scale, values = nvfp4(rng, n, k)
-    factor = np.array([256], np.float32)  # Its inverse is exact.
+    factor = np.array([2.0 ** rng.integers(6, 10)], np.float32)  # Its inverse is exact.
     tensors = {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": factor}
     return tensors | {"input_global_scale": factor}, values / factor
 
@@ -128,6 +128,6 @@ def write(folder: Path, kind: str, model: str = "llama") -> Tensors:
     settings = config("bfloat16", section)
     if model != "llama":
         settings |= {"model_type": model, **MOE[model][2]}
-        tensors |= moe_tensors(model)
+        tensors |= {name: array.astype(BF16) for name, array in moe_tensors(model).items()}
     write_folder(folder, tensors, settings)
     return values

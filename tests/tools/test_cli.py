@@ -95,7 +95,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["mutants", "--schedules", "x"], "--schedules must be an integer"),
         (["emulate", "marlin_mma_sync", "--seed"], "--seed must be an integer"),
         (["cache", "more"], "more must be "),
-        (["emulate"], "KERNEL must be passed unless --coverage is, got none"),
+        (["emulate"], "KERNEL must be passed unless --coverage is passed, got none"),
         (["dump"], "kernel must be one of marlin"),
         (
             ["tune", "--shape", "64x64", "--dry-run", "--compile-only"],

@@ -10,6 +10,7 @@ import ast
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -
     return found - {importer}
 
 
+@lru_cache(maxsize=1)
 def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
     """Return the modules that each module imports."""
     files = modules(root)

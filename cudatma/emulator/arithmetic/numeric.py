@@ -74,9 +74,10 @@ def brains(a: Array) -> Array:
 def to_bf16(a: Array) -> Array:
     """Round float32 to nearest even and return the bits of bf16. NaN becomes 0x7FFF."""
     bits = a.view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
-    result: Array = np.where(np.isnan(a), np.uint16(0x7FFF), rounded)
-    return result
+    rounded: Array = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
+    if a.dot(_zeros(a.size, "f4")) == 0:
+        return rounded
+    return np.where(np.isnan(a), np.uint16(0x7FFF), rounded)
 
 
 @runtime
@@ -200,18 +201,27 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def fma_brain(a: Array, b: Array, c: Array) -> Array:
-    """Return the bf16 fused multiply-add. Operands and result are float32 vectors of bf16 values."""
+    """Return the fused multiply-add of float32 vectors of bf16 values as float32, which to_bf16() rounds correctly.
+
+    The rounding to float32 affects the result of to_bf16() only if it returns the middle of two bf16 values.
+    """
+    near = (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32)
+    if not np.count_nonzero((near.view(np.uint32) & np.uint32(0xFFFF)) == np.uint32(0x8000)):
+        return near
     odd = fma_odd(a, b, c)
     single = round32(odd, "rz")
     inexact = (single.astype(np.float64) != odd) & np.isfinite(single)
     sticky = np.where(inexact, single.view(np.uint32) | np.uint32(1), single.view(np.uint32))
-    result: Array = brains(to_bf16(sticky.view(np.float32)))
-    return result
+    return sticky.view(np.float32)
 
 
 @runtime
 def mul_brain(a: Array, b: Array) -> Array:
-    """Return the bf16 product (a fused operation with the addend -0)."""
+    """Return the product of float32 vectors of bf16 values as float32, which to_bf16() rounds correctly."""
+    product = a.astype(np.float64) * b.astype(np.float64)
+    near = product.astype(np.float32)
+    if not np.count_nonzero(near != product):
+        return near
     return fma_brain(a, b, np.full_like(a, -0.0))
 
 

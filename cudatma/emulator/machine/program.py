@@ -14,7 +14,21 @@ from cudatma.emulator.errors import PtxError
 from cudatma.emulator.machine.memory import GlobalMemory, address_of
 from cudatma.emulator.ptx.early_uses import unfenced_wgmmas, unwritten_reads
 from cudatma.emulator.ptx.flow import Flow, bit_set
-from cudatma.emulator.ptx.model import Function, Instruction, Module, Variable
+from cudatma.emulator.ptx.model import (
+    Function,
+    Imm,
+    Instruction,
+    Mem,
+    Module,
+    Operand,
+    Pair,
+    Part,
+    Reg,
+    Sink,
+    Sym,
+    Variable,
+    Vec,
+)
 from cudatma.emulator.ptx.names import find_name
 from cudatma.emulator.ptx.types import Array, unwritten
 from cudatma.emulator.ptx.writer import RUNTIME, SegmentWriter, storage_classes
@@ -79,8 +93,32 @@ class Program:
 
     def check(self) -> None:
         """Raise PtxError for the first instruction that is not supported."""
+        checked: set[Any] = set()
         for segment in self.flow.segments:
-            SegmentWriter(self.flow, segment, self.classes, self.module, True).write()
+            writer = SegmentWriter(self.flow, segment, self.classes, self.module, True)
+            for at in range(segment.start, segment.stop):
+                instruction = self.function.body[at]
+                form = (instruction.parts, instruction.guard is None, tuple(map(self._form, instruction.operands)))
+                if form not in checked:
+                    checked.add(form)
+                    if (error := writer.try_one(at)) is not None:
+                        raise error
+
+    def _form(self, operand: Operand) -> Any:
+        """Return an operand with the types of its registers instead of the registers."""
+        if isinstance(operand, Reg):
+            return self.classes[operand.index]
+        if isinstance(operand, Imm | Sym | Sink):
+            return operand
+        if isinstance(operand, Mem):
+            return self._form(operand.base), operand.offset, tuple(map(self._form, operand.extra))
+        if isinstance(operand, Vec):
+            return tuple(map(self._form, operand.items))
+        if isinstance(operand, Pair):
+            return self._form(operand.first), "|", self._form(operand.second)
+        if isinstance(operand, Part):
+            return self._form(operand.reg), operand.selector
+        return "!", self._form(operand.reg)
 
     def instruction(self, at: int) -> Instruction:
         return self.function.body[at]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.declarations import read_variable
-from cudatma.emulator.ptx.lexer import TYPE_BYTES, Cursor, number
+from cudatma.emulator.ptx.lexer import TYPE_BYTES, Cursor, Token, number
 from cudatma.emulator.ptx.model import (
     Function,
     Imm,
@@ -29,6 +30,16 @@ from cudatma.emulator.ptx.model import (
 _SELECTED = re.compile(r"(.+)\.([bh]\d{1,4})$")
 _RANGED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 _MAX_REGISTERS = 1 << 20
+#: Replacements that remove the blanks around punctuation from tokens that are joined by blanks.
+_SPACING = (
+    *((f" {mark}", mark) for mark in ",;]})"),
+    *((f"{mark} ", mark) for mark in ";]})[{(@!"),
+)
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)\s*(.*)")
+#: Matches an attribute of .loc: the name of the inlined function, or the place of the call.
+_LOC_ATTRIBUTE = re.compile(
+    r",\s*(?:function_name\s+[\w$]+\s*(?:\+\s*\d+)?|inlined_at\s+(\d+)\s+(\d+)\s+(\d+))\s*(?=,|$)"
+)
 #: Maximum number of inlined calls in a source location. Further calls are dropped.
 _MAX_INLINED = 32
 #: Matches the pragma that states which bytes of the next load the program uses. Bit i stands for byte i.
@@ -39,7 +50,8 @@ _USED_BYTES = re.compile(r"used_bytes_mask\s+(0[xX][\da-fA-F]{1,8}|0|[1-9]\d{0,9
 class _Scope:
     """Names that are declared inside a pair of braces.
 
-    ``ranges`` maps the prefix of a declaration such as ``%r<10>`` to its type and count.
+    ``ranges`` maps the prefix of a declaration such as ``%r<10>`` to its type and count. ``operands`` contains the
+    registers that instructions in this scope have used.
     """
 
     number: int
@@ -48,9 +60,15 @@ class _Scope:
     ranges: dict[str, tuple[str, int]] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    operands: dict[str, Reg] = field(default_factory=dict)
 
     def mangle(self, name: str) -> str:
         return name if self.number == 0 else f"{name}@{self.number}"
+
+
+@lru_cache(maxsize=4096)
+def _parts(opcode: str) -> tuple[str, ...]:
+    return tuple(opcode.split("."))
 
 
 class BodyParser:
@@ -127,8 +145,8 @@ class BodyParser:
             for variable in read_variable(cursor, name):
                 self._variable(scope, variable)
             cursor.expect(";")
-        elif name == "loc":
-            self._location()
+        elif name.startswith("loc"):
+            self._location(token)
         elif name == "pragma":
             self._pragma()
         else:
@@ -141,34 +159,23 @@ class BodyParser:
             if used:
                 self.used_bytes = int(used[1], 0)
 
-    def _location(self) -> None:
+    def _location(self, token: Token) -> None:
         """Parse ``.loc file line column``. For inlined code, the directive also refers to the .loc of the call."""
-        cursor = self.cursor
-        place = cursor.integer(), cursor.integer(), cursor.integer()
+        directive = _LOC.fullmatch(token.text)
+        if directive is None or _LOC_ATTRIBUTE.sub("", directive[4]):
+            raise PtxError(f"`{token.text[:80]}` is not a valid .loc directive", token.line)
+        place = int(directive[1]), int(directive[2]), int(directive[3])
         self.file, self.source_line = place[:2]
         self.inlined_at = ()
-        while cursor.accept(","):
-            caller = self._loc_extra()
-            if caller is not None:
+        for attribute in _LOC_ATTRIBUTE.finditer(directive[4]):
+            if attribute[1]:
+                caller = int(attribute[1]), int(attribute[2]), int(attribute[3])
                 self.inlined_at = (caller[:2], *self._callers.get(caller, ()))[:_MAX_INLINED]
         self._callers[place] = self.inlined_at
 
-    def _loc_extra(self) -> tuple[int, int, int] | None:
-        """Parse ``function_name $L__info_string0`` with an optional offset, or ``inlined_at file line column``."""
-        cursor = self.cursor
-        word = cursor.expect_kind("word").text
-        if word == "function_name":
-            cursor.expect_kind("word")
-            if cursor.accept("+"):
-                cursor.integer()
-        elif word == "inlined_at":
-            return cursor.integer(), cursor.integer(), cursor.integer()
-        else:
-            raise cursor.error(f"`{word}` is not supported in .loc")
-        return None
-
     def _registers(self, scope: _Scope) -> None:
         cursor = self.cursor
+        scope.operands.clear()
         kind = cursor.expect_kind("directive").text[1:]
         lanes = ""
         if kind in ("v2", "v4"):
@@ -248,7 +255,7 @@ class BodyParser:
                     break
                 cursor.expect(",")
         text = self._text(start)
-        parts = tuple(opcode.text.split("."))
+        parts = _parts(opcode.text)
         instruction = Instruction(
             parts, tuple(operands), opcode.line, text, guard, self.file, self.source_line, self.inlined_at
         )
@@ -274,15 +281,17 @@ class BodyParser:
         self.function.labels[past] = len(body)
 
     def _text(self, start: int) -> str:
-        tokens = [token.text for token in self.cursor.tokens[start : min(self.cursor.at - 1, start + 40)]]
-        return re.sub(
-            r" ?([,;\]\)\}]) ?|([\[\(\{@!]) ",
-            lambda m: (m[1] + " " if m[1] == "," else m[1]) if m[1] else m[2],
-            " ".join(tokens),
-        )
+        text = " ".join([token.text for token in self.cursor.tokens[start : min(self.cursor.at - 1, start + 40)]])
+        for spaced, compact in _SPACING:
+            text = text.replace(spaced, compact)
+        return text
 
     def _operand(self, scope: _Scope) -> Operand:
         cursor = self.cursor
+        known = scope.operands.get(cursor.token.text)
+        if known is not None and cursor.peek().text != "|":
+            cursor.at += 1
+            return known
         if cursor.accept("["):
             return self._memory(scope)
         if cursor.token.text in ("{", "("):
@@ -299,6 +308,10 @@ class BodyParser:
 
     def _simple(self, scope: _Scope) -> Reg | Imm | Sym | Sink | Part:
         cursor = self.cursor
+        known = scope.operands.get(cursor.token.text)
+        if known is not None:
+            cursor.at += 1
+            return known
         if cursor.token.text in ("-", "+"):
             negative = cursor.next().text == "-"
             return number(cursor.expect_kind("number"), negative)
@@ -309,7 +322,8 @@ class BodyParser:
             return Sink()
         register = self._find_register(scope, token.text)
         if register is not None:
-            return Reg(register)
+            operand = scope.operands[token.text] = Reg(register)
+            return operand
         selected = _SELECTED.match(token.text)
         if selected:
             register = self._find_register(scope, selected[1])

@@ -7,7 +7,7 @@ repairs such code, but not a group without any fence. Source: PTX ISA, "wgmma.fe
 
 from __future__ import annotations
 
-from cudatma.emulator.ptx.flow import Flow, Segment, bit_set, destinations, registers_of
+from cudatma.emulator.ptx.flow import Flow, Segment, bit_set, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
 
 #: Opcodes to which compilers pass undefined values: copies, packing, and accumulators that are multiplied by 0.
@@ -49,8 +49,7 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
     A copy counts as fenced if its source is fenced, because compilers rename accumulators by copying them. Constants
     always count as fenced.
     """
-    body = flow.function.body
-    if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in body):
+    if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in flow.function.body):
         return {}
     before: list[_State | None] = [None] * len(flow.segments)
     before[0] = (0, True)
@@ -59,7 +58,7 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
     while todo:
         segment = flow.segments[todo.pop()]
         state = before[segment.index]
-        dirty, bare = _through(body, segment, state or (0, True), unfenced)
+        dirty, bare = _through(flow, segment, state or (0, True), unfenced)
         for following in segment.next:
             if following < 0:
                 continue
@@ -75,13 +74,13 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
 _State = tuple[int, bool]
 
 
-def _through(body: list[Instruction], segment: Segment, state: _State, unfenced: dict[int, int]) -> _State:
+def _through(flow: Flow, segment: Segment, state: _State, unfenced: dict[int, int]) -> _State:
     """Return the state after a segment, and record the wgmmas that use unfenced registers in ``unfenced``."""
     dirty, bare = state
     for at in range(segment.start, segment.stop):
-        instruction = body[at]
+        instruction = flow.function.body[at]
         if instruction.parts[0] != "wgmma":
-            dirty = _written(instruction, dirty)
+            dirty = _written(instruction, *flow.accesses[at], dirty)
         elif instruction.parts[1] == "fence":
             dirty, bare = 0, False
         elif instruction.parts[1] == "commit_group":
@@ -96,9 +95,8 @@ def _through(body: list[Instruction], segment: Segment, state: _State, unfenced:
     return dirty, bare
 
 
-def _written(instruction: Instruction, dirty: int) -> int:
+def _written(instruction: Instruction, written: list[int], read: list[int], dirty: int) -> int:
     """Return the unfenced registers after an instruction other than wgmma."""
-    written, read = destinations(instruction)
     targets = bit_set(written)
     is_copy = instruction.parts[0] == "mov" and all(isinstance(operand, Reg) for operand in instruction.operands[:1])
     if not is_copy or any(dirty >> register & 1 for register in read):

@@ -72,22 +72,23 @@ _NO_DESTINATION = {
 }
 
 
-def registers_of(operand: Operand) -> Iterable[int]:
-    """Yield the indices of all registers in an operand."""
+def registers_of(operand: Operand) -> tuple[int, ...]:
+    """Return the indices of all registers in an operand."""
     if isinstance(operand, Reg):
-        yield operand.index
-    elif isinstance(operand, Mem):
-        yield from registers_of(operand.base)
-        for part in operand.extra:
-            yield from registers_of(part)
+        return (operand.index,)
+    if isinstance(operand, Imm | Sym):
+        return ()
+    if isinstance(operand, Mem):
+        inner: tuple[Operand, ...] = (operand.base, *operand.extra)
     elif isinstance(operand, Vec):
-        for item in operand.items:
-            yield from registers_of(item)
+        inner = operand.items
     elif isinstance(operand, Pair):
-        yield from registers_of(operand.first)
-        yield from registers_of(operand.second)
+        inner = (operand.first, operand.second)
     elif isinstance(operand, Not | Part):
-        yield from registers_of(operand.reg)
+        inner = (operand.reg,)
+    else:
+        return ()
+    return tuple(register for part in inner for register in registers_of(part))
 
 
 def bit_set(registers: Iterable[int]) -> int:

@@ -15,16 +15,18 @@ from cudatma.emulator.ptx.model import Imm
 
 #: Maximum length of the PTX text in characters, which limits the memory that malicious input can use.
 MAX_CHARS = 64 << 20
-#: Maximum number of tokens, which corresponds to about 25 MB of PTX from a compiler.
+#: Maximum number of tokens and comments, which corresponds to about 25 MB of PTX from a compiler.
 MAX_TOKENS = 1 << 22
 
-#: Matches a newline, comment, string, number, word, directive, or any other single character except blanks.
+#: Matches a newline, comment, string, number, word, .loc directive with its numbers, other directive, or any other
+#: single character except blanks.
 _TOKEN = re.compile(
     r"""\n|//[^\n]*|/\*.*?\*/
     |"(?:[^"\\\n]|\\.)*"
     |0[fF][0-9a-fA-F]{8}(?![\w])|0[dD][0-9a-fA-F]{16}(?![\w])|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
     |\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?
     |[A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*
+    |\.loc(?:[ \t]+\d+){3}(?:[ \t]*,[ \t]*(?:function_name|inlined_at)\b[ \t\w$+]*)*
     |\.[A-Za-z_][\w]*(?:::\w+)*
     |[^ \t\r\f\v]""",
     re.VERBOSE | re.DOTALL,
@@ -47,9 +49,6 @@ class Token(NamedTuple):
     line: int
 
 
-_make = Token._make
-
-
 def tokenize(text: str) -> list[Token]:
     """Return all tokens of a module, followed by an "end" token.
 
@@ -58,9 +57,12 @@ def tokenize(text: str) -> list[Token]:
     if len(text) > MAX_CHARS:
         raise PtxError(f"the PTX text must have at most {MAX_CHARS} characters, got {len(text)}")
     text = text.rstrip("\0")
+    pieces = _TOKEN.findall(text)
+    if len(pieces) - pieces.count("\n") > MAX_TOKENS:
+        raise PtxError(f"the PTX text must have at most {MAX_TOKENS} tokens")
     tokens: list[Token] = []
-    line = 1
-    for piece in _TOKEN.findall(text):
+    new, line = tuple.__new__, 1  # Token() would take twice as long.
+    for piece in pieces:
         kind = _KINDS.get(piece[0])
         if kind is None:
             if piece != "\n":
@@ -71,9 +73,7 @@ def tokenize(text: str) -> list[Token]:
         elif piece in (".", '"'):
             raise PtxError(f"unexpected character {piece!r}", line)
         else:
-            tokens.append(_make((kind, piece, line)))
-            if len(tokens) > MAX_TOKENS:
-                raise PtxError(f"the PTX text must have at most {MAX_TOKENS} tokens", line)
+            tokens.append(new(Token, (kind, piece, line)))
     tokens.append(Token("end", "", line))
     return tokens
 
@@ -146,19 +146,22 @@ class Cursor:
 
     def accept(self, text: str) -> bool:
         """If the text of the current token is ``text``, advance and return True."""
-        if self.token.text == text and self.token.kind != "string":
+        token = self.tokens[self.at]
+        if token.text == text and token.kind != "string":
             self.at += 1
             return True
         return False
 
     def expect(self, text: str) -> Token:
-        if self.token.text != text:
-            raise self.error(f"expected `{text}`, got `{self.token.text or 'end of text'}`")
+        token = self.tokens[self.at]
+        if token.text != text:
+            raise self.error(f"expected `{text}`, got `{token.text or 'end of text'}`")
         return self.next()
 
     def expect_kind(self, kind: str) -> Token:
-        if self.token.kind != kind:
-            raise self.error(f"expected a {kind}, got `{self.token.text or 'end of text'}`")
+        token = self.tokens[self.at]
+        if token.kind != kind:
+            raise self.error(f"expected a {kind}, got `{token.text or 'end of text'}`")
         return self.next()
 
     def integer(self) -> int:

@@ -24,6 +24,8 @@ _MAX_PARAMS = 4096
 #: Matches inline assembly, and a .loc directive in it.
 _INLINE_ASM = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
 _LOC_LINE = re.compile(r"^[ \t]*\.loc\b.*", re.MULTILINE)
+#: Matches a section with debug information, which has more tokens than the code.
+_DEBUG_SECTION = re.compile(r"^[ \t]*\.section[ \t]+\.debug_\w+\s*\{[^{}]*\}", re.MULTILINE)
 _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
 
@@ -39,7 +41,8 @@ def parse(text: str) -> Module:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return _ModuleParser(_INLINE_ASM.sub(_without_locs, text)).read()
+        code = _DEBUG_SECTION.sub(lambda section: "\n" * section[0].count("\n"), text)
+        return _ModuleParser(_INLINE_ASM.sub(_without_locs, code)).read()
     except RecursionError:
         raise PtxError("scopes are nested too deeply") from None
     finally:

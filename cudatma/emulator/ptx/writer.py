@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cudatma.emulator.errors import PtxError
-from cudatma.emulator.ptx.flow import Flow, Segment, destinations, registers_of
+from cudatma.emulator.ptx.flow import Flow, Segment, registers_of
 from cudatma.emulator.ptx.forms import unknown_modifier
 from cudatma.emulator.ptx.model import (
     Imm,
@@ -331,7 +331,7 @@ class SegmentWriter:
             return False
         register, negated = instruction.guard
         predicate = ("~" if negated else "") + self._register(register)
-        for written in destinations(instruction)[0]:
+        for written in self.flow.accesses[self.at][0]:
             if self.flow.crossing >> written & 1:
                 self._register(written)
             elif written not in self.known:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.integrations.torch.operators import MOE
-from cudatma.integrations.torch.packed_module import PackedModule
-from cudatma.integrations.torch.weights import weight_tensors
+from cudatma.integrations.torch.packed_module import PackedModule, bias_tensor
+from cudatma.integrations.torch.weights import expert_tensors
 from cudatma.pipeline import align_up
 from cudatma.quantization import PackedExperts
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
@@ -41,6 +41,8 @@ class ExpertWeights(PackedModule):
         Device of the buffers. Default: torch's default device.
     format : str, default "int4"
         Format of the weights; see ``PackedWeight``.
+    bias : bool, default False
+        Whether each expert has a bias.
 
     Raises
     ------
@@ -49,15 +51,16 @@ class ExpertWeights(PackedModule):
 
     Notes
     -----
-    The arrays are the buffers ``qweight`` (uint8), ``scales``, ``zeros`` (uint8, or None) and ``tensor_scale`` (float32
-    without dimensions for nvfp4, otherwise None).
+    The arrays are the buffers ``qweight`` (uint8), ``scales``, ``zeros`` (uint8, or None), ``bias`` (experts, N), or
+    None, and ``tensor_scale`` (float32). The columns of ``bias`` are in the order of the outputs, also if ``gated`` is
+    True. Only nvfp4 weights have ``tensor_scale``. Its shape is (experts, 2) for gate and up, otherwise (experts, 1).
 
     Examples
     --------
     >>> from cudatma.integrations.torch import ExpertWeights
     >>> ExpertWeights.from_packed(cudatma.quantize_experts(np.ones((4, 128, 256), np.float32), gated=True))
-    ExpertWeights(experts=4, in_features=128, out_features=256, gated=True, group_size=128, symmetric=True, \
-dtype=torch.float16)
+    ExpertWeights(experts=4, in_features=128, out_features=256, gated=True, bias=False, group_size=128, \
+symmetric=True, dtype=torch.float16)
     """
 
     def __init__(
@@ -72,13 +75,13 @@ dtype=torch.float16)
         dtype: Any = torch.float16,
         device: Any = None,
         format: str = "int4",
+        bias: bool = False,
     ) -> None:
         super().__init__()
         kind = weight_format(format)
         group_size = kind.default_group_size if group_size is None else group_size
         kind.check_group_size(group_size)
-        if not symmetric and not kind.has_zeros:
-            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
+        kind.check_symmetric(symmetric)
         for field, size in (("experts", experts), ("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
@@ -87,22 +90,25 @@ dtype=torch.float16)
         self.experts, self.in_features, self.out_features = experts, in_features, out_features
         self.gated, self.group_size, self.format = gated, group_size, format
         shapes = part_shapes(in_features, experts * align_up(out_features, BLOCK), group_size, kind.bits)
-        shapes["tensor_scale"] = ()
+        shapes |= {"tensor_scale": (experts, 1 + gated), "bias": (experts, out_features)}
         dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "tensor_scale": torch.float32}
-        absent = {"zeros": symmetric, "tensor_scale": not kind.has_tensor_scale}
+        dtypes["bias"] = dtype
+        absent = {"zeros": symmetric, "tensor_scale": not kind.has_tensor_scale, "bias": not bias}
         # torch.export miscounts buffers if a buffer that is None precedes another buffer.
         for name in sorted(dtypes, key=lambda name: absent.get(name, False)):
             buffer = None if absent.get(name) else torch.empty(shapes[name], dtype=dtypes[name], device=device)
             self.register_buffer(name, buffer)
 
     @classmethod
-    def from_packed(cls, weights: PackedExperts) -> ExpertWeights:
+    def from_packed(cls, weights: PackedExperts, bias: Any = None) -> ExpertWeights:
         """Create a module from a copy of a PackedExperts, on the device of the weights.
 
         Parameters
         ----------
         weights : PackedExperts
             The weights, of shape (experts, K, N).
+        bias : array_like, shape (experts, N), optional
+            Floating-point bias of each expert, as an array of any library. Default: no bias.
 
         Returns
         -------
@@ -111,12 +117,12 @@ dtype=torch.float16)
 
         Raises
         ------
-        ArgumentTypeError
-            If ``weights`` is not a PackedExperts.
+        ArgumentError, ArgumentTypeError
+            If ``weights`` is not a PackedExperts, or ``bias`` has the wrong shape or dtype.
         """
         if not isinstance(weights, PackedExperts):
             raise ArgumentTypeError("weights", type(weights).__name__, "PackedExperts", "call quantize_experts()")
-        parts = weight_tensors(weights.weight)
+        parts = expert_tensors(weights)
         module = cls(
             *weights.shape,
             gated=weights.gated,
@@ -125,22 +131,34 @@ dtype=torch.float16)
             dtype=parts["scales"].dtype,
             device="meta",
             format=weights.format,
+            bias=bias is not None,
         )
-        for name in ("qweight", "scales", "zeros", "tensor_scale"):
+        if bias is not None:
+            experts, _, columns = weights.shape
+            parts["bias"] = bias_tensor(bias, (experts, columns), weights.dtype).to(parts["scales"].device)
+        for name in ("qweight", "scales", "zeros", "tensor_scale", "bias"):
             setattr(module, name, parts.get(name))
         return module
 
     def extra_repr(self) -> str:
         parts = [f"experts={self.experts}, in_features={self.in_features}, out_features={self.out_features}"]
-        parts += [f"gated={self.gated}, group_size={self.group_size}, symmetric={self.zeros is None}"]
+        parts += [f"gated={self.gated}, bias={self.bias is not None}, group_size={self.group_size}"]
+        parts += [f"symmetric={self.zeros is None}"]
         parts += [f"format={self.format!r}"] if self.format != "int4" else []
         return ", ".join([*parts, f"dtype={self.dtype}"])
 
 
 def marlin_moe(
-    x: Any, w1: ExpertWeights, w2: ExpertWeights, topk_weights: Any, topk_ids: Any, *, expert_map: Any = None
+    x: Any,
+    w1: ExpertWeights,
+    w2: ExpertWeights,
+    topk_weights: Any,
+    topk_ids: Any,
+    *,
+    activation: str = "silu_glu",
+    expert_map: Any = None,
 ) -> Any:
-    """Compute a layer of experts; see ``cudatma.marlin_moe``.
+    """Compute a layer of experts and add their biases; see ``cudatma.marlin_moe``.
 
     torch.compile supports this function.
 
@@ -156,6 +174,8 @@ def marlin_moe(
         Weight of each choice of a token, float32.
     topk_ids : torch.Tensor, shape (tokens, top_k)
         Expert of each choice, int32 or int64.
+    activation : {"silu_glu", "swiglu_oai"}, default "silu_glu"
+        Activation between the products.
     expert_map : torch.Tensor, shape (global experts,), optional
         Index of each expert, int32, or -1 for experts on other GPUs.
 
@@ -194,4 +214,7 @@ def marlin_moe(
         format=w1.format,
         w1_tensor_scale=w1.tensor_scale,
         w2_tensor_scale=w2.tensor_scale,
+        bias1=w1.bias,
+        bias2=w2.bias,
+        activation=activation,
     )

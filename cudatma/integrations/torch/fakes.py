@@ -15,6 +15,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.kernels.attention.check import check_shapes
 from cudatma.kernels.attention.problem import CACHE_TYPE
 from cudatma.kernels.checks import check_gradient
+from cudatma.kernels.experts.problem import GATES
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result, product_batch
 from cudatma.pipeline import align_up
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
@@ -62,16 +63,20 @@ def marlin_gemm(
     return x.new_empty((*x.shape[:-1], n))
 
 
-def check_tensor_scale(tensor_scale: Any, scales: Any, format: str) -> None:
-    """Raise an error unless the tensor may be the scale of a whole weight of this format."""
+def check_tensor_scale(
+    tensor_scale: Any, scales: Any, format: str, field: str = "tensor_scale", shape: tuple[int, ...] = ()
+) -> None:
+    """Raise an error unless the tensor may contain the scales of whole weights of this format."""
     if not weight_format(format).has_tensor_scale:
         remedy = "multiply the scales by it"
-        raise QuantizationError("tensor_scale", "a tensor", f"None for format {format!r}", remedy)
+        raise QuantizationError(field, "a tensor", f"None for format {format!r}", remedy)
     if tensor_scale.dtype != torch.float32:
-        raise ArgumentTypeError("tensor_scale.dtype", _name(tensor_scale.dtype), "float32", "convert the tensor")
-    _check_shape("tensor_scale", tensor_scale, ())
-    _check_device("tensor_scale", tensor_scale, scales, "the weight")
-    _check_gradients(tensor_scale=tensor_scale)
+        raise ArgumentTypeError(f"{field}.dtype", _name(tensor_scale.dtype), "float32", "convert the tensor")
+    _check_shape(field, tensor_scale, shape)
+    if not tensor_scale.is_contiguous():
+        raise ArgumentError(f"{field}.strides", tuple(tensor_scale.stride()), "C order without gaps")
+    _check_device(field, tensor_scale, scales, "the weight")
+    _check_gradients(**{field: tensor_scale})
 
 
 def marlin_moe(
@@ -93,7 +98,12 @@ def marlin_moe(
     format: str = "int4",
     w1_tensor_scale: Any = None,
     w2_tensor_scale: Any = None,
+    bias1: Any = None,
+    bias2: Any = None,
+    activation: str = "silu_glu",
 ) -> Any:
+    if activation not in GATES:
+        raise ArgumentError("activation", activation, ", ".join(GATES))
     if x.dim() != 2:
         raise ArgumentError("x.shape", tuple(x.shape), "(tokens, K)")
     k = x.shape[1]
@@ -104,7 +114,9 @@ def marlin_moe(
     ):
         kind.check_group_size(size)
         if tensor_scale is not None:
-            check_tensor_scale(tensor_scale, parts[1], format)
+            check_tensor_scale(
+                tensor_scale, parts[1], format, f"{name}_tensor_scale", (experts, 2 if name == "w1" else 1)
+            )
         shapes = part_shapes(rows, experts * align_up(columns, BLOCK), size, kind.bits)
         dtypes = {"qweight": torch.uint8, "scales": x.dtype, "zeros": torch.uint8}
         for (part, dtype), tensor in zip(dtypes.items(), parts, strict=True):
@@ -122,7 +134,12 @@ def marlin_moe(
         _check_device(name, tensor, x, "x")
     if expert_map is not None:
         _check_offsets(x, 1, expert_map=expert_map)
-    _check_gradients(topk_weights=topk_weights, w1_scales=w1_scales, w2_scales=w2_scales)
+    for name, bias, columns in (("bias1", bias1, 2 * intermediate), ("bias2", bias2, k)):
+        if bias is not None:
+            _check_like(name, bias, x, "x")
+            _check_shape(name, bias, (experts, columns))
+    tensors = {"topk_weights": topk_weights, "w1_scales": w1_scales, "w2_scales": w2_scales}
+    _check_gradients(**tensors, bias1=bias1, bias2=bias2)
     return x.new_empty((x.shape[0], k))
 
 

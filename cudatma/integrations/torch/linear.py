@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.integrations.torch.operators import MARLIN_GEMM
-from cudatma.integrations.torch.packed_module import PackedModule
+from cudatma.integrations.torch.packed_module import PackedModule, bias_tensor
 from cudatma.integrations.torch.weights import packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
-from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
+from cudatma.kernels.marlin.linear import checked_m_values
 from cudatma.kernels.marlin.operands import check_weight
 from cudatma.kernels.marlin.warm_up import warm_up as warm_up_weights
 from cudatma.kernels.warm_up import check_max_m
@@ -107,8 +106,7 @@ class MarlinLinear(PackedModule):
         kind = weight_format(format)
         group_size = kind.default_group_size if group_size is None else group_size
         kind.check_group_size(group_size)
-        if not symmetric and not kind.has_zeros:
-            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
+        kind.check_symmetric(symmetric)
         for field, size in (("in_features", in_features), ("out_features", out_features)):
             if type(size) is not int or not 1 <= size < 2**31:
                 raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
@@ -167,7 +165,7 @@ class MarlinLinear(PackedModule):
             format=weight.format,
         )
         if bias is not None:
-            parts["bias"] = _bias(bias, n, weight.dtype).to(parts["scales"].device)
+            parts["bias"] = bias_tensor(bias, (n,), weight.dtype).to(parts["scales"].device)
         for name, tensor in parts.items():
             setattr(layer, name, tensor)
         return layer
@@ -437,14 +435,6 @@ class MarlinLinear(PackedModule):
         parts += ["act_order=True"] if self.perm is not None else []
         parts += ["batch_invariant=True"] if self.batch_invariant else []
         return ", ".join(parts)
-
-
-def _bias(bias: Any, n: int, dtype: str) -> Any:
-    """Return a layer's bias in host memory, in the layer's dtype."""
-    shape = describe(bias, "bias").shape
-    if shape != (n,):
-        raise ArgumentError("bias.shape", shape, f"({n},)")
-    return torch.from_numpy(converted_bias(bias, dtype).view("int16").copy()).view(getattr(torch, dtype))
 
 
 def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None) -> None:

@@ -29,7 +29,8 @@ _MARLIN = (
 _MOE = (
     "Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor w1, Tensor w1_scales, Tensor? w1_zeros, Tensor w2, "
     "Tensor w2_scales, Tensor? w2_zeros, int experts, SymInt intermediate, int w1_group_size, int w2_group_size, *, "
-    "Tensor? expert_map=None, str format='int4', Tensor? w1_tensor_scale=None, Tensor? w2_tensor_scale=None"
+    "Tensor? expert_map=None, str format='int4', Tensor? w1_tensor_scale=None, Tensor? w2_tensor_scale=None, "
+    "Tensor? bias1=None, Tensor? bias2=None, str activation='silu_glu'"
 )
 _GEMM = (
     "Tensor a, Tensor b, *, Tensor? bias=None, float alpha=1.0, {beta}str? activation=None, {out_dtype}"
@@ -149,12 +150,16 @@ def marlin_moe(
     format: str = "int4",
     w1_tensor_scale: Any = None,
     w2_tensor_scale: Any = None,
+    bias1: Any = None,
+    bias2: Any = None,
+    activation: str = "silu_glu",
     out: Any = None,
 ) -> Any:
     first, second = (w1, w1_scales, w1_zeros), (w2, w2_scales, w2_zeros)
     sizes, tensor_scales = (w1_group_size, w2_group_size), (w1_tensor_scale, w2_tensor_scale)
     weights = known_experts(first, second, experts, x.shape[-1], intermediate, sizes, format, tensor_scales)
-    return moe.marlin_moe(x, *weights, topk_weights, topk_ids, expert_map=expert_map, out=out)
+    options = {"bias1": bias1, "bias2": bias2, "activation": activation}
+    return moe.marlin_moe(x, *weights, topk_weights, topk_ids, expert_map=expert_map, out=out, **options)
 
 
 register()

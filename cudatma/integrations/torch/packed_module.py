@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from cudatma.errors import ArgumentTypeError, QuantizationError
+from cudatma.arrays import describe
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch.weights import forget
+from cudatma.kernels.marlin.linear import converted_bias
 
 
 class PackedModule(torch.nn.Module):  # type: ignore[misc]
@@ -56,3 +58,10 @@ class PackedModule(torch.nn.Module):  # type: ignore[misc]
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
         if not self.qweight.is_meta:
             forget(self.qweight)
+
+
+def bias_tensor(bias: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return a layer's bias in host memory, in the layer's dtype."""
+    if (got := describe(bias, "bias").shape) != shape:
+        raise ArgumentError("bias.shape", got, str(shape))
+    return torch.from_numpy(converted_bias(bias, dtype).view("int16").copy()).view(getattr(torch, dtype))

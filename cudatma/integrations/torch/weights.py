@@ -35,7 +35,7 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.namespaces import bfloat16_view
 from cudatma.quantization.weight_format import weight_format
 
-#: Key of the PackedExperts among the attachments of its weight.
+#: Key of a PackedExperts, and of the facts from which it was created, among the attachments of its weight.
 _EXPERTS = "experts"
 
 
@@ -141,18 +141,24 @@ def known_experts(
 ) -> tuple[PackedExperts, PackedExperts]:
     """Return the weights of a layer of experts, which use the memory of their tensors.
 
-    ``w1`` and ``w2`` are qweight, scales and zeros of both weights. Raises the errors of packed_weight().
+    ``w1`` and ``w2`` are qweight, scales and zeros of both weights. ``tensor_scales`` are their tensor scales, float32
+    (experts, 2) and (experts, 1), or None. Raises the errors of packed_weight().
     """
     packed = []
     for index, (parts, rows, columns, gated) in enumerate(
         ((w1, k, 2 * intermediate, True), (w2, intermediate, k, False))
     ):
-        kind = group_sizes[index], format, tensor_scales[index]
-        weight = known_weight(*parts, None, rows, experts * align_up(columns, BLOCK), *kind)[0]
-        key = _EXPERTS, experts, columns, gated
-        if key not in weight.attachments:
-            weight.attachments[key] = PackedExperts(weight, experts, columns, gated)
-        packed.append(weight.attachments[key])
+        weight = known_weight(*parts, None, rows, experts * align_up(columns, BLOCK), group_sizes[index], format)[0]
+        scale = tensor_scales[index]
+        key = experts, columns, gated, None if scale is None else _facts(scale)
+        known = weight.attachments.get(_EXPERTS)
+        if known is None or known[0] != key:
+            view = None
+            if scale is not None:
+                check_tensor_scale(scale, parts[1], format, f"w{index + 1}_tensor_scale", (experts, 1 + gated))
+                view = _view(describe(scale, "tensor_scale"))
+            known = weight.attachments[_EXPERTS] = key, PackedExperts(weight, experts, columns, gated, view)
+        packed.append(known[1])
     return packed[0], packed[1]
 
 
@@ -177,6 +183,19 @@ def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
         tensors["tensor_scale"] = torch.tensor(weight.tensor_scale, device=tensors["scales"].device)
     if weight.device is not None:  # CuPy may reuse the memory as soon as the weight is deleted.
         torch.cuda.current_stream(weight.device).synchronize()
+    return tensors
+
+
+def expert_tensors(experts: PackedExperts) -> dict[str, Any]:
+    """Return copies of the arrays of a PackedExperts, as weight_tensors() does.
+
+    The entry tensor_scale has the shape (experts, 2) for gate and up, otherwise (experts, 1).
+    """
+    tensors = weight_tensors(experts.weight)
+    if "tensor_scale" in tensors:
+        whole = tensors["tensor_scale"].expand(experts.experts, 1 + experts.gated)
+        own = _as_tensor(experts.tensor_scales)
+        tensors["tensor_scale"] = (whole if own is None else whole * own).contiguous()
     return tensors
 
 

@@ -59,10 +59,11 @@ def register() -> None:
 
 
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | None = None, **options: Any) -> Any:
-    """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers during loading.
+    """Load a model that another tool quantized, and pack its layers during loading.
 
-    The tool that quantized the model need not be installed. For a model that `cudatma convert` wrote, this function is
-    equivalent to from_pretrained().
+    The format may be any that `cudatma convert` reads: GPTQ, AWQ, AutoRound, Marlin, compressed-tensors, fp8, NVFP4 of
+    ModelOpt, or MXFP4 of gpt-oss. The tool that quantized the model need not be installed. For a model that `cudatma
+    convert` wrote, this function is equivalent to from_pretrained().
 
     Parameters
     ----------
@@ -110,8 +111,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     loaded = loader.from_pretrained(model, config=config, **options)
     if max_m is not None:
         warm_up(loaded, max_m)
-        for moe, arrays in expert_calls(loaded):
-            warm_up_calls(moe, arrays, max_m=max_m)
+        for moe, arrays, settings in expert_calls(loaded):
+            warm_up_calls(moe, arrays, max_m=max_m, **settings)
         for function, operands, settings in attention_calls(loaded):
             if operands[0].is_cuda:
                 warm_up_calls(

@@ -67,8 +67,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         for name, flag in (flags | {"vision_tower": vision_tower}).items():
             if type(flag) is not bool:
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
-        if not symmetric and not kind.has_zeros:
-            raise QuantizationError("symmetric", symmetric, f"True for format {format!r}")
+        kind.check_symmetric(symmetric)
         if bits not in (None, kind.bits):
             raise QuantizationError("bits", repr(bits), f"{kind.bits} for format {format!r}")
         if layout_version not in supported_versions():

@@ -3,7 +3,7 @@
 The quantizer supports three kinds of checkpoints:
 
 - packed layers that `cudatma convert` or save_pretrained() wrote,
-- layers of GPTQ, AWQ or compressed-tensors, which are packed during loading,
+- layers from other tools, which are packed during loading,
 - float layers, which are quantized during loading.
 
 transformers renames the tensors of some architectures. A layer may therefore have different names in the checkpoint and
@@ -27,13 +27,13 @@ from transformers.utils import logging
 from cudatma.backend import selected_backend
 from cudatma.errors import ArgumentError, WeightFileError
 from cudatma.integrations.torch import ExpertWeights, MarlinLinear
-from cudatma.integrations.torch.weights import weight_tensors
+from cudatma.integrations.torch.weights import expert_tensors, weight_tensors
 from cudatma.integrations.transformers.config import CudatmaConfig
-from cudatma.integrations.transformers.experts import replace_experts
-from cudatma.quantization import PackedWeight, pack_experts, quantize_experts, quantize_linear
+from cudatma.integrations.transformers.experts import concatenated, replace_experts, take_biases
+from cudatma.quantization import PackedExperts, PackedWeight, pack_experts, quantize_experts, quantize_linear
 from cudatma.quantization.agreement import LayerFacts
 from cudatma.quantization.checkpoint import Checkpoint, files_by_tensor
-from cudatma.quantization.conversion.expert_groups import NAMINGS, is_expert_weight, misfit
+from cudatma.quantization.conversion.expert_groups import NAMINGS, ExpertGroup, is_expert_weight, misfit
 from cudatma.quantization.conversion.importers import check_scales, pack_layer
 from cudatma.quantization.conversion.inventory import take_inventory
 from cudatma.quantization.conversion.model_class import (
@@ -47,6 +47,7 @@ from cudatma.quantization.conversion.model_class import (
 )
 from cudatma.quantization.conversion.source import tower_layers, unsuitable
 from cudatma.quantization.formats import Format
+from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.safetensors_file import open_safetensors
 from cudatma.quantization.statement import Statement, read_statement
 from cudatma.quantization.weight_format import weight_format
@@ -96,8 +97,35 @@ class PackExperts(Pack):
             tuple([pack_layer(self.kind, tensors, next(facts), dtype=dtype) for tensors in parts])
             for parts in zip(*(matrices[matrix] for matrix in sorted(matrices)), strict=True)  # Gate precedes up.
         ]
-        packed = pack_experts(experts, gated=weights.gated).weight  # type: ignore[arg-type]
+        packed = pack_experts(experts, gated=weights.gated)  # type: ignore[arg-type]
         return _fill(weights, name, packed, next(iter(input_dict.values()))[0].device)
+
+
+class PackStacked(Pack):
+    """Operation that packs the stacked experts of gpt-oss.
+
+    ``groups`` maps the name of each weight of experts in the model to its matrices.
+    """
+
+    def __init__(
+        self, kind: Format, facts: Mapping[str, Sequence[LayerFacts]], groups: Mapping[str, ExpertGroup]
+    ) -> None:
+        super().__init__(kind, {})
+        self.experts, self.groups = facts, groups
+
+    def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
+        """Pack one weight. ``input_dict`` maps the patterns to the stacked tensors."""
+        name = full_layer_name.rpartition(".")[0]
+        weights, group = model.get_submodule(name), self.groups[name]
+        dtype = str(weights.dtype).removeprefix("torch.")
+        parts = {pattern.rpartition("_")[2][:-1]: matches[0] for pattern, matches in input_dict.items()}
+        matrices = zip(*(group.split(host_array(tensor, part)) for part, tensor in parts.items()), strict=True)
+        experts = [
+            pack_layer(self.kind, dict(zip(parts, arrays, strict=True)), self.experts[name][0], dtype=dtype)
+            for arrays in matrices
+        ]
+        packed = pack_experts(experts, gated=weights.gated)
+        return _fill(weights, name, packed, next(iter(parts.values())).device)
 
 
 class Keep(ConversionOps):  # type: ignore[misc]
@@ -138,11 +166,11 @@ class Quantize(ConversionOps):  # type: ignore[misc]
             packed = quantize_linear(moved, **options, dtype=str(module.dtype).removeprefix("torch."))
             del module._parameters["weight"]
             return _fill(module, layer, packed, weight.device)
-        stacked = moved if module.is_transposed else moved.transpose(1, 2)
+        stacked = concatenated(module, name, moved if module.is_transposed else moved.transpose(1, 2))
         weights = replace_experts(module, name, config.facts(full_layer_name))
         dtype = str(weights.dtype).removeprefix("torch.")
         experts = quantize_experts(stacked, gated=weights.gated, dtype=dtype, **options)
-        return _fill(weights, full_layer_name, experts.weight, weight.device)
+        return _fill(weights, full_layer_name, experts, weight.device)
 
 
 def _quantization_device(weight: Any) -> Any:
@@ -169,31 +197,51 @@ def check_ranks(options: Mapping[str, Any]) -> None:
 
 
 def packing_conversions(
-    kind: Format, facts: Mapping[str, LayerFacts], expert_facts: Mapping[str, Sequence[LayerFacts]]
+    kind: Format,
+    facts: Mapping[str, LayerFacts],
+    expert_facts: Mapping[str, Sequence[LayerFacts]],
+    groups: Mapping[str, ExpertGroup],
+    base: str,
 ) -> list[Any]:
-    """Return the converters that transformers uses to collect and pack the tensors of a layer, or of its experts."""
+    """Return the converters that transformers uses to collect and pack the tensors of a layer, or of its experts.
+
+    The patterns match whole names of packed layers only, because float layers may also have a tensor ``weight``. The
+    names in the checkpoint may lack the prefix ``base``, or have this prefix although the names in the model lack it.
+    """
+
+    def pattern(names: Iterable[str]) -> str:
+        prefix = f"{base}." if base else ""
+        return rf"^((?:{re.escape(prefix)})?(?:{'|'.join(re.escape(name.removeprefix(prefix)) for name in names)}))"
+
     parts = (*kind.required, *kind.optional)
-    experts = [
-        WeightConverter(
-            source_patterns=[rf"^(.+\.experts)\.\d+\.{name}\.{part}$" for name in names for part in parts],
-            target_patterns=rf"\1.{target}.qweight",
-            operations=[PackExperts(kind, expert_facts)],
-        )
-        for gate, up, down in NAMINGS
-        for target, names in (("gate_up_proj", (gate, up)), ("down_proj", (down,)))
-    ]
-    # Match whole names, because transformers replaces the first occurrence of a match, and ".self_attn" also begins
-    # with ".s".
-    names = [rf"^(.+)\.{name}$" for name in parts]
-    linear = WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(kind, facts)])
-    return [*experts, linear]
+    if groups and kind.separator == "_":
+        names = [rf"{pattern(groups)}_{part}$" for part in parts]
+        return [WeightConverter(names, r"\1.qweight", [PackStacked(kind, expert_facts, groups)])]
+    converters = []
+    if modules := dict.fromkeys(name.rpartition(".")[0] for name in groups):
+        converters = [
+            WeightConverter(
+                source_patterns=[rf"{pattern(modules)}\.\d+\.{name}\.{part}$" for name in names for part in parts],
+                target_patterns=rf"\1.{target}.qweight",
+                operations=[PackExperts(kind, expert_facts)],
+            )
+            for gate, up, down in NAMINGS
+            for target, names in (("gate_up_proj", (gate, up)), ("down_proj", (down,)))
+        ]
+    if facts:
+        names = [rf"{pattern(facts)}\.{part}$" for part in parts]
+        converters.append(WeightConverter(names, r"\1.qweight", [Pack(kind, facts)]))
+    return converters
 
 
-def _fill(module: MarlinLinear | ExpertWeights, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
+def _fill(
+    module: MarlinLinear | ExpertWeights, layer: str, weight: PackedWeight | PackedExperts, device: Any
+) -> dict[str, Any]:
     """Set the layer's buffers and return them by their full names. transformers checks the shapes of the buffers."""
     buffers = {}
     module.group_size, module.format = weight.group_size, weight.format
-    for name, tensor in weight_tensors(weight).items():
+    tensors = expert_tensors(weight) if isinstance(weight, PackedExperts) else weight_tensors(weight)
+    for name, tensor in tensors.items():
         if name in module._buffers:
             tensor = None if tensor is None else tensor.to(device)
             setattr(module, name, tensor)
@@ -216,12 +264,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         source = quantization_config.source
         self.statement: Statement | None = None if source is None else read_statement(source, "quantization_config")
-        if self.statement is not None and self.statement.format.group_size:
-            got, where = self.statement.format.title, self.statement.where
-            allowed = "GPTQ, AWQ, AutoRound, Marlin or int4 of compressed-tensors"
-            raise WeightFileError(where, got, allowed, "convert the model with `cudatma convert`, and load the result")
         self.layer_facts: dict[str, LayerFacts] = {}
         self.expert_facts: dict[str, list[LayerFacts]] = {}
+        self.expert_groups: dict[str, ExpertGroup] = {}
+        self.base = ""
         self.float_experts: set[str] = set()
 
     def update_dtype(self, dtype: Any) -> Any:
@@ -285,6 +331,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 facts[name], sizes[name] = {}, inventory.sizes(name)
         match = match_layers(model, sizes, checkpoint)
         match.require()
+        self.base = model.base_model_prefix
         modules = {module: facts[layer] for layer, module in match.modules.items()}
         if self.statement is None:
             require_arrays(checkpoint, modules, renaming(model))
@@ -293,7 +340,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             for name, module in match.modules.items():
                 layer_facts = [inventory.facts[layer] for layer in packed[name]]
                 if is_expert_weight(module):
-                    self.expert_facts[module] = layer_facts
+                    self.expert_facts[module], self.expert_groups[module] = layer_facts, inventory.experts[name]
                     dtype = model.get_parameter(module).dtype
                 else:
                     self.layer_facts[module] = layer_facts[0]
@@ -304,7 +351,8 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         for module, module_facts in modules.items():
             if is_expert_weight(module):
                 experts_module, weight = module.rpartition(".")[::2]
-                replace_experts(model.get_submodule(experts_module), weight, module_facts)
+                is_converted = self.statement is None
+                replace_experts(model.get_submodule(experts_module), weight, module_facts, packs_bias=is_converted)
             else:
                 _replace(model, module, model.get_submodule(module), module_facts)
         _untie(model, modules)
@@ -357,18 +405,22 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def get_weight_conversions(self) -> list[Any]:
         """Return the converters that pack layers from another tool, or that load packed experts."""
         if self.statement is not None:
-            return packing_conversions(self.statement.format, self.layer_facts, self.expert_facts)
-        pattern = r"^(.+\.experts\.(?:gate_up_proj|down_proj)\.(?:qweight|scales|zeros|tensor_scale))$"
+            kind = self.statement.format
+            return packing_conversions(kind, self.layer_facts, self.expert_facts, self.expert_groups, self.base)
+        pattern = r"^(.+\.experts\.(?:gate_up_proj|down_proj)\.(?:qweight|scales|zeros|tensor_scale|bias))$"
         return [WeightConverter(source_patterns=pattern, target_patterns=r"\1", operations=[Keep()])]
 
-    def update_weight_conversions(self, weight_conversions: list[Any]) -> list[Any]:
+    def update_weight_conversions(self, weight_conversions: list[Any], *_: Any) -> list[Any]:
         """Return all converters. The first converter with a matching pattern applies.
 
-        transformers' patterns for float experts also match names that continue, such as weight_packed.
+        transformers' patterns for float experts also match names that continue, such as weight_packed. transformers
+        5.23 and later also pass the model.
         """
         return [*self.get_weight_conversions(), *weight_conversions]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        for module in model.modules():
+            take_biases(module)
         layers = {
             name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear | ExpertWeights)
         }

@@ -1,4 +1,4 @@
-"""A vLLM plugin that registers cudatma's W4A16 GEMM and experts as the first of vLLM's kernels for these layers."""
+"""A vLLM plugin that registers cudatma's kernels for quantized layers and experts as the first of vLLM's kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SWITCH = "CUDATMA_VLLM"
 
 
 def register() -> None:
-    """Register CudatmaW4A16LinearKernel and CudatmaW4A16Experts as vLLM's first kernels for 4-bit layers.
+    """Register cudatma's kernels as vLLM's first kernels for layers and experts with quantized weights.
 
     vLLM calls this function in each of its processes through the entry point group ``vllm.general_plugins``. Further
     calls have no effect. For layers and GPUs that the kernels do not support, vLLM uses its own kernels.
@@ -37,7 +37,12 @@ def register() -> None:
     if importlib.util.find_spec("cupy") is None:
         log.warning("cudatma does not register a kernel with vLLM because CuPy is not installed; run %s", INSTALL_CUDA)
         return
-    for name, add in (("linear layers", _add_linear), ("experts", _add_experts), ("fp4 layers", _add_fp4)):
+    for name, add in (
+        ("linear layers", _add_linear),
+        ("experts", _add_experts),
+        ("MXFP4 experts", _add_mxfp4_experts),
+        ("fp4 layers", _add_fp4),
+    ):
         try:
             add()
         except (ImportError, AttributeError, KeyError) as error:
@@ -67,6 +72,12 @@ def _add_linear() -> None:
 
 def _add_experts() -> None:
     from cudatma.integrations.vllm.moe import install
+
+    install()
+
+
+def _add_mxfp4_experts() -> None:
+    from cudatma.integrations.vllm.moe_mxfp4 import install
 
     install()
 

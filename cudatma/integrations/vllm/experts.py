@@ -8,24 +8,27 @@ depends on the checkpoint's format. torch repacks them on their device, one expe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
 from cudatma.context import runtime
 from cudatma.errors import QuantizationError
 from cudatma.integrations.torch.weights import packed_weight
-from cudatma.integrations.vllm.layer import WORD_VALUES, pack_columns, unpack_nibbles
+from cudatma.integrations.vllm.fp4 import pack_fp4_words
+from cudatma.integrations.vllm.layer import BYTES_PER_WORD, WORD_VALUES, pack_columns, repack_int8, unpack_nibbles
 from cudatma.kernels.experts.moe import marlin_moe
 from cudatma.kernels.experts.problem import MAX_EXPERTS, SIZE_UNIT
 from cudatma.kernels.warm_up import LARGEST_M, warm_up
 from cudatma.kernels.workspace import share_captured_workspaces
-from cudatma.quantization import GROUP_SIZES
 from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks
+from cudatma.quantization.weight_format import weight_format
 
 #: Attribute of a layer with the ScaleFits of its weights.
 _FITS = "cudatma_scale_fits"
+#: Bits of a word of MXFP4 codes except the signs.
+_MAGNITUDES = 0x77777777
 #: Position of each of the eight columns in an AWQ word.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -35,22 +38,26 @@ class LoadedFormat(NamedTuple):
 
     Attributes
     ----------
-    layout : {"gptq", "awq", "n_major"}
-        Layout of the integers and zero points. "gptq": words (experts, K / 8, N) that hold consecutive rows. "awq":
-        words (experts, K, N / 8) in AWQ's order. "n_major": words or bytes (experts, N, K / 8 or K / 2) that hold
-        consecutive rows, and zero points (experts, N / 8 or N / 2, groups).
+    layout : {"gptq", "awq", "n_major", "gpt_oss"}
+        Layout of the codes and zero points. "gptq": words (experts, K / 8, N) that hold consecutive rows. "awq": words
+        (experts, K, N / 8) in AWQ's order. "n_major": words or bytes (experts, N, K / 8 or K / 2) that hold
+        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "gpt_oss": the same layout with e8m0
+        scales, where columns of gate and up alternate. A word holds eight 4-bit codes or four 8-bit codes.
     names : tuple of str
-        Names of the parameters for integers, scales and zero points, without the prefix "w13_" or "w2_".
+        Names of the parameters for codes, scales and zero points, without the prefix "w13_" or "w2_".
     group_size : int
         Number of rows of K that share a scale, or -1 for all rows.
     has_zeros : bool
         Whether the weights have zero points.
+    format : str
+        Format of the weights, such as "int4".
     """
 
     layout: str
     names: tuple[str, str, str]
     group_size: int
     has_zeros: bool
+    format: str = "int4"
 
 
 class ExpertsConfig(Protocol):
@@ -63,15 +70,20 @@ class ExpertsConfig(Protocol):
     in_dtype: Any
 
 
-def refusal(config: ExpertsConfig, loaded: LoadedFormat) -> str | None:
-    """Return the reason why marlin_moe does not support a layer, or None if it does."""
+def refusal(config: ExpertsConfig, loaded: LoadedFormat, sizes: tuple[int, int] | None = None) -> str | None:
+    """Return the reason why marlin_moe does not support a layer, or None if it does.
+
+    ``sizes`` are the hidden and intermediate sizes of the rank after vLLM has rounded the sizes in ``config``. Default:
+    vLLM does not round them.
+    """
     if config.in_dtype not in (torch.float16, torch.bfloat16):
         return f"activations must be torch.float16 or torch.bfloat16, got {config.in_dtype}"
-    if loaded.group_size not in GROUP_SIZES:
-        return f"the group size must be one of {', '.join(map(str, GROUP_SIZES))}, got {loaded.group_size}"
-    sizes = {"hidden": config.hidden_dim, "intermediate": config.intermediate_size_per_partition}
+    group_sizes = weight_format(loaded.format).group_sizes
+    if loaded.group_size not in group_sizes:
+        return f"the group size must be one of {', '.join(map(str, group_sizes))}, got {loaded.group_size}"
+    sizes = sizes or (config.hidden_dim, config.intermediate_size_per_partition)
     multiple = max(SIZE_UNIT, loaded.group_size)
-    for name, size in sizes.items():
+    for name, size in zip(("hidden", "intermediate"), sizes, strict=True):
         if size % multiple:
             return f"the {name} size must be a multiple of {multiple} on each rank, got {size}"
     if config.num_local_experts > MAX_EXPERTS:
@@ -84,14 +96,16 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat) -> str | None:
 def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, Any], None]) -> None:
     """Replace the loaded weights of a layer with packed weights, for one of the two products at a time.
 
-    ``replace(layer, name, tensor)`` is vLLM's function that replaces a parameter. The packed integers uint8 (experts,
+    ``replace(layer, name, tensor)`` is vLLM's function that replaces a parameter. The packed codes uint8 (experts,
     blocks, 2048) are also available as ``w13_weight`` and ``w2_weight``, which vLLM passes to the kernel.
     """
     q_name, s_name, z_name = loaded.names
     for prefix, is_gated in (("w13", True), ("w2", False)):
         q, s = getattr(layer, f"{prefix}_{q_name}").data, getattr(layer, f"{prefix}_{s_name}").data
         z = getattr(layer, f"{prefix}_{z_name}").data if loaded.has_zeros else None
-        qweight, scales, zeros = pack_tensors(loaded.layout, q, s, z, is_gated=is_gated)
+        if loaded.layout == "gpt_oss":
+            s = s.view(torch.float8_e8m0fnu).to(layer.moe_config.in_dtype)
+        qweight, scales, zeros = pack_tensors(loaded.layout, q, s, z, is_gated=is_gated, format=loaded.format)
         del q, s, z
         replace(layer, f"{prefix}_{q_name}", qweight)
         replace(layer, f"{prefix}_{s_name}", scales)
@@ -100,10 +114,19 @@ def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, An
         setattr(layer, f"{prefix}_weight", getattr(layer, f"{prefix}_{q_name}"))
 
 
-def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None, *, batch_invariant: bool = False) -> None:
+def prepare_layer(
+    layer: Any,
+    loaded: LoadedFormat,
+    max_m: int | None,
+    *,
+    activation: str = "silu_glu",
+    batch_invariant: bool = False,
+    switch: str = "CudatmaW4A16Experts",
+) -> None:
     """Compile and load the kernels for batches of up to ``max_m`` tokens, and share a workspace among graphs.
 
-    The function compiles nothing for weights in host memory or if ``max_m`` is None.
+    The function compiles nothing for weights in host memory or if ``max_m`` is None. ``switch`` is the name by which
+    VLLM_DISABLED_KERNELS disables the layer's class.
 
     vLLM's reload_weights() replaces weights in place. QuantizationError is raised if the new scales have a different
     range, because the layer's kernels were chosen for the original range.
@@ -118,6 +141,7 @@ def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None, *, batch_
             getattr(layer, f"{prefix}_{z_name}") if loaded.has_zeros else None,
             *sizes,
             is_gated=is_gated,
+            format=loaded.format,
         )
         for prefix, sizes, is_gated in (
             ("w13", (hidden, 2 * intermediate), True),
@@ -127,7 +151,7 @@ def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None, *, batch_
     fits = first.weight.scale_fit, second.weight.scale_fit
     for name, fit, known in zip(("w13", "w2"), fits, getattr(layer, _FITS, fits), strict=True):
         if fit != known:
-            remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16Experts"
+            remedy = f"restart vLLM with these weights, or set VLLM_DISABLED_KERNELS={switch}"
             allowed = f"{known}, the range before the reload"
             raise QuantizationError(f"{name}_{s_name}", f"scales with {fit}", allowed, remedy)
     setattr(layer, _FITS, fits)
@@ -138,34 +162,46 @@ def prepare_layer(layer: Any, loaded: LoadedFormat, max_m: int | None, *, batch_
         return
     done: _WarmedUp = runtime().part(_WarmedUp)
     tokens, expert_map, top_k = min(max_m, LARGEST_M), layer.expert_map, config.experts_per_token
-    formats = tuple([(w.shape, w.group_size, w.symmetric, w.dtype, w.weight.scale_fit.form) for w in (first, second)])
-    key = first.device, formats, top_k, None if expert_map is None else len(expert_map), tokens, batch_invariant
+    formats = tuple(
+        [(w.shape, w.format, w.group_size, w.symmetric, w.dtype, w.weight.scale_fit.form) for w in (first, second)]
+    )
+    options: dict[str, Any] = {"activation": activation, "batch_invariant": batch_invariant}
+    key = first.device, formats, top_k, None if expert_map is None else len(expert_map), tokens, *options.values()
     if key not in done:
         x = torch.empty((2, hidden), dtype=config.in_dtype, device=device)
         ids = torch.zeros((2, top_k), dtype=torch.int32, device=device)
-        operands, options = (x, first, second, ids.float(), ids), {"batch_invariant": batch_invariant}
+        operands = x, first, second, ids.float(), ids
         warm_up(marlin_moe, operands, expert_map=expert_map, max_m=tokens, **options)
         done.add(key)
 
 
-def pack_tensors(layout: str, q: Any, scales: Any, zeros: Any | None, *, is_gated: bool) -> tuple[Any, Any, Any | None]:
-    """Return the packed integers uint8 (experts, blocks, 2048), scales and zero points of a PackedExperts.
+def pack_tensors(
+    layout: str, q: Any, scales: Any, zeros: Any | None, *, is_gated: bool, format: str = "int4"
+) -> tuple[Any, Any, Any | None]:
+    """Return the packed codes uint8 (experts, blocks, 2048), scales and zero points of a PackedExperts.
 
     Raises QuantizationError if the shapes do not match each other.
     """
+    per_word = BYTES_PER_WORD if weight_format(format).bits == 8 else WORD_VALUES
     result: tuple[Any, Any, Any | None] | None = None
     for expert in range(len(q)):
         words, rows, points = _input_major(layout, q[expert], scales[expert], None if zeros is None else zeros[expert])
-        k, n = words.shape[0] * WORD_VALUES, words.shape[1]
+        k, n = words.shape[0] * per_word, words.shape[1]
         for name, part in (("scales", rows), ("zeros", points)):
             if part is not None and tuple(part.shape) != (len(rows), n):
                 allowed = f"{(len(rows), n)}, for weights {(k, n)}"
                 raise QuantizationError(f"{name}[{expert}]", tuple(part.shape), allowed, "pass tensors of one layer")
         if is_gated:
-            order = torch.arange(n, device=words.device).view(2, -1, GATE_COLUMNS).transpose(0, 1).reshape(-1)
+            order = _gate_order(layout, n, words.device)
             words, rows = words[:, order], rows[:, order]
             points = None if points is None else points[:, order]
-        packed = pack_columns(words, rows, points, group_size_of(k, len(rows)))
+        packed: tuple[Any, Any, Any | None]
+        if format == "int8":
+            packed = repack_int8(words, rows, n=n, group_size=group_size_of(k, len(rows)))
+        elif format == "mxfp4":
+            packed = *pack_fp4_words(words, _without_zero_groups(words, rows)), None
+        else:
+            packed = pack_columns(words, rows, points, group_size_of(k, len(rows)))
         if result is None:
             result = _empty(packed, len(q))
         columns = slice(expert * packed[1].shape[1], (expert + 1) * packed[1].shape[1])
@@ -176,6 +212,28 @@ def pack_tensors(layout: str, q: Any, scales: Any, zeros: Any | None, *, is_gate
     if result is None:
         raise QuantizationError("q", "no experts", "the weights of at least one expert")
     return result
+
+
+def _gate_order(layout: str, columns: int, device: Any) -> Any:
+    """Return, for each stored column, its column in the loaded weight."""
+    loaded = torch.arange(columns, device=device)
+    if layout == "gpt_oss":  # Gate and up alternate.
+        return loaded.view(-1, GATE_COLUMNS, 2).transpose(1, 2).reshape(-1)
+    return loaded.view(2, -1, GATE_COLUMNS).transpose(0, 1).reshape(-1)
+
+
+def concatenated_bias(bias: Any) -> Any:
+    """Reorder gpt-oss's biases (experts, 2 I), where gate and up alternate, to gate, then up."""
+    return bias.view(len(bias), -1, 2).transpose(1, 2).reshape(bias.shape)
+
+
+def _without_zero_groups(words: Any, scales: Any) -> Any:
+    """Return MXFP4 scales (groups, N) in which the scales of groups of zeros are 0.
+
+    vLLM pads weights with zeros whose scales are 2^-127. These scales would extend the range of the weight's scales.
+    """
+    is_zero = ((words & _MAGNITUDES) == 0).reshape(len(scales), -1, words.shape[1]).all(1)
+    return scales.masked_fill(is_zero, 0)
 
 
 def _empty(packed: tuple[Any, Any, Any | None], experts: int) -> tuple[Any, Any, Any | None]:
@@ -213,12 +271,14 @@ def group_size_of(k: int, groups: int) -> int:
     return -1 if groups == 1 else k // groups
 
 
-def experts_of(qweight: Any, scales: Any, zeros: Any | None, k: int, columns: int, *, is_gated: bool) -> PackedExperts:
+def experts_of(
+    qweight: Any, scales: Any, zeros: Any | None, k: int, columns: int, *, is_gated: bool, format: str
+) -> PackedExperts:
     """Return PackedExperts that use the memory of the tensors that pack_tensors() returned."""
     experts = len(qweight)
     flat = qweight.view(-1, BLOCK_BYTES)
     n = experts * blocks(columns) * BLOCK
-    weight = packed_weight(flat, scales, zeros, None, k, n, group_size_of(k, len(scales)))
+    weight = packed_weight(flat, scales, zeros, None, k, n, group_size_of(k, len(scales)), format)
     return PackedExperts(weight, experts, columns, is_gated)
 
 
@@ -232,9 +292,12 @@ class PackedExpertsLayer:
     w1_scale, w2_scale, w1_zp, w2_zp : torch.Tensor or None
         Packed scales and zero points.
     w1_bias, w2_bias : torch.Tensor or None
-        Biases (experts, N) of both products.
+        Biases (experts, N) of both products. The columns of ``w1_bias`` are gate, then up.
+    activation_name : str
+        Activation between the products, as in ``marlin_moe``.
     """
 
+    activation_name: ClassVar[str] = "silu_glu"
     moe_config: ExpertsConfig
     w1_scale: Any
     w2_scale: Any
@@ -245,17 +308,23 @@ class PackedExpertsLayer:
     _known: tuple[int, int, PackedExperts, PackedExperts] | None = None
 
     @property
+    def format(self) -> str:
+        """Format of the weights."""
+        return "int4"
+
+    @property
     def batch_invariant(self) -> bool:
         """Whether the result of a token must be independent of the other tokens of its batch."""
         return False
 
     def weights(self, w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
-        """Return the weights whose packed integers are w1 and w2. The first call reads the scales."""
+        """Return the weights whose packed codes are w1 and w2. The first call reads the scales."""
         known = self._known
         if known is None or known[0] != w1.data_ptr() or known[1] != w2.data_ptr():
             hidden, intermediate = self.moe_config.hidden_dim, self.moe_config.intermediate_size_per_partition
-            first = experts_of(w1, self.w1_scale, self.w1_zp, hidden, 2 * intermediate, is_gated=True)
-            second = experts_of(w2, self.w2_scale, self.w2_zp, intermediate, hidden, is_gated=False)
+            sizes, format = (hidden, 2 * intermediate), self.format
+            first = experts_of(w1, self.w1_scale, self.w1_zp, *sizes, is_gated=True, format=format)
+            second = experts_of(w2, self.w2_scale, self.w2_zp, intermediate, hidden, is_gated=False, format=format)
             known = self._known = w1.data_ptr(), w2.data_ptr(), first, second
         return known[2], known[3]
 
@@ -285,6 +354,7 @@ class PackedExpertsLayer:
             ids.contiguous(),
             bias1=self.w1_bias,
             bias2=self.w2_bias,
+            activation=self.activation_name,
             batch_invariant=self.batch_invariant,
             expert_map=expert_map,
             out=output,

@@ -88,7 +88,12 @@ def repack_fp4(weight: Any, scales: Any) -> tuple[Any, Any]:
     scales : torch.Tensor of float16 or bfloat16, shape (G, N)
         Scales.
     """
-    qweight, ordered = pack_words(weight.contiguous().view(torch.int32).t(), scales)
+    return pack_fp4_words(weight.contiguous().view(torch.int32).t(), scales)
+
+
+def pack_fp4_words(words: Any, scales: Any) -> tuple[Any, Any]:
+    """Return the result of repack_fp4() for words int32 (K / 8, N) that hold consecutive rows, lowest nibble first."""
+    qweight, ordered = pack_words(words, scales)
     words = qweight.view(torch.int32)
     stored = torch.zeros_like(words)
     for nibble, positions in enumerate(E2M1_BITS):

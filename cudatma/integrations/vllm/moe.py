@@ -1,4 +1,4 @@
-"""The class that makes marlin_moe one of vLLM's kernels for experts with int4 weights, and its registration.
+"""The classes that make marlin_moe one of vLLM's kernels for experts with int4 and int8 weights, and the registration.
 
 vLLM selects the kernel in its module oracle/int_wna16.py, whose functions have no list to extend. install() therefore
 replaces three of these functions. For layers that marlin_moe does not support, they call vLLM's functions.
@@ -7,6 +7,7 @@ replaces three of these functions. For layers that marlin_moe does not support, 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -33,10 +34,10 @@ class Backend(Enum):
     CUDATMA = "CUDATMA"
 
 
-class CudatmaW4A16Experts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ignore[misc]  # not typed here
+class CudatmaExperts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ignore[misc]  # not typed here
     """Experts for vLLM. vLLM creates one object for each layer.
 
-    VLLM_DISABLED_KERNELS disables this class by name, and so does ``--moe-backend`` with another kernel.
+    VLLM_DISABLED_KERNELS disables a subclass by name. ``--moe-backend`` with another kernel disables all subclasses.
     """
 
     @staticmethod
@@ -50,14 +51,6 @@ class CudatmaW4A16Experts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # typ
     @staticmethod
     def _supports_no_act_and_mul() -> bool:
         return False
-
-    @staticmethod
-    def _supports_activation(activation: Any) -> bool:
-        return bool(activation == MoEActivation.SILU)
-
-    @staticmethod
-    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
-        return activation_key is None and str(weight_key.dtype) in ("uint4", "uint4b8") and weight_key.scale2 is None
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: Any) -> bool:
@@ -104,6 +97,24 @@ class CudatmaW4A16Experts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # typ
         self.run(output, hidden_states, w1, w2, topk_weights, topk_ids, expert_map, apply_router_weight_on_input)
 
 
+class CudatmaW4A16Experts(CudatmaExperts):
+    """Experts with int4 or int8 weights."""
+
+    @property
+    def format(self) -> str:
+        """Format of the weights."""
+        return "int8" if self.quant_config.use_int8_w8a16 else "int4"
+
+    @staticmethod
+    def _supports_activation(activation: Any) -> bool:
+        return bool(activation == MoEActivation.SILU)
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        types = "uint4", "uint4b8", "uint8b128"
+        return activation_key is None and str(weight_key.dtype) in types and weight_key.scale2 is None
+
+
 def install() -> None:
     """Make vLLM select CudatmaW4A16Experts first. Further calls have no effect."""
     for name, function in (
@@ -122,14 +133,37 @@ def install() -> None:
 
 def select(config: Any, weight_key: Any, *rest: Any, **options: Any) -> tuple[Any, Any]:
     """Return the backend and the class for a layer, as vLLM's select_wna16_moe_backend() does."""
-    if config.moe_backend == "auto" and CudatmaW4A16Experts.__name__ not in envs.VLLM_DISABLED_KERNELS:
-        reason = _refusal(config, weight_key, rest[0] if rest else options.get("quant_config"))
-        if reason is None:
-            int_wna16.logger.info_once(f"Using '{Backend.CUDATMA.value}' WNA16 MoE backend.", scope="local")
-            return Backend.CUDATMA, CudatmaW4A16Experts
-        message = f"WNA16 MoE backend '{Backend.CUDATMA.value}' does not support the layer because {reason}."
-        int_wna16.logger.info_once(message, scope="local")
+
+    def layout_refusal() -> str | None:
+        quant_config = rest[0] if rest else options.get("quant_config")
+        if quant_config is None:  # vLLM before 0.33.
+            vllm_config = get_current_vllm_config_or_none()
+            quant_config = None if vllm_config is None else vllm_config.quant_config
+        loaded = _loaded_format(quant_config, config)
+        return loaded if isinstance(loaded, str) else refusal(config, loaded)
+
+    if is_selected(CudatmaW4A16Experts, config, weight_key, layout_refusal, int_wna16.logger):
+        return Backend.CUDATMA, CudatmaW4A16Experts
     return _vllm_select(config, weight_key, *rest, **options)  # type: ignore[no-any-return]
+
+
+def is_selected(
+    experts: type[CudatmaExperts], config: Any, weight_key: Any, layout_refusal: Callable[[], str | None], log: Any
+) -> bool:
+    """Return whether vLLM must use a class for a layer, and log the decision.
+
+    ``layout_refusal`` returns the reason why the class does not support the loaded weights, or None if it does.
+    """
+    if config.moe_backend != "auto" or experts.__name__ in envs.VLLM_DISABLED_KERNELS:
+        return False
+    try:
+        reason = _refusal(experts, config, weight_key) or layout_refusal()
+    except (ImportError, AttributeError) as error:
+        reason = f"this version of vLLM is not supported: {type(error).__name__}: {error}"
+    name = f"MoE backend '{Backend.CUDATMA.value}' ({experts.__name__.removeprefix('Cudatma')})"
+    line = f"Using {name}." if reason is None else f"{name} does not support the layer because {reason}."
+    log.info_once(line, scope="local")
+    return reason is None
 
 
 def convert(backend: Any, layer: Any, quant_config: Any, *rest: Any, **options: Any) -> Any:
@@ -138,7 +172,7 @@ def convert(backend: Any, layer: Any, quant_config: Any, *rest: Any, **options: 
         return _vllm_convert(backend, layer, quant_config, *rest, **options)
     loaded: Any = _loaded_format(quant_config, layer.moe_config)  # select() has accepted the format.
     pack_layer(layer, loaded, replace_parameter)
-    prepare_layer(layer, loaded, _max_tokens(layer.moe_config), batch_invariant=bool(envs.VLLM_BATCH_INVARIANT))
+    prepare_layer(layer, loaded, max_tokens(layer.moe_config), batch_invariant=bool(envs.VLLM_BATCH_INVARIANT))
     return None
 
 
@@ -156,18 +190,12 @@ def make(moe_quant_config: Any, moe_config: Any, experts_cls: Any, *rest: Any, *
     return mk.FusedMoEKernel(prepare_finalize, CudatmaW4A16Experts(moe_config, moe_quant_config))
 
 
-def _refusal(config: Any, weight_key: Any, quant_config: Any) -> str | None:
-    """Return the reason why marlin_moe does not support a layer, or None if it does."""
+def _refusal(experts: type[CudatmaExperts], config: Any, weight_key: Any) -> str | None:
+    """Return the reason why a class does not support a layer, or None if it does."""
     is_batched = config.moe_parallel_config.use_batched_activation_format
     form = mk.FusedMoEActivationFormat.BatchedExperts if is_batched else mk.FusedMoEActivationFormat.Standard
-    is_supported, reason = CudatmaW4A16Experts.is_supported_config(CudatmaW4A16Experts, config, weight_key, None, form)
-    if not is_supported:
-        return str(reason)
-    if quant_config is None:  # vLLM before 0.33.
-        vllm_config = get_current_vllm_config_or_none()
-        quant_config = None if vllm_config is None else vllm_config.quant_config
-    loaded = _loaded_format(quant_config, config)
-    return loaded if isinstance(loaded, str) else refusal(config, loaded)
+    is_supported, reason = experts.is_supported_config(experts, config, weight_key, None, form)
+    return None if is_supported else str(reason)
 
 
 def _loaded_format(quant_config: Any, config: Any) -> LoadedFormat | str:
@@ -183,7 +211,7 @@ def _loaded_format(quant_config: Any, config: Any) -> LoadedFormat | str:
             return "the weights are in activation order"
         if not quant_config.is_sym:
             return "GPTQ weights with zero points are not supported"
-        return LoadedFormat("gptq", names, quant_config.group_size, False)
+        return LoadedFormat("gptq", names, quant_config.group_size, False, _integers(quant_config.weight_bits))
     if isinstance(quant_config, AutoAWQConfig):
         if not quant_config.zero_point:
             return "AWQ weights without zero points are not supported"
@@ -192,18 +220,29 @@ def _loaded_format(quant_config: Any, config: Any) -> LoadedFormat | str:
         size = quant_config.group_size
         while size > 1 and (config.hidden_dim % size or config.intermediate_size_per_partition % size):
             size //= 2  # vLLM repeats the scales.
-        return LoadedFormat("n_major", names, size, quant_config.has_zp)
+        if quant_config.has_zp and quant_config.weight_bits == 8:
+            return _NO_ZEROS
+        return LoadedFormat("n_major", names, size, quant_config.has_zp, _integers(quant_config.weight_bits))
     if isinstance(quant_config, QuantizationArgs):
         if quant_config.actorder == "group":
             return "the weights are in activation order"
         if quant_config.strategy != "group":  # vLLM accepts whole columns only for its Marlin kernel.
             return f"the strategy of the scales must be group, got {quant_config.strategy}"
-        names = "weight_packed", "weight_scale", "weight_zero_point"
-        return LoadedFormat("n_major", names, quant_config.group_size, not quant_config.symmetric)
+        if quant_config.num_bits == 8 and not quant_config.symmetric:
+            return _NO_ZEROS
+        names, format = ("weight_packed", "weight_scale", "weight_zero_point"), _integers(quant_config.num_bits)
+        return LoadedFormat("n_major", names, quant_config.group_size, not quant_config.symmetric, format)
     return f"checkpoints with {type(quant_config).__name__} are not supported"
 
 
-def _max_tokens(config: Any) -> int | None:
+_NO_ZEROS = "8-bit weights with zero points are not supported"
+
+
+def _integers(bits: int) -> str:
+    return "int8" if bits == 8 else "int4"
+
+
+def max_tokens(config: Any) -> int | None:
     """Return the maximum number of tokens of a batch, counted over all ranks that send tokens to this rank."""
     vllm_config = get_current_vllm_config_or_none()
     if vllm_config is None:

@@ -100,7 +100,7 @@ class CopyRing:
         return [("slots", 0, ring.barriers_offset), ("barriers", ring.barriers_offset, ring.barrier_bytes)]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of a slot."""
+        """Return the parts of a slot as pairs of description and size in bytes."""
         return [("work unit (maximum size)", self.stage_bytes)]
 
     def check_target(self, target: Target) -> None:
@@ -194,7 +194,7 @@ class BoxRing:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of a stage."""
+        """Return the parts of a stage as pairs of description and size in bytes."""
         shape = f"{self.box_rows} x {self.box_columns}"
         return [(f"tile {shape} of {self.element_bytes}-byte elements", self.ring.stage_bytes)]
 

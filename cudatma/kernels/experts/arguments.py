@@ -199,6 +199,7 @@ def _product_parameters(
         "activation_map": lambda: _rows_map(problem, config, source),
         "activations": lambda: At(source),
         "bias": lambda: At(bias),
+        "tensor_scales": lambda: At(f"{weight}_tensor_scales"),
         "scales": lambda: At(f"{weight}_scales"),
         "zeros": lambda: At(f"{weight}_zeros"),
         "topk_ids": lambda: At("topk_ids"),

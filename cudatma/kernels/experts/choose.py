@@ -36,9 +36,10 @@ from cudatma.quantization.layout_v1 import blocks as blocks_of
 from cudatma.quantization.weight_format import WEIGHT_FORMATS
 from cudatma.target import Target, get_target
 
+#: Values of tile_m of the skinny kernel.
+_SKINNY_TILES = (1, 2, 4, 8, 16, 32)
 #: (tile_m, maximum mean number of rows of an expert that has rows) of the skinny kernel. A larger tile_m reads weights
 #: less often, but computes more padding rows. [H200]
-_SKINNY_TILES = (1, 2, 4, 8, 16, 32)
 _SKINNY_TILE_MS = ((8, 4.5), (16, 10.0), (32, inf))
 _MAX_TILE_M = 128
 #: Maximum tile_m for stages of 256 elements of K instead of 128, if three stages fit. [H100]

@@ -183,6 +183,7 @@ class ExpertsConfig(MarlinConfig):
             "scales": not self.has_stage_scales,
             "zeros": self.has_zeros and not self.has_stage_scales,
             "bias": True,
+            "tensor_scales": self.weight.has_tensor_scale,
             "topk_ids": self.direct,
             "expert_map": self.direct,
             "space": True,

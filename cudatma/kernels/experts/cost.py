@@ -30,6 +30,7 @@ from cudatma.kernels.marlin.cost import (
     weight_us,
     wgmma_stage_clocks,
 )
+from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
@@ -50,42 +51,50 @@ def layer_cost(config: Any, m: Any, problem: MoeProblem, gpu: Gpu) -> Cost:
     used = -np.expm1(-mean)
     # Numbers of rows of representative experts among those that have rows, and the expected number of these experts.
     rows = np.maximum(1, np.rint(mean / used + np.sqrt(mean / used) * _DEVIATIONS))
-    experts = problem.experts * used
-    target = get_target(gpu.target)
-    loop_us = ends_us = memory_us = tensor_us = np.zeros_like(tokens)
-    for product in PRODUCTS:
-        grouped, shape = config.grouped(product, problem, target), problem.product(product)
-        tiles_n, stages = ceil_div(shape.n, grouped.tile_n), ceil_div(shape.k, grouped.tile_k)
-        read_us = experts * weight_us(grouped.weight_bits, shape.k, shape.n, gpu)
+    experts, target = problem.experts * used, get_target(gpu.target)
+    products = []
+    for name in PRODUCTS:
+        grouped = config.grouped(name, problem, target)
+        blocks = share * pairs if config.direct else experts * np.ceil(rows / grouped.tile_m).mean(axis=0)
         if grouped.is_skinny:
-            blocks = share * pairs if config.direct else experts * np.ceil(rows / grouped.tile_m).mean(axis=0)
-            waves = np.ceil(np.maximum(1, blocks) * tiles_n / gpu.sm_count)
-            clocks = waves * stages * grouped.tile_k * skinny_step_clocks(grouped, gpu)
-            loop_us = loop_us + _SKINNY * clocks / gpu.sm_clock_mhz
-            memory_us = memory_us + _SKINNY * SKINNY_MEMORY * read_us
-            continue
-        work, computed = _wgmma_work(grouped, rows)
-        tile_clocks = stages * _stage_clocks(grouped, grouped.tile_m)
-        total = experts * work * stages * tiles_n
-        blocks = experts * np.ceil(rows / grouped.tile_m).mean(axis=0)
-        # CTAs take tiles in turn, so the last one ends about half a tile after the average.
-        clocks = np.maximum(
-            tile_clocks, total / gpu.sm_count + np.where(blocks * tiles_n > gpu.sm_count, 0.5, 0) * tile_clocks
-        )
-        results = np.maximum(1, blocks * tiles_n / gpu.sm_count)
-        clock_us = WGMMA_SM / gpu.sm_clock_mhz
-        loop_us = loop_us + clocks * clock_us
-        ends_us = ends_us + results * (TILE + RESULT * grouped.tile_m * grouped.tile_n / (128 * 128)) * clock_us
-        memory_us = memory_us + WGMMA_MEMORY * read_us
-        rate = WGMMA_TENSOR + WGMMA_POWER * (tokens >= SUSTAINED_FROM)
-        operations = experts * computed * shape.n * shape.k
-        tensor_us = tensor_us + rate * operations / (WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
-    launch_us = LAUNCH_US * (3 if config.direct else 4) + ends_us
+            products.append(_skinny(grouped, problem.product(name), experts, blocks, gpu))
+        else:
+            at_power_limit = tokens >= SUSTAINED_FROM
+            products.append(_wgmma(grouped, problem.product(name), experts, blocks, rows, at_power_limit, gpu))
+    ends_us, loop_us, memory_us, tensor_us = (first + second for first, second in zip(*products, strict=True))
+    launch_us = ends_us + LAUNCH_US * (3 if config.direct else 4)
     if not config.direct:
         launch_us = launch_us + _ROUTE_US + _PAIR_US * pairs
     sum_us = (share * pairs + tokens) * problem.k * ELEMENT_BYTES / _SUM_BYTES
     terms = [launch_us, loop_us, sum_us, memory_us, tensor_us]
     return Cost(*(terms if np.ndim(m) else [float(term[0]) for term in terms]))
+
+
+def _skinny(config: ExpertsConfig, shape: LinearShape, experts: Any, blocks: Any, gpu: Gpu) -> tuple[Any, ...]:
+    """Return the microseconds of a product: the ends of tiles, the main loops, memory, and tensor cores."""
+    waves = np.ceil(np.maximum(1, blocks) * ceil_div(shape.n, config.tile_n) / gpu.sm_count)
+    clocks = waves * ceil_div(shape.k, config.tile_k) * config.tile_k * skinny_step_clocks(config, gpu)
+    memory_us = SKINNY_MEMORY * experts * weight_us(config.weight_bits, shape.k, shape.n, gpu)
+    none = np.zeros_like(blocks)
+    return none, _SKINNY * clocks / gpu.sm_clock_mhz, _SKINNY * memory_us, none
+
+
+def _wgmma(
+    config: ExpertsConfig, shape: LinearShape, experts: Any, blocks: Any, rows: Any, at_power_limit: Any, gpu: Gpu
+) -> tuple[Any, ...]:
+    """Return the microseconds of a product in the order of _skinny()."""
+    tiles_n, stages = ceil_div(shape.n, config.tile_n), ceil_div(shape.k, config.tile_k)
+    stage_clocks, computed = _wgmma_work(config, rows)
+    tile_clocks, tiles = stages * _stage_clocks(config, config.tile_m), blocks * tiles_n
+    # CTAs take tiles in turn, so the last one ends about half a tile after the average.
+    after = np.where(tiles > gpu.sm_count, tile_clocks / 2, 0)
+    clocks = np.maximum(tile_clocks, experts * stage_clocks * stages * tiles_n / gpu.sm_count + after)
+    ends = np.maximum(1, tiles / gpu.sm_count) * (TILE + RESULT * config.tile_m * config.tile_n / (128 * 128))
+    clock_us = WGMMA_SM / gpu.sm_clock_mhz
+    memory_us = WGMMA_MEMORY * experts * weight_us(config.weight_bits, shape.k, shape.n, gpu)
+    macs = (WGMMA_TENSOR + WGMMA_POWER * at_power_limit) * experts * computed * shape.n * shape.k
+    tensor_us = macs / (WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
+    return ends * clock_us, clocks * clock_us, memory_us, tensor_us
 
 
 def _wgmma_work(config: ExpertsConfig, rows: Any) -> tuple[Any, Any]:

@@ -30,7 +30,8 @@ from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
 from cudatma.target import Target, get_target
 
 _WEIGHT = "launch"
-_ARRAYS = ("qweight", "scales", "zeros")
+_PARTS = ("qweight", "scales", "zeros")
+_ARRAYS = (*_PARTS, "tensor_scales")
 
 
 def marlin_moe(
@@ -299,12 +300,16 @@ def _host_weight(
 ) -> Any:
     """Return dequantized weights (experts, K, N) in fp64. The columns are in stored order."""
     parts: dict[str, Any] = {
-        part: host_array(info) if (info := arrays.get(f"{name}_{part}")) is not None else None for part in _ARRAYS
+        part: host_array(info) if (info := arrays.get(f"{name}_{part}")) is not None else None for part in _PARTS
     }
     columns = -(-shape.n // 64) * 64
     parts |= {"group_size": shape.group_size, "dtype": shape.dtype, "format": shape.format}
     weight = PackedWeight(**parts, perm=None, shape=(shape.k, experts * columns), tensor_scale=tensor_scale)
-    return weight.dequantize().reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
+    values = weight.dequantize().reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
+    if (info := arrays.get(f"{name}_tensor_scales")) is not None:
+        factors = np.repeat(host_array(info), GATE_COLUMNS, axis=1)  # of 8 columns, or of 8 columns of gate and of up
+        values *= np.tile(factors, shape.n // factors.shape[1])[:, None]
+    return values
 
 
 class _Format:
@@ -323,7 +328,9 @@ def weight_of(w1: Any, w2: Any) -> Weight:
         weight: Weight = known[1]
         return weight
     arrays = {
-        f"{name}_{part}": getattr(w.weight, part) for name, w in (("w1", first), ("w2", second)) for part in _ARRAYS
+        f"{name}_{part}": getattr(w.weight if part in _PARTS else w, part)
+        for name, w in (("w1", first), ("w2", second))
+        for part in _ARRAYS
     }
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     for name, info in infos.items():

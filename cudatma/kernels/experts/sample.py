@@ -40,8 +40,8 @@ def sample(
     intermediate: int = 64,
     dtype: str = "float16",
     group_size: int = 64,
-    tile_m: int | None = None,
-    tile_n: int | None = None,
+    tile_m: int = 0,
+    tile_n: int = 0,
     stages: int = 2,
     sm_count: int = 1,
     ctas: int = 1,
@@ -51,9 +51,10 @@ def sample(
     """Return one launch of marlin_moe for m tokens. The launches before it have run.
 
     kernel: "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". ctas: CTAs of the
-    routing kernel. direct: whether each pair is a block. The error compares the result of all launches with the
-    reference. The simulated GPU has ``sm_count`` SMs, so that each CTA computes several tiles. Raises ArgumentError,
-    QuantizationError, TargetError, CompileError, HazardError, or DriverError if NVRTC is missing.
+    routing kernel. tile_m, tile_n: 0 is the default of the version. direct: whether each pair is a block. The error
+    compares the result of all launches with the reference. The simulated GPU has ``sm_count`` SMs, so that each CTA
+    computes several tiles. Raises ArgumentError, QuantizationError, TargetError, CompileError, HazardError, or
+    DriverError if NVRTC is missing.
     """
     for field, value in (("m", m), ("experts", experts), ("k", k), ("sm_count", sm_count)):
         if value < 1:
@@ -218,7 +219,7 @@ class ExpertsTrial:
             launch = launch_of(MARLIN_MOE, checked.problem, self.device, stream, named, weights[0])
         launched = tuple([replay.config for replay in launch.replays])
         if launched != candidate.config.launches(checked.problem, detect(self.device)):
-            raise LaunchError("candidate", launched[-2].entry, f"the candidate {candidate.label}")
+            raise LaunchError("candidate", launched[-2].entry, f"the kernel of {candidate.label}")
         addresses = MARLIN_MOE.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight) for weight in weights])
 

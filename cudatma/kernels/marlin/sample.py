@@ -118,7 +118,7 @@ class MarlinTrial:
             launch = launch_of(MARLIN_GEMM, problem, self.device, stream, named, weight_of(weight))
         config = launch.replays[-1].config
         if config.in_form("none") != candidate.config:
-            raise LaunchError("candidate", config.entry, f"the candidate {candidate.label}")
+            raise LaunchError("candidate", config.entry, f"the kernel of {candidate.label}")
         addresses = MARLIN_GEMM.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])
 

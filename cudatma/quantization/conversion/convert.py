@@ -26,10 +26,10 @@ from cudatma.quantization.conversion.model_class import Match, match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
 from cudatma.quantization.conversion.source import Source, open_source
-from cudatma.quantization.experts import pack_experts
+from cudatma.quantization.experts import PackedExperts, pack_experts
 from cudatma.quantization.float_formats import scale_values
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
-from cudatma.quantization.packed import PackedWeight, check_group_size
+from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.rounding import quantize_linear
 from cudatma.quantization.safetensors_file import as_path
 from cudatma.quantization.weight_format import weight_format
@@ -46,6 +46,7 @@ class _Options:
     """Options of a conversion. ``left`` lists float layers that the model class cannot load quantized."""
 
     quantize: bool
+    format: str
     group_size: int
     symmetric: bool
     clip_search: bool
@@ -60,7 +61,8 @@ def convert_checkpoint(
     out: str | os.PathLike[str],
     *,
     quantize: bool = False,
-    group_size: int = 128,
+    format: str = "int4",
+    group_size: int | None = None,
     symmetric: bool = True,
     clip_search: bool = False,
     dtype: str | None = None,
@@ -71,9 +73,9 @@ def convert_checkpoint(
 ) -> Conversion:
     """Convert the folder of a Hugging Face checkpoint into another folder with packed linear layers.
 
-    The source is a GPTQ, AWQ (gemm), AutoRound, Marlin or compressed-tensors (pack-quantized W4A16) checkpoint, or a
-    float checkpoint with ``quantize``. The integers of a quantized checkpoint are kept, and its tensors must match its
-    configuration (docs/howto/convert_a_checkpoint.md). All other tensors are copied unchanged.
+    The source is a checkpoint that another tool quantized (docs/howto/convert_a_checkpoint.md lists the formats), or,
+    with ``quantize``, a float checkpoint. The codes of a quantized checkpoint are kept, and its tensors must match its
+    configuration. All other tensors are copied unchanged.
 
     Parameters
     ----------
@@ -83,8 +85,11 @@ def convert_checkpoint(
         The new folder. If it exists, it must be empty or contain the result of an interrupted conversion.
     quantize : bool, default False
         Whether to quantize the matrices in the numbered blocks of a float model.
-    group_size : int, default 128
-        Number of rows per scale in a float checkpoint; see ``cudatma.quantize``.
+    format : str, default "int4"
+        Format of the weights that ``quantize`` creates; see ``cudatma.quantize``.
+    group_size : int, optional
+        Number of rows per scale in a float checkpoint; see ``cudatma.quantize``. Default: 128, or the only size of the
+        format.
     symmetric : bool, default True
         Whether to quantize a float checkpoint without zero points; see ``cudatma.quantize``.
     clip_search : bool, default False
@@ -129,7 +134,10 @@ def convert_checkpoint(
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
-    check_group_size(group_size)
+    kind = weight_format(format)
+    group_size = kind.default_group_size if group_size is None else group_size
+    kind.check_group_size(group_size)
+    kind.check_symmetric(symmetric)
     if isinstance(exclude, str):
         raise ArgumentTypeError("exclude", "str", "a list of patterns", "pass a list")
     for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
@@ -152,6 +160,7 @@ def convert_checkpoint(
         match.require()
     options = _Options(
         quantize=quantize,
+        format=format,
         group_size=group_size,
         symmetric=symmetric,
         clip_search=clip_search,
@@ -164,7 +173,7 @@ def convert_checkpoint(
         for parts in origin.layers.values():
             name = parts[origin.statement.format.scales]
             check_scales(name, origin.checkpoint.read(name), options.dtype)
-    shards = plan_shards(origin, shard_bytes, group_size)
+    shards = plan_shards(origin, shard_bytes, kind, group_size)
     journal = Journal(target, _identity(origin, options, shard_bytes), origin.folder.resolve().name)
     check_disk(target, sum(shard.max_bytes for shard in shards if shard.name not in journal.shards))
     with journal.begin():
@@ -255,7 +264,7 @@ def _write_shard(
             if unit.layers:
                 layer, weight = _pack(unit, source, options)
                 layers.append(layer)
-                for part, array in _arrays(weight).items():
+                for part, array in (_arrays(weight) | _bias(unit, source)).items():
                     writer.add(f"{unit.name}.{part}", array)
                     tensors[f"{unit.name}.{part}"] = array.nbytes
             else:
@@ -267,36 +276,43 @@ def _write_shard(
     return Shard(size, digest, tensors, tuple(layers))
 
 
-def _arrays(weight: PackedWeight) -> dict[str, Any]:
+def _arrays(packed: PackedWeight | PackedExperts) -> dict[str, Any]:
     """Return the arrays of a weight by name. The tensor scale is also an array, as in the state of a torch module."""
-    arrays = {part: getattr(weight, part) for part in ARRAYS}
-    has_tensor_scale = weight_format(weight.format).has_tensor_scale
-    arrays["tensor_scale"] = np.array(weight.tensor_scale, np.float32) if has_tensor_scale else None
+    if isinstance(packed, PackedExperts):
+        weight, tensor_scale = packed.weight, packed.tensor_scales
+    else:
+        has_tensor_scale = weight_format(packed.format).has_tensor_scale
+        weight, tensor_scale = packed, np.array(packed.tensor_scale, np.float32) if has_tensor_scale else None
+    arrays = {part: getattr(weight, part) for part in ARRAYS} | {"tensor_scale": tensor_scale}
     return {part: array for part, array in arrays.items() if array is not None}
 
 
-def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight]:
+def _bias(unit: Unit, source: Source) -> dict[str, Any]:
+    """Return the biases of experts in the order of the packed weight, which differs from their order in the file."""
+    group = source.inventory.experts.get(unit.name)
+    return {"bias": group.arrange(source.checkpoint.read(group.bias))} if group and group.bias else {}
+
+
+def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight | PackedExperts]:
     packed: list[PackedWeight] = []
     pairs = _matrices(unit, source, options, packed)
     if source.statement is None:
         errors = weight_error(pairs)
     else:
         errors = scale_error((scales for scales, _ in pairs), ACTIVATION_TYPES[options.dtype].numpy)
-    weight = packed[0]
-    shape: tuple[int, ...] = weight.shape
+    weight: PackedWeight | PackedExperts = packed[0]
     if group := source.inventory.experts.get(unit.name):
         pairs_of_gate = group.gated and not group.is_stacked
         parts = list(zip(packed[::2], packed[1::2], strict=True)) if pairs_of_gate else packed
-        experts = pack_experts(parts, gated=group.gated)
-        weight, shape = experts.weight, experts.shape
+        weight = pack_experts(parts, gated=group.gated)
     report = LayerReport(
         name=unit.name,
-        shape=shape,
+        shape=weight.shape,
         group_size=weight.group_size,
         symmetric=weight.symmetric,
-        act_order=weight.perm is not None,
+        act_order=isinstance(weight, PackedWeight) and weight.perm is not None,
         format=weight.format,
-        source_bytes=source.tensor_bytes(unit.source),
+        source_bytes=source.tensor_bytes(name for layer in unit.layers for name in source.layers[layer].values()),
         packed_bytes=weight.nbytes,
         max_error=errors[0],
         mean_error=errors[1],
@@ -328,6 +344,7 @@ def _matrices(
                         symmetric=options.symmetric,
                         dtype=options.dtype,
                         clip_search=options.clip_search,
+                        format=options.format,
                     )
                 )
                 yield weight, packed[-1]

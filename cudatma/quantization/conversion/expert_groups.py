@@ -47,6 +47,8 @@ class ExpertGroup:
         Whether a stacked tensor has the shape (experts, K, N) instead of (experts, N, K).
     is_interleaved : bool
         Whether the outputs of gate and up alternate in a stacked tensor, as in gpt-oss.
+    bias : str
+        Name of the tensor with the biases (experts, N) of a stacked tensor, or "".
     """
 
     layers: tuple[str, ...]
@@ -55,6 +57,7 @@ class ExpertGroup:
     is_stacked: bool = False
     is_transposed: bool = False
     is_interleaved: bool = False
+    bias: str = ""
 
     def split(self, tensor: NDArray[Any]) -> Iterator[NDArray[Any]]:
         """Yield the matrices in a tensor, (N, K) for a float tensor."""
@@ -63,6 +66,10 @@ class ExpertGroup:
             return
         for matrix in tensor.transpose(0, 2, 1) if self.is_transposed else tensor:
             yield np.concatenate([matrix[::2], matrix[1::2]]) if self.is_interleaved else matrix
+
+    def arrange(self, bias: NDArray[Any]) -> NDArray[Any]:
+        """Return the biases (experts, N) in the order of the packed weight, gate, then up."""
+        return np.concatenate([bias[:, ::2], bias[:, 1::2]], axis=1) if self.is_interleaved else bias
 
 
 def is_expert(layer: str) -> bool:
@@ -116,11 +123,11 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
     return groups, errors
 
 
-def stacked_experts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ExpertGroup]:
+def stacked_experts(shapes: Mapping[str, tuple[int, ...]], is_interleaved: bool) -> dict[str, ExpertGroup]:
     """Return the groups of the stacked float tensors in ``shapes``.
 
     The orientation follows from the shapes, because transformers 5 stores (experts, N, K) for most models, whereas
-    earlier versions and some models store (experts, K, N).
+    earlier versions and some models store (experts, K, N). ``is_interleaved``: whether gate and up alternate.
     """
     groups: dict[str, ExpertGroup] = {}
     for down in (name for name in shapes if name.endswith(f".experts.{_DOWN}")):
@@ -130,23 +137,43 @@ def stacked_experts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ExpertGr
         for is_transposed in (False, True):
             (n, k), (rows, columns) = (shape[:0:-1] if is_transposed else shape[1:] for shape in (first, second))
             if (n, k) == (2 * columns, rows):
-                for name in (sibling(down), down):
-                    groups[name] = ExpertGroup((name,), first[0], name != down, True, is_transposed)
+                for name, columns in ((sibling(down), n), (down, k)):
+                    groups[name] = ExpertGroup(
+                        (name,),
+                        first[0],
+                        gated=name != down,
+                        is_stacked=True,
+                        is_transposed=is_transposed,
+                        is_interleaved=is_interleaved and name != down,
+                        bias=_bias(name, shapes, (first[0], columns)),
+                    )
     return groups
 
 
-def interleaved_experts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ExpertGroup]:
-    """Return the groups of gpt-oss's experts, whose tensors have these shapes (experts, N, ...).
+def _bias(name: str, shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, int]) -> str:
+    """Return the name of the biases of a stacked tensor, or "". Raises WeightFileError for another shape."""
+    bias = f"{name}_bias"
+    if shapes.get(bias, shape) != shape:
+        raise WeightFileError(bias, f"shape {shapes[bias]}", f"{shape}, a bias for each output of an expert", _AGAIN)
+    return bias if bias in shapes else ""
 
-    Raises WeightFileError for a layer that is not one of gpt-oss's experts.
+
+def interleaved_experts(
+    layers: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, ExpertGroup]:
+    """Return the groups of gpt-oss's experts, whose tensors have the shapes ``layers`` (experts, N, ...).
+
+    ``shapes`` contains the shapes of all tensors. Raises WeightFileError for a layer that is not one of gpt-oss's
+    experts.
     """
     groups = {}
-    for name, shape in shapes.items():
-        if not is_expert_weight(name) or sibling(name) not in shapes:
+    for name, shape in layers.items():
+        if not is_expert_weight(name) or sibling(name) not in layers:
             allowed = f"named *.experts.{_GATE_UP} or *.experts.{_DOWN}"
             raise WeightFileError(name, "a layer that is not an expert", allowed)
         gated = name.endswith(_GATE_UP)
-        groups[name] = ExpertGroup((name,), shape[0], gated, is_stacked=True, is_interleaved=gated)
+        bias = _bias(name, shapes, (shape[0], shape[1]))
+        groups[name] = ExpertGroup((name,), shape[0], gated, is_stacked=True, is_interleaved=gated, bias=bias)
     return groups
 
 

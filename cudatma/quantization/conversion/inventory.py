@@ -88,7 +88,8 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
             raise WeightFileError(layer, f"no {' and no '.join(missing)}", allowed, remedy)
         facts[layer] = layer_facts(checkpoint, layer, layers[layer], statement)
     if kind is MXFP4:
-        experts = interleaved_experts({layer: checkpoint.shape(parts["blocks"]) for layer, parts in layers.items()})
+        shapes = {name: checkpoint.shape(name) for name in checkpoint.files}
+        experts = interleaved_experts({layer: shapes[parts["blocks"]] for layer, parts in layers.items()}, shapes)
     else:
         experts, errors = group_experts(names)
         for error in errors.values():

@@ -76,6 +76,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         match.modules[layer] = name
         if is_expert_weight(layer):
             error = _expert_misfit(layer, module, sizes, match.class_name)
+            error = error or _expert_bias_misfit(layer, module, match.class_name, checkpoint)
         else:
             error = _misfit(layer, module, sizes, match.class_name)
             error = error or _bias_misfit(module, match.class_name, checkpoint, loaded.get(f"{name}.bias"))
@@ -147,17 +148,34 @@ def expert_sizes(module: Any) -> dict[str, tuple[int, int, int]]:
     return {name: tuple(weight.shape[axis] for axis in axes) for name, weight in weights.items()}
 
 
+def experts_activation(module: Any) -> str | None:
+    """Return marlin_moe's name of the activation that a module of experts computes, or None for other activations.
+
+    The function evaluates the module's activation for a grid of gates and ups.
+    """
+    import torch
+
+    values = torch.linspace(-30, 30, 61, dtype=torch.float64, device="cpu")
+    gate, up = (each.reshape(1, -1) for each in torch.meshgrid(values, values, indexing="ij"))
+    joined = torch.cat([gate, up], dim=1) if module.is_concatenated else torch.stack([gate, up], dim=2).reshape(1, -1)
+    try:
+        result = module._apply_gate(joined).double()
+    except Exception:  # The model's code may raise any error.
+        return None
+    if result.shape != gate.shape:
+        return None
+    low, clipped = gate.clamp(max=7), up.clamp(-7, 7)
+    expected = {
+        "silu_glu": gate * torch.sigmoid(gate) * up,
+        "swiglu_oai": low * torch.sigmoid(1.702 * low) * (clipped + 1),
+    }
+    return next((name for name, value in expected.items() if torch.allclose(result, value, rtol=1e-6)), None)
+
+
 def unsupported_experts(module: Any) -> str:
     """Return the reason why marlin_moe cannot compute a module of experts, or "". The sizes are not checked."""
-    import torch
-    from transformers.activations import SiLUActivation
-    from transformers.integrations import moe
-
-    if module.has_bias:
-        return "experts with biases"
-    is_silu = isinstance(getattr(module, "act_fn", None), SiLUActivation | torch.nn.SiLU)
-    if not (is_silu and module.is_concatenated and type(module)._apply_gate is moe._default_apply_gate):
-        return "experts with another activation than silu(gate) * up"
+    if experts_activation(module) is None:
+        return "experts with another activation than silu(gate) * up or the activation of gpt-oss"
     return ""
 
 
@@ -204,7 +222,7 @@ def _expert_misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> We
         remedy = "remove its tensors from the checkpoint, or correct `architectures` in config.json"
         return WeightFileError(layer, got, "experts that transformers stores in stacked tensors", remedy)
     if got := unsupported_experts(module):
-        allowed = "experts of silu(gate) * up without biases, as marlin_moe computes"
+        allowed = "experts of silu(gate) * up, or with the activation of gpt-oss, as marlin_moe computes"
         return WeightFileError(layer, f"{got}, in {class_name}", allowed, "keep the experts of this model float")
     own = expected[layer.rpartition(".")[2]]
     if sizes is not None and sizes != own:
@@ -224,6 +242,14 @@ def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str
         allowed = f"absent or all zeros, because {class_name} has no such bias"
         return WeightFileError(name, "nonzero values", allowed, remedy)
     return None
+
+
+def _expert_bias_misfit(layer: str, module: Any, class_name: str, checkpoint: Checkpoint) -> WeightFileError | None:
+    """Return an error if the checkpoint has biases of experts and the module has none."""
+    if module.has_bias or f"{layer}_bias" not in checkpoint.files:
+        return None
+    allowed = f"no biases, because the experts of {class_name} have none"
+    return WeightFileError(f"{layer}_bias", "biases of experts", allowed, "correct config.json")
 
 
 def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) -> WeightFileError | None:
@@ -266,6 +292,8 @@ def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]
     parameters for training.
     """
     present = sources.keys() | {f"{module}.weight" for module in modules} | modules
+    # A converted folder stores the biases of experts with their packed weights.
+    present |= {f"{module}_bias" for module in modules if is_expert_weight(module) and f"{module}.bias" in sources}
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     is_own_class = type(model).__name__ in (model.config.architectures or ())
     tied = model.all_tied_weights_keys

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cudatma.errors import WeightFileError
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.packed import PackedWeight, unpack
+from cudatma.quantization.weight_format import weight_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +166,15 @@ def weight_error(weights: Iterable[tuple[NDArray[Any], PackedWeight]]) -> tuple[
     largest = worst = total = deviation = 0.0
     for weight, packed in weights:
         logical, k = unpack(packed), packed.shape[0]
+        codes = weight_format(packed.format).values
         size = k if packed.group_size == -1 else packed.group_size
         for first in range(0, k, _ROWS):
             group = np.arange(first, min(first + _ROWS, k)) // size
             rows = slice(first, first + len(group))
-            zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(np.float32)
-            values = (logical.q[rows].astype(np.float32) - zero) * logical.scales[group].astype(np.float32)
+            values = codes[logical.q[rows]]
+            if logical.zeros is not None:
+                values += SYMMETRIC_ZERO - logical.zeros[group].astype(np.float32)
+            values *= logical.scales[group].astype(np.float32) * np.float32(packed.tensor_scale)
             expected = weight[:, rows].T.astype(np.float32)
             largest = max(largest, float(np.abs(expected).max()))
             total += float(np.abs(expected).sum(dtype=np.float64))

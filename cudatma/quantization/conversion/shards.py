@@ -28,6 +28,7 @@ from cudatma.quantization.conversion.source import Source
 from cudatma.quantization.importing import file_group_size, packed_group_size
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count, row_blocks
 from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name, replaced, temporary_name
+from cudatma.quantization.weight_format import WeightFormat
 
 _ALIGNED_BYTES = 8
 _METADATA = {"format": "pt"}  # transformers rejects files without this entry.
@@ -155,8 +156,8 @@ def _joined(first: bytes, data: Any) -> str:
     return hashlib.blake2b(first + data.digest(), digest_size=16).hexdigest()
 
 
-#: Number of dimensions of each array of a packed layer. The names do not include the layer's prefix.
-ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1, "tensor_scale": 0}
+#: Maximum number of dimensions of each array of a packed layer. The names do not include the layer's prefix.
+ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1, "tensor_scale": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,22 +188,19 @@ class ShardPlan:
         return 8 + self.room_bytes + sum(unit.max_bytes for unit in self.units)
 
 
-def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[ShardPlan]:
+def plan_shards(source: Source, shard_bytes: int, kind: WeightFormat, group_size: int) -> list[ShardPlan]:
     """Distribute the units among files of at most about ``shard_bytes``, in the model's order.
 
-    A unit is never split between files. ``group_size`` applies to the layers of a float checkpoint. The plan depends
-    only on the source and the options.
+    A unit is never split between files. ``kind`` and ``group_size`` apply to the layers of a float checkpoint. The plan
+    depends only on the source and the options.
     """
-    packed = {name for parts in source.layers.values() for name in parts.values()} | source.inventory.left_out.keys()
-    units = [
-        Unit(
-            name,
-            layers,
-            tuple(tensor for layer in layers for tensor in source.layers[layer].values()),
-            _packed_bytes(source, name, layers[0], group_size),
-        )
-        for name, layers in source.inventory.packed.items()
-    ]
+    units = []
+    for name, layers in source.inventory.packed.items():
+        weights = [tensor for layer in layers for tensor in source.layers[layer].values()]
+        bias = [group.bias] if (group := source.inventory.experts.get(name)) and group.bias else []
+        max_bytes = _packed_bytes(source, name, layers[0], kind.bits, group_size) + source.tensor_bytes(bias)
+        units.append(Unit(name, layers, (*weights, *bias), max_bytes))
+    packed = {tensor for unit in units for tensor in unit.source} | source.inventory.left_out.keys()
     others = [name for name in source.checkpoint.names if name not in packed]
     units += [Unit(name, (), (name,), source.tensor_bytes([name])) for name in others]
     shards: list[list[Unit]] = []
@@ -219,10 +217,12 @@ def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[Shard
     ]
 
 
-def _packed_bytes(source: Source, name: str, layer: str, group_size: int) -> int:
-    """Return an upper bound of the size of a packed weight, whose first layer is ``layer``."""
+def _packed_bytes(source: Source, name: str, layer: str, bits: int, group_size: int) -> int:
+    """Return an upper bound of the size of a packed weight, whose first layer is ``layer``.
+
+    ``bits`` and ``group_size`` apply to a float checkpoint.
+    """
     *experts, k, n = source.sizes(name)
-    bits = 4
     if source.statement is not None:
         facts, kind = source.inventory.facts[layer], source.statement.format
         size = kind.group_size or packed_group_size(file_group_size(k, facts.extent.groups, facts.group_size))
@@ -235,7 +235,8 @@ def _packed_bytes(source: Source, name: str, layer: str, group_size: int) -> int
 
 def _tensors(source: Source, shard: list[Unit]) -> list[tuple[str, int]]:
     files: Mapping[str, object] = source.checkpoint.files
-    tensors = [(f"{unit.name}.{part}", size) for unit in shard if unit.layers for part, size in ARRAYS.items()]
+    arrays = (ARRAYS | {"bias": 2}).items()
+    tensors = [(f"{unit.name}.{part}", size) for unit in shard if unit.layers for part, size in arrays]
     for unit in shard:
         if not unit.layers and unit.name in files:
             tensors.append((unit.name, len(source.checkpoint.files[unit.name].tensors[unit.name].shape)))

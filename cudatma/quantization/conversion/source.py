@@ -26,6 +26,8 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
 from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
 
+#: Architectures whose float experts have alternating outputs of gate and up.
+_INTERLEAVED_MODELS = ("gpt_oss",)
 #: Architectures that store projections as (K, N), like Conv1D in transformers, under the names of nn.Linear layers.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 #: Beginning of the reason why a layer is not quantized.
@@ -173,7 +175,9 @@ def _float_layers(
         remedy = "quantize the layers with cudatma.quantize, because the matrices are transposed"
         raise WeightFileError(f"{where}: model_type", config["model_type"], "a model with nn.Linear layers", remedy)
     matrices = _matrices(checkpoint)
-    experts = group_experts(matrices)[0] | stacked_experts({name: checkpoint.shape(name) for name in checkpoint.files})
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.files}
+    is_interleaved = config.get("model_type") in _INTERLEAVED_MODELS
+    experts = group_experts(matrices)[0] | stacked_experts(shapes, is_interleaved)
     members = {layer for group in experts.values() for layer in group.layers}
     names = sorted({*experts, *(layer for layer in matrices if layer not in members)}, key=natural)
     for pattern in exclude:
@@ -239,16 +243,11 @@ def _why_not_experts(
             reasons[name] = f"unsupported type {unsupported.pop()}"
         elif len({entry.shape for entry in entries}) > 1:
             reasons[name] = "experts of different sizes"
-        elif biases := [bias for layer in tensors for bias in _biases(layer) if bias in checkpoint.files]:
-            reasons[name] = f"experts with biases, such as {biases[0]}"
+        elif biases := [bias for layer in group.layers if (bias := f"{layer}.bias") in checkpoint.files]:
+            reasons[name] = f"experts with biases that are not stacked, such as {biases[0]}"
         elif min(sizes[name][1:]) < BLOCK:
             reasons[name] = f"smaller than {BLOCK} x {BLOCK}"
     return {name: reasons.get(name) or reasons.get(sibling(name)) or misfit(sizes, name) for name in experts}
-
-
-def _biases(tensor: str) -> tuple[str, str]:
-    """Return the possible names of the bias that belongs to a tensor of weights."""
-    return f"{tensor}_bias", f"{tensor.removesuffix('.weight')}.bias"
 
 
 def _expert_sizes(group: ExpertGroup, shape: tuple[int, ...]) -> tuple[int, ...]:
