@@ -25,6 +25,7 @@ from cudatma.quantization import (
     shard,
     unpack,
 )
+from cudatma.quantization.float_formats import from_mxfp4
 from cudatma.quantization.weight_format import WEIGHT_FORMATS
 
 FORMATS = ("mxfp4", "nvfp4", "fp8", "int8")
@@ -215,3 +216,12 @@ def test_options_that_a_format_lacks() -> None:
         cudatma.quantize(dense(), format="int3")
     with pytest.raises(QuantizationError, match="finite"):
         quantize(np.full((16, 16), np.inf, np.float32), format="nvfp4")
+
+
+def test_the_scale_of_a_group_of_zeros_is_zero() -> None:
+    """e8m0 has no zero, and quantizers give groups of zeros the smallest scale, which no fp16 range holds."""
+    codes = np.full((64, 4, 16), 0x22, np.uint8)
+    scales = np.full((64, 4), 127, np.uint8)
+    codes[:, 0], scales[:, 0] = 0x80, 0
+    dense = from_mxfp4(codes, scales, dtype="float16").dequantize()
+    np.testing.assert_array_equal(dense, np.repeat([0, 1, 1, 1], 32)[:, None] * np.ones(64))
