@@ -2,8 +2,8 @@
 #   PYTHON=python3     the interpreter that makes the environment, 3.10 or later
 #   VENV=.venv         where the environment lives
 #   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no GPU
-#   EXTRAS=torch       further extras of the package, with commas: torch, transformers, peft, examples, programs,
-#                      docs, release (which `make docs` and `make packages` otherwise add)
+#   EXTRAS=torch       further extras of the package, with commas: torch, transformers, peft, gguf, examples,
+#                      programs, docs, release (which `make docs` and `make packages` otherwise add)
 #   VLLM_VENV=.venv-vllm  where the environment of test-integrations lives
 #   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
 #   ARGS="..."         further arguments for pytest (test, test-all, gpu-test) or for `cudatma demo` (demo)

@@ -8,6 +8,7 @@ from typing import Any
 from cudatma.errors import ArgumentError
 from cudatma.kernels.family import Option
 from cudatma.kernels.registry import FAMILIES, family
+from cudatma.quantization.weight_format import weight_format
 
 from .command_line import integer
 
@@ -74,8 +75,12 @@ def problem_options(name: str, namespace: argparse.Namespace) -> dict[str, Any]:
         if flag not in options:
             own = f"an option of {' or '.join(_by_flag()[flag])}"
             raise ArgumentError(flag, own, f"an option of {name} ({', '.join(options)})")
-    values = ((option.name, getattr(namespace, option.name), option.default) for option in options.values())
-    return {name: default if value is None else value for name, value, default in values}
+    given = {option.name: getattr(namespace, option.name) for option in options.values()}
+    values = {option.name: option.default for option in options.values()}
+    values |= {name: value for name, value in given.items() if value is not None}
+    if "group_size" in values and given["group_size"] is None:
+        values["group_size"] = weight_format(values["format"]).default_group_size
+    return values
 
 
 def _by_flag() -> dict[str, dict[str, Option]]:

@@ -188,6 +188,10 @@ class Call:
                     places[at] = place = address(inputs[at])
                     if not place or place & mask or (place + low < end and begin < place + high):
                         return NotImplemented
+                if weight is not None and begin < weight.end and weight.begin < end:
+                    for low, high in weight.extents:
+                        if low < end and begin < high:
+                            return NotImplemented
         except RuntimeError:  # A sparse tensor has no address.
             return NotImplemented
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)

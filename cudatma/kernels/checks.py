@@ -72,8 +72,13 @@ def check_out(
     check_place(info, "out", first_info, first, function)
     if info.readonly:
         raise ArgumentError("out", "a read-only array", "a writable array")
+    check_own_memory(info, read)
+
+
+def check_own_memory(out: ArrayInfo, read: Mapping[str, ArrayInfo]) -> None:
+    """Raise ArgumentError if ``out`` shares memory with one of these arrays, which are named for the message."""
     for name, other in read.items():
-        if overlaps(info, other):
+        if overlaps(out, other):
             raise ArgumentError("out", f"memory that overlaps {name}", "an array with its own memory")
 
 

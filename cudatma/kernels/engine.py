@@ -26,7 +26,7 @@ from cudatma.build.kernel import debug_scope, default_target
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Sizes
 from cudatma.kernels.calls import calls_of, facts_of, libraries, library_of
-from cudatma.kernels.checks import check_backend
+from cudatma.kernels.checks import check_backend, check_own_memory
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
 from cudatma.kernels.plans import Launch, ctas_on_sm
@@ -119,6 +119,8 @@ def _run_checked(
     """Compute an operation with all checks, and cache its launch for later calls."""
     chosen = backend_for(operation.name, backend)
     given = operation.check(inputs, out, options, resource)
+    if weight is not None and given.out is not None:
+        check_own_memory(given.out, {f"{name} of the weight": info for name, info in weight.arrays.items()})
     first = next(info for info in (*given.arrays, given.out) if info is not None)
     field, device = (*operation.inputs, "out")[0], first.device
     if (instead := intercept.get()) is not None:

@@ -52,11 +52,25 @@ class Weight(NamedTuple):
         Addresses in the order of the operation's ``weight_arrays``.
     arrays : dict[str, ArrayInfo]
         The arrays, by name.
+    extents : tuple[tuple[int, int], ...]
+        Address of the first byte and address after the last byte of each array.
+    begin, end : int
+        Address of the first byte and address after the last byte of all arrays.
     """
 
     format: Hashable
     addresses: tuple[int, ...]
     arrays: dict[str, ArrayInfo]
+    extents: tuple[tuple[int, int], ...]
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, format: Hashable, names: Iterable[str], arrays: dict[str, ArrayInfo]) -> Weight:
+        """Return the weight with these arrays. ``names`` are the operation's ``weight_arrays``."""
+        addresses = tuple([arrays[name].pointer if name in arrays else 0 for name in names])
+        extents = tuple([info.extent for info in arrays.values()])
+        return cls(format, addresses, arrays, extents, min(extents)[0], max(end for _, end in extents))
 
 
 class Operation(ABC, Generic[P, C]):

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError
 from cudatma.quantization.formats import FP8_BLOCK_SIZE
-from cudatma.quantization.importing import convert_scales
+from cudatma.quantization.importing import convert_scales, pack_imported
 from cudatma.quantization.namespaces import host_array
-from cudatma.quantization.packed import PackedWeight, pack
+from cudatma.quantization.packed import PackedWeight
 
 #: Exponent bias of e8m0 numbers, and the code for NaN.
 _E8M0_BIAS, _E8M0_NAN = 127, 255
@@ -48,8 +48,13 @@ def from_nvfp4(tensor_scale: Any, weight: Any, scale: Any, *, dtype: Any, invers
 
 def from_mxfp4(blocks: Any, scales: Any, *, dtype: Any) -> PackedWeight:
     """Import an MXFP4 weight, uint8 (N, K / 32, 16), with e8m0 scales, uint8 (N, K / 32)."""
-    codes = _bytes(blocks, "blocks")
-    return _packed(_nibbles(codes.reshape(len(codes), -1)), scale_values(scales, "scales"), "mxfp4", 32, dtype)
+    words = _bytes(blocks, "blocks")
+    codes, values = _nibbles(words.reshape(len(words), -1)), scale_values(scales, "scales")
+    if codes.size and codes.shape == (len(values), 32 * values[0].size):
+        # Groups of zeros often have the smallest scale, 2^-127, which would extend the range of the weight's scales.
+        is_zero = ~(codes & 7).reshape(*values.shape, 32).any(axis=2)
+        values = np.where(is_zero & np.isfinite(values), np.float32(0), values)
+    return _packed(codes, values, "mxfp4", 32, dtype)
 
 
 def scale_values(scales: Any, field: str) -> NDArray[Any]:
@@ -80,4 +85,4 @@ def _packed(
     """Pack codes (N, K) and scales (N, G)."""
     columns = convert_scales(np.ascontiguousarray(scales.T), dtype)
     q = np.ascontiguousarray(codes.T)
-    return pack(q, columns, group_size=group_size, format=name, tensor_scale=tensor_scale)
+    return pack_imported(q, columns, group_size=group_size, format=name, tensor_scale=tensor_scale)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.errors import ArgumentError, WeightFileError, reason_of
+from cudatma.errors import ArgumentError, ArgumentTypeError, WeightFileError, counted, reason_of
 from cudatma.quantization.importing import assemble
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path, similar_names
@@ -46,6 +46,8 @@ def load_gguf(
         If the file cannot be read, lacks the tensor, or stores it in another type.
     ArgumentError
         If ``expert`` does not match the tensor.
+    ArgumentTypeError
+        If ``name`` is not a str, or if ``expert`` is not an int.
     QuantizationError
         If a scale is not finite or not in the range of ``dtype``.
 
@@ -54,6 +56,10 @@ def load_gguf(
     >>> gate = cudatma.load_gguf("model.gguf", "blk.0.ffn_gate_exps.weight", expert=3)  # doctest: +SKIP
     """
     path = as_path(path)
+    if not isinstance(name, str):
+        raise ArgumentTypeError("name", repr(name), "a str")
+    if expert is not None and type(expert) is not int:
+        raise ArgumentTypeError("expert", repr(expert), "an int or None")
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -61,7 +67,7 @@ def load_gguf(
             str(path), "a GGUF file", "a .safetensors file unless gguf is installed", "run `pip install gguf`"
         ) from error
     try:
-        tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+        reader = GGUFReader(path)
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise WeightFileError(
             str(path),
@@ -69,6 +75,7 @@ def load_gguf(
             "a readable GGUF file",
             "copy or download the file again",
         ) from error
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
     if name not in tensors:
         raise WeightFileError(name, "no such tensor", f"a tensor in {path}", similar_names(name, tensors))
     tensor = tensors[name]
@@ -78,14 +85,22 @@ def load_gguf(
             f"{path}: {name}", f"type {kind}", ", ".join(_TYPES), "quantize the model to one of these types"
         )
     data = np.asarray(tensor.data)
+    if data.ndim not in (2, 3):
+        allowed = "a tensor with 2 dimensions, or with 3 dimensions for experts"
+        raise WeightFileError(f"{path}: {name}", f"a tensor with {counted(data.ndim, 'dimension')}", allowed)
     experts = data.shape[0] if data.ndim == 3 else None
     if (experts is None) != (expert is None) or (expert is not None and not 0 <= expert < (experts or 0)):
-        allowed = "None, because the tensor is a matrix" if experts is None else f"0 to {experts - 1}"
+        allowed = (
+            "None, because the tensor has 2 dimensions"
+            if experts is None
+            else f"0 to {experts - 1}, because the tensor has 3 dimensions"
+        )
         raise ArgumentError("expert", expert, allowed)
     rows = data if expert is None else data[expert]
     is_int4 = kind == "Q4_0"
     blocks = rows.reshape(len(rows), -1, _SCALE_BYTES + (_VALUES // 2 if is_int4 else _VALUES))
-    scales = np.ascontiguousarray(blocks[:, :, :_SCALE_BYTES]).view("<f2")[:, :, 0]
+    stored_type = np.dtype(np.float16).newbyteorder(reader.byte_order)  # The reader does not convert bytes of blocks.
+    scales = np.ascontiguousarray(blocks[:, :, :_SCALE_BYTES]).view(stored_type)[:, :, 0].astype(np.float16)
     stored = blocks[:, :, _SCALE_BYTES:]
     # The low nibbles of a block are its first 16 values. The offset of int8 codes is 128.
     codes = np.concatenate([stored & 15, stored >> 4], axis=2) if is_int4 else stored ^ np.uint8(128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +13,8 @@ from cudatma.errors import QuantizationError, counted
 from cudatma.quantization.formats import WORD_VALUES, check_zero_points
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
-from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack
+from cudatma.quantization.packed import GROUP_SIZES, MAX_ZERO, PackedWeight, pack
+from cudatma.quantization.weight_format import weight_format
 
 #: Group sizes that can be inferred from the number of rows and the number of groups. Callers must specify other group
 #: sizes.
@@ -26,7 +28,7 @@ _BITS = 4
 
 def check_bits(bits: int) -> None:
     """Raise QuantizationError unless ``bits`` is 4."""
-    if bits != _BITS:
+    if type(bits) is not int or bits != _BITS:
         raise QuantizationError("bits", repr(bits), "4", "quantize the model with four bits")
 
 
@@ -155,7 +157,7 @@ def assemble(
         rows = group_count(k, stored)
         scales = np.repeat(scales, size // stored, axis=0)[:rows]
         zeros = None if zeros is None else np.repeat(zeros, size // stored, axis=0)[:rows]
-    return pack(q, scales, zeros, group_size=stored, perm=perm, format=format)
+    return pack_imported(q, scales, zeros, group_size=stored, perm=perm, format=format)
 
 
 def packed_group_size(size: int) -> int:
@@ -217,6 +219,37 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
         allowed = f"groups of exactly {size} rows, except that the last group may be shorter"
         raise QuantizationError("g_idx", "groups of unequal size", allowed, "import the unsharded weight")
     return perm.astype(np.int32)
+
+
+def pack_imported(
+    q: NDArray[np.uint8],
+    scales: NDArray[Any],
+    zeros: NDArray[np.uint8] | None = None,
+    *,
+    group_size: int,
+    perm: NDArray[np.int32] | None = None,
+    format: str = "int4",
+    tensor_scale: float = 1.0,
+) -> PackedWeight:
+    """Pack imported codes. Raises QuantizationError if a value exceeds the range of the scales' type, as quantize()."""
+    weight = pack(q, scales, zeros, group_size=group_size, perm=perm, format=format, tensor_scale=tensor_scale)
+    kind, limit = weight_format(format), float(ml_dtypes.finfo(scales.dtype).max)
+    factors = np.abs(scales.astype(np.float64)) * abs(tensor_scale)
+    suspects = factors * (kind.largest if zeros is None else MAX_ZERO) > limit
+    rows = len(q) if group_size == -1 else group_size
+    for group in np.flatnonzero(suspects.any(axis=1)).tolist():
+        codes = q[group * rows : (group + 1) * rows]
+        levels = kind.values[codes] if zeros is None else codes.astype(np.float32) - zeros[group]
+        values = np.abs(levels).max(axis=0) * factors[group]
+        if (values > limit).any():
+            column = int(np.argmax(values > limit))
+            got = f"{scales[group, column]:g}, which gives values up to {values[column]:g}"
+            allowed = f"a scale for values in the range of {weight.dtype}, at most {limit:g}"
+            remedy = (
+                "pass dtype='bfloat16' (--dtype bfloat16)" if weight.dtype == "float16" else "scale the weight down"
+            )
+            raise QuantizationError(f"scales[{group}, {column}]", got, allowed, remedy)
+    return weight
 
 
 def convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:

@@ -306,10 +306,7 @@ def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any
         exact = xp.where(high > -low, high, low) / np.float32(-kind.zero_code)
     else:
         exact = high / np.float32(15) - low / np.float32(15)
-    scale = _rounded(exact, scheme.dtype, xp)
-    # If a scale rounds to 0, use the smallest positive scale of the dtype, so that the largest values do not become 0.
-    smallest = np.float32(ml_dtypes.finfo(scheme.dtype.numpy).smallest_subnormal)
-    scale = xp.where((scale == 0) & (exact != 0), xp.copysign(smallest, exact), scale)
+    scale = _rounded_up_from_0(exact, scheme.dtype, xp)
     if scheme.symmetric:
         zero = xp.full(scale.shape, kind.zero_code, dtype=np.float32)
     else:
@@ -326,14 +323,26 @@ def _float_parameters(largest: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any,
         # frexp() returns an exponent that is one larger than the exponent of the number.
         scale = xp.ldexp(np.float32(1), xp.frexp(largest)[1] - 1 - _E2M1_EXPONENT).astype(np.float32)
         limits = ml_dtypes.finfo(scheme.dtype.numpy)
-        scale = xp.clip(scale, np.float32(limits.smallest_subnormal), np.float32(2.0 ** (limits.maxexp - 1)))
+        # The product of the smallest code and a scale must not underflow.
+        smallest = float(limits.smallest_subnormal) / kind.smallest
+        scale = xp.clip(scale, np.float32(smallest), np.float32(2.0 ** (limits.maxexp - 1)))
     else:
         exact = largest / np.float32(kind.largest)
-        scale = _rounded_e4m3(exact, xp) if kind.name == "nvfp4" else _rounded(exact, scheme.dtype, xp)
+        scale = _rounded_e4m3(exact, xp) if kind.name == "nvfp4" else _rounded_up_from_0(exact, scheme.dtype, xp)
     scale = xp.where(largest == 0, np.float32(1), scale)
     reach = xp.minimum(kind.largest * scale, largest) * np.float32(abs(scheme.tensor_scale))
     fits = (reach <= _largest(scheme.dtype)) & xp.isfinite(largest) & (scale > 0)
     return scale, xp.zeros(scale.shape, dtype=np.float32), fits
+
+
+def _rounded_up_from_0(values: Any, dtype: ActivationType, xp: Any) -> Any:
+    """Round scales to the dtype.
+
+    If a scale rounds to 0, use the smallest subnormal number, so that the largest values do not become 0.
+    """
+    scale = _rounded(values, dtype, xp)
+    smallest = np.float32(ml_dtypes.finfo(dtype.numpy).smallest_subnormal)
+    return xp.where((scale == 0) & (values != 0), xp.copysign(smallest, values), scale)
 
 
 def _rounded_e4m3(values: Any, xp: Any) -> Any:

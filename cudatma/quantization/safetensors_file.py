@@ -8,9 +8,12 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentTypeError, WeightFileError, reason_of
+from cudatma.errors import ArgumentTypeError, WeightFileError, reason_of, shown
 
 #: NumPy type of each type name in the format. The data is little-endian.
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -84,7 +87,11 @@ class SafetensorsFile:
         if data.size != count:
             got = f"{self.path}, which ends inside the tensor"
             raise WeightFileError(name, got, f"a tensor of {count} elements", _COPY_AGAIN)
-        return data.reshape(entry.shape)
+        try:
+            return data.reshape(entry.shape)
+        except ValueError as error:
+            got = f"{shown(entry.shape)} in {self.path}"
+            raise WeightFileError(f"{name}.shape", got, "a shape that NumPy supports", _COPY_AGAIN) from error
 
     def check_bytes(self, name: str) -> None:
         """Raise WeightFileError unless a tensor's size in bytes matches its shape.
@@ -149,7 +156,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
             length = int.from_bytes(file.read(8), "little")
             is_whole = size >= 8 and 2 <= length <= min(size - 8, _MAX_HEADER_BYTES)
             text = file.read(length) if is_whole else b""
-    except (OSError, ValueError) as error:  # A NUL in the path raises ValueError.
+    except OSError as error:
         got = f"a file that cannot be read ({reason_of(error)})"
         raise WeightFileError(str(path), got, "a readable safetensors file", "check the path") from error
     if not is_whole:
@@ -178,11 +185,55 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def as_path(path: object) -> Path:
-    """Return a path from a str or os.PathLike, or raise ArgumentTypeError."""
+    """Return a path from a str or os.PathLike.
+
+    Raises ArgumentTypeError for another type, and WeightFileError if no file can have this path, for example because
+    it is too long, contains a NUL, or leads through a loop of symbolic links.
+    """
     try:
-        return Path(path)  # type: ignore[arg-type]
+        checked = Path(path)  # type: ignore[arg-type]
     except TypeError as error:
         raise ArgumentTypeError("path", type(path).__name__, "a str or an os.PathLike") from error
+    try:
+        checked.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # A NUL or an unpaired surrogate raises ValueError.
+        got = f"{str(checked)!r} ({reason_of(error)})"
+        raise WeightFileError("path", got, "the path of a file or folder") from error
+    return checked
+
+
+#: Suffix of temporary files.
+PARTIAL = ".cudatma-partial"
+
+
+def temporary_name() -> str:
+    """Return the name of a new temporary file, which is short in any folder."""
+    return f".{secrets.token_hex(8)}{PARTIAL}"
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, which replaces the file at ``path`` when the block ends without an error.
+
+    Readers therefore see either the complete old file or the complete new file. If ``path`` is a symbolic link, its
+    target is replaced. Raises WeightFileError instead of OSError, and removes the temporary file after an error.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise WeightFileError(str(path), "a folder", "the path of a file")
+    aside = target.with_name(temporary_name())
+    try:
+        yield aside
+        os.replace(aside, target)
+    except OSError as error:
+        remedy = "check the folder and the free space"
+        got = f"a file that cannot be written ({reason_of(error)})"
+        raise WeightFileError(str(path), got, "a writable file", remedy) from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> TensorEntry:
@@ -216,8 +267,8 @@ def _check_order(path: Path, tensors: dict[str, TensorEntry], data_at: int, size
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in unique if names.count(name) > 1)!r} occurs twice")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"{next(name for name in unique if counts[name] > 1)!r} occurs twice")
     return unique
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from cudatma.errors import WeightFileError, alternatives, counted, reason_of
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
-from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors
+from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors, replaced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,20 +137,16 @@ def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
+    with replaced(path) as aside:
         aside.touch(exist_ok=False)
         mode = stat.S_IMODE(aside.stat().st_mode)  # Respects the umask, whereas the library creates private files.
-        save_file(tensors, aside, metadata=metadata)
+        try:
+            save_file(tensors, aside, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
         aside.chmod(mode)
         with aside.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(aside, path)
-    except (OSError, SafetensorError) as error:
-        got = f"a file that cannot be written ({reason_of(error)})"
-        raise WeightFileError(str(path), got, "a writable file", "check the folder and the free space") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _facts(file: SafetensorsFile) -> dict[str, Any]:

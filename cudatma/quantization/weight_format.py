@@ -85,7 +85,7 @@ class WeightFormat:
         return 128 if 128 in self.group_sizes else self.group_sizes[0]
 
     @property
-    def _smallest(self) -> float:
+    def smallest(self) -> float:
         """Smallest magnitude of a code's value other than 0."""
         return float(np.nanmin(np.abs(self.values[self.values != 0])))
 
@@ -113,13 +113,14 @@ class WeightFormat:
             return 0
         bias = _EXPONENT_BIAS[scales.dtype.name]
         mantissa = 10 if bias == _EXPONENT_BIAS["float16"] else 7
-        largest = int((scales.view(np.uint16) & np.uint16(0x7FFF)).max()) >> mantissa
-        exponent = max(0, largest + self.shift(scales.dtype.name) - 2 * bias)
-        if exponent:
-            # The products of the smallest scales with the smallest code must not underflow.
-            smallest = np.abs(scales[scales != 0].astype(np.float64)).min() * self._smallest * 2.0**-exponent
-            if float(np.asarray(smallest, scales.dtype)) != smallest:
-                got = f"magnitudes from {smallest / self._smallest * 2.0**exponent:g} to {np.abs(scales).max():g}"
+        magnitudes = np.unique(scales.view(np.uint16) & np.uint16(0x7FFF))  # Magnitudes have the order of their bits.
+        exponent = max(0, (int(magnitudes[-1]) >> mantissa) + self.shift(scales.dtype.name) - 2 * bias)
+        if exponent or self.has_exact_products:
+            # The products of scales and the smallest code must not underflow.
+            values = magnitudes.view(scales.dtype).astype(np.float64)
+            products = values * (self.smallest * 2.0**-exponent)
+            if (products.astype(scales.dtype) != products).any():
+                got = f"magnitudes from {values[values > 0][0]:g} to {values[-1]:g}"
                 remedy = "pass bfloat16 scales" if scales.dtype == np.float16 else "quantize the weight again"
                 raise QuantizationError("scales", got, f"in a narrower range of {scales.dtype.name}", remedy)
         return exponent

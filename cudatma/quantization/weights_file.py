@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from cudatma.errors import ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.quantization.experts import PackedExperts
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path
@@ -28,6 +28,8 @@ def save_weights(weights: Mapping[str, PackedWeight | PackedExperts], path: str 
     ------
     WeightFileError
         If the file cannot be written.
+    ArgumentError
+        If UTF-8 cannot encode a name.
     ArgumentTypeError
         If ``path`` is not a path, or if a value has a different type.
     """
@@ -39,6 +41,12 @@ def save_weights(weights: Mapping[str, PackedWeight | PackedExperts], path: str 
         if not isinstance(weight, PackedWeight | PackedExperts) or not isinstance(name, str):
             allowed = "a PackedWeight or PackedExperts with a name of type str"
             raise ArgumentTypeError(f"weights[{name!r}]", type(weight).__name__, allowed)
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(
+                "weights", f"the name {name!r}", "a mapping with names that UTF-8 can encode"
+            ) from error
         stored[name] = weight.stored(name)
     write_weights(path, stored)
 

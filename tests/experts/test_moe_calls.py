@@ -42,6 +42,14 @@ def wrong(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def inside(array: Any) -> Any:
+    """Return an output in the memory of an array."""
+    return array.reshape(-1).view(np.float16)[:768].reshape(6, 128)
+
+
+W1, W2 = OPERANDS["w1"].weight, OPERANDS["w2"].weight
+
+
 #: What is wrong, the error, and the field that it names.
 WRONG: list[tuple[dict[str, Any], type[FieldError], str]] = [
     *((wrong("x", OPERANDS["x"].astype(kind)), ArgumentTypeError, "x.dtype") for kind in ("f4", "f8", "i2", BF16)),
@@ -102,7 +110,10 @@ WRONG: list[tuple[dict[str, Any], type[FieldError], str]] = [
     (wrong("out", np.zeros((6, 128), np.float32)), ArgumentTypeError, "out.dtype"),
     (wrong("out", np.zeros((6, 132), np.float16)[:, :128]), ArgumentError, "out.strides"),
     (wrong("out", np.zeros((128, 6), np.float16).T), ArgumentError, "out.strides"),
-    (wrong("out", OPERANDS["x"]), ArgumentError, "out"),
+    *(
+        (wrong("out", inside(array)), ArgumentError, "out")
+        for array in (OPERANDS["x"], W1.qweight, W1.scales, W2.qweight)
+    ),
     (wrong("backend", "gpu"), ArgumentError, "backend"),
     (wrong("backend", "cuda"), ArgumentError, "x.device"),
     (wrong("workspace", object()), ArgumentTypeError, "workspace"),

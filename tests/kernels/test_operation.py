@@ -350,6 +350,14 @@ def test_a_result_with_negative_strides_does_not_overlap_in_a_repeated_call(stub
     assert len(stub.launches) == 1
 
 
+@pytest.mark.parametrize("part", ["qweight", "scales"])
+def test_a_result_in_the_memory_of_the_weight_in_a_repeated_call(stub: StubDriver, part: str) -> None:
+    marlin()
+    with pytest.raises(ArgumentError, match=f"overlaps {part} of the weight"):
+        marlin(out=rows(4, 64, address=getattr(WEIGHT, part).data.ptr))
+    assert len(stub.launches) == 1
+
+
 def test_the_sign_of_a_zero_does_not_depend_on_earlier_calls(stub: StubDriver) -> None:
     for alpha in (0.0, -0.0):
         gemm(rows(4, 128), columns(128, 64), alpha=alpha)

@@ -250,6 +250,17 @@ def test_the_plan_as_text_and_as_json(capsys: pytest.CaptureFixture[str], file: 
     assert not file.exists()
 
 
+@pytest.mark.parametrize(("kind", "size"), [("int4", 128), ("mxfp4", 32), ("nvfp4", 16), ("fp8", 128)])
+def test_the_group_size_is_by_default_that_of_the_format(
+    capsys: pytest.CaptureFixture[str], kind: str, size: int
+) -> None:
+    arguments = ["--target", "sm_90a", "--format", kind]
+    assert cli.main(["tune", *SHAPE, "--dry-run", "--json", *arguments]) == 0
+    assert {cell["group_size"] for cell in json.loads(capsys.readouterr().out)} == {size}
+    assert cli.main(["explain", "marlin", "--m", "1", "--n", "4096", "--k", "4096", *arguments]) == 0
+    assert f"groups of {size}" in capsys.readouterr().out
+
+
 def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="--shape must be passed unless --model is"):
         tune.main([], FakeBench(), H200)

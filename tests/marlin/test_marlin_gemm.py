@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma import ArgumentError, ArgumentTypeError, MarlinLinear, PackedWeight, marlin_gemm, quantize_linear
-from cudatma.dtypes import activation_type
+from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions
 from cudatma.quantization import pack
 
@@ -169,6 +169,22 @@ def test_what_is_refused(arguments: tuple[Any, ...], options: dict[str, Any], er
     assert not field or caught.value.field == field
     assert isinstance(caught.value, ValueError | TypeError)
     assert before == [a.tobytes() for a in arrays]
+
+
+def test_values_beyond_fp32_have_finite_products() -> None:
+    weight = pack(np.full((32, 8), 15, np.uint8), np.full((1, 8), 3e38, BFLOAT16), group_size=32)
+    x = np.full((1, 32), 2.0**-60, BFLOAT16)
+    assert close(marlin_gemm(x, weight, backend="reference"), x.astype(np.float64) @ weight.dequantize())
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@pytest.mark.parametrize("part", ["qweight", "scales", "zeros", "perm"])
+def test_an_output_in_the_memory_of_the_weight(part: str, backend: str) -> None:
+    weight, dense = make(96, 40, zeros=True, act_order=True)
+    out = getattr(weight, part).reshape(-1).view(np.float16)[:40].reshape(1, 40)
+    with pytest.raises(ArgumentError, match=f"^out must be .* memory that overlaps {part} of the weight"):
+        marlin_gemm(X[:1], weight, out=out, backend=backend)
+    assert (weight.dequantize() == dense).all()
 
 
 def test_rows_that_overlap_are_no_output() -> None:

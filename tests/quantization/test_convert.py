@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -360,6 +361,35 @@ def test_what_an_error_interrupts_leaves_nothing_that_is_trusted(
     monkeypatch.undo()
     assert not list((tmp_path / "out").iterdir())
     assert convert_checkpoint(tmp_path / "in", tmp_path / "out").kept_shards == 0
+
+
+@pytest.mark.parametrize("limit", [5000, 60_000])
+def test_a_file_that_becomes_too_large_leaves_nothing(tmp_path: Path, limit: int) -> None:
+    write_awq(tmp_path / "in")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(WeightFileError, match=r"model\.safetensors must be a writable file, got .*File too large"):
+            convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b", "\ud800", "loop", "loop/x"])
+def test_paths_that_no_folder_can_have(tmp_path: Path, name: str) -> None:
+    write_float(tmp_path / "in")
+    (tmp_path / "loop").symlink_to("loop")
+    for paths in ((tmp_path / name, tmp_path / "out"), (tmp_path / "in", tmp_path / name)):
+        with pytest.raises(WeightFileError, match=r"^path must be the path of a file or folder"):
+            convert_checkpoint(*paths, quantize=True)
+
+
+def test_a_file_with_the_longest_name_is_copied(tmp_path: Path) -> None:
+    write_awq(tmp_path / "in")
+    (tmp_path / "in" / ("a" * 255)).write_text("text")
+    convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert (tmp_path / "out" / ("a" * 255)).read_text() == "text"
 
 
 def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
@@ -956,6 +986,8 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
         ArgumentError, match=r"^exclude must be .*got model\.layer\.0\.\*; pass a pattern for names such as "
     ):
         convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude=["*.0.*", "model.layer.0.*"])
+    with pytest.raises(ArgumentError, match=r"^exclude must be patterns that leave .*, got \*; .*--exclude"):
+        convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude=["*"])
     with pytest.raises(ArgumentError, match="exclude"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", exclude=["*.0.*"])
     with pytest.raises(ArgumentError, match="vision_tower"):

@@ -127,6 +127,19 @@ def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
         convert_checkpoint(tmp_path / "in", tmp_path / "half", dtype="float16")
 
 
+@pytest.mark.parametrize(
+    ("kind", "tensor", "value"), [("fp8, blocks", "weight_scale_inv", 1e4), ("NVFP4, ModelOpt", "weight_scale_2", 1e30)]
+)
+def test_values_beyond_the_range_of_the_dtype(tmp_path: Path, kind: str, tensor: str, value: float) -> None:
+    layer = min(write(tmp_path / "in", kind))
+    scale = open_checkpoint(tmp_path / "in").read(f"{layer}.{tensor}")
+    change(tmp_path / "in", {f"{layer}.{tensor}": np.full_like(scale, value)})
+    with pytest.raises(QuantizationError, match=rf"^{layer}: scales\[.*--dtype bfloat16"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "half", dtype="float16")
+    assert not (tmp_path / "half").exists()
+    convert_checkpoint(tmp_path / "in", tmp_path / "brain", dtype="bfloat16")
+
+
 def change(folder: Path, tensors: Tensors) -> None:
     """Replace tensors in a folder with one file. None removes a tensor."""
     checkpoint = open_checkpoint(folder)

@@ -200,6 +200,13 @@ _UNEQUAL = np.repeat(np.arange(4), [33, 31, 32, 32])
 _NAN = np.full((4, 32), np.nan, np.float16)
 REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exception], str]] = {
     "gptq 8 bits": (_gptq, {"bits": 8}, QuantizationError, "bits"),
+    "gptq bits as a float": (_gptq, {"bits": 4.0}, QuantizationError, "bits"),
+    "gptq values beyond fp16": (
+        _gptq,
+        {"scales": np.full((4, 32), 3e4, np.float16)},
+        QuantizationError,
+        "scales[0, 0]",
+    ),
     "gptq 8-bit words": (_gptq, {"qzeros": np.zeros((4, 8), I32)}, QuantizationError, "qzeros"),
     "gptq 8-bit qweight": (_gptq, {"qweight": np.zeros((32, 32), I32)}, QuantizationError, "qweight"),
     "gptq 3-bit qweight": (_gptq, {"qweight": np.zeros((12, 32), I32)}, QuantizationError, "qweight"),
@@ -250,6 +257,12 @@ REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exce
         {"scales": np.ones((3, 32), np.float16), "qzeros": np.zeros((3, 4), I32)},
         QuantizationError,
         "scales",
+    ),
+    "compressed-tensors values beyond fp16, without zero points": (
+        _compressed,
+        {"weight_scale": np.full((20, 2), 1e4, np.float16), "weight_zero_point": None},
+        QuantizationError,
+        "scales[0, 0]",
     ),
     "compressed-tensors 8 bits": (_compressed, {"bits": 8}, QuantizationError, "bits"),
     "compressed-tensors 8-bit words": (

@@ -429,6 +429,37 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert (path.read_bytes(), os.listdir(tmp_path)) == (before, ["weight.safetensors"])
 
 
+#: Paths that no file can have. "loop" is a symbolic link to itself.
+IMPOSSIBLE_PATHS = ["a" * 300, "a\0b", "\ud800", "loop", "loop/x"]
+
+
+@pytest.mark.parametrize("name", [*IMPOSSIBLE_PATHS, "", ".", "/", ".."])
+def test_paths_that_no_file_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    calls = [weight().save, lambda path: save_weights({}, path), PackedWeight.load, open_checkpoint]
+    for call in calls:
+        with pytest.raises(WeightFileError) as caught:
+            call(name)  # type: ignore[operator]
+        assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["loop"]
+
+
+def test_the_longest_name(tmp_path: Path) -> None:
+    weight().save(tmp_path / ("a" * 255))
+    same(PackedWeight.load(tmp_path / ("a" * 255)), weight())
+
+
+def test_the_target_of_a_symbolic_link_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "weight")
+    for columns in (9, 70):
+        weight(64, columns).save(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        same(PackedWeight.load(tmp_path / "folder" / "weight"), weight(64, columns))
+    assert os.listdir(tmp_path / "folder") == ["weight"]
+
+
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(WeightFileError):
         weight().save(tmp_path / "missing" / "weight.safetensors")
@@ -436,6 +467,8 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         save_weights({"a": np.zeros(3)}, tmp_path / "x")  # type: ignore[dict-item]
     with pytest.raises(ArgumentTypeError):
         save_weights({1: weight()}, tmp_path / "x")  # type: ignore[dict-item]
+    with pytest.raises(ArgumentError, match="names that UTF-8 can encode"):
+        save_weights({"\udcff": weight()}, tmp_path / "x")
 
 
 @pytest.fixture
@@ -485,6 +518,13 @@ def test_corrupt_headers(tmp_path: Path, content: bytes) -> None:
     assert str(path) in str(caught.value)
 
 
+def test_a_name_that_occurs_twice(tmp_path: Path) -> None:
+    header = b'{"y": 1, "x": 1, "x": 1}'
+    (tmp_path / "file.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightFileError, match="'x' occurs twice"):
+        open_checkpoint(tmp_path / "file.safetensors")
+
+
 @pytest.mark.parametrize(
     "entry",
     [
@@ -498,12 +538,14 @@ def test_corrupt_headers(tmp_path: Path, content: bytes) -> None:
         {"dtype": "F16", "shape": [2]},
         {"dtype": "F8_E5M2", "shape": [4], "data_offsets": [0, 4]},
         {"dtype": 16, "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F16", "shape": [0, 10**30], "data_offsets": [0, 0]},
+        {"dtype": "F16", "shape": [1] * 64 + [2], "data_offsets": [0, 4]},
     ],
 )
 def test_contradicting_entries(tmp_path: Path, entry: dict[str, Any]) -> None:
     header = json.dumps({"x": entry}).encode()
     path = tmp_path / "file.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(entry.get("data_offsets", [0, 4])[-1] or 0))
     with pytest.raises(WeightFileError):
         open_checkpoint(path).read("x")
 

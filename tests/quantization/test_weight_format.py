@@ -25,6 +25,7 @@ from cudatma.quantization import (
     shard,
     unpack,
 )
+from cudatma.quantization.float_formats import from_mxfp4
 from cudatma.quantization.weight_format import WEIGHT_FORMATS
 
 FORMATS = ("mxfp4", "nvfp4", "fp8", "int8")
@@ -185,6 +186,29 @@ def test_scales_that_no_division_fits() -> None:
     assert pack(CODES, scales.astype(ml_dtypes.bfloat16), group_size=32, format="mxfp4").scale_fit.exponent > 0
 
 
+@pytest.mark.parametrize(("kind", "group_size"), [("mxfp4", 32), ("nvfp4", 16)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scales_whose_products_underflow(kind: str, group_size: int, dtype: str) -> None:
+    smallest = ml_dtypes.finfo(dtype).smallest_subnormal
+    scales = np.zeros((128 // group_size, 64), smallest.dtype)
+    pack(CODES, scales, group_size=group_size, format=kind)
+    scales[0, 0] = 2 * smallest
+    pack(CODES, scales, group_size=group_size, format=kind)
+    for multiple in (1, 3):
+        scales[1, 1] = multiple * smallest
+        with pytest.raises(QuantizationError, match=f"scales must be in a narrower range of {dtype}"):
+            pack(CODES, scales, group_size=group_size, format=kind)
+
+
+@pytest.mark.parametrize("kind", WEIGHT_FORMATS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_nearly_dead_column(kind: str, dtype: str) -> None:
+    values = dense()
+    values[:, 3] = 1e-39 if dtype == "bfloat16" else 1e-7
+    error = quantize(values, format=kind, dtype=dtype).dequantize()[:, 3] - values[:, 3]
+    assert np.abs(error).max() <= max(values[0, 3], 2 * float(ml_dtypes.finfo(dtype).smallest_subnormal))
+
+
 def test_options_that_a_format_lacks() -> None:
     with pytest.raises(QuantizationError, match="symmetric"):
         quantize(dense(), format="fp8", symmetric=False)
@@ -192,3 +216,12 @@ def test_options_that_a_format_lacks() -> None:
         cudatma.quantize(dense(), format="int3")
     with pytest.raises(QuantizationError, match="finite"):
         quantize(np.full((16, 16), np.inf, np.float32), format="nvfp4")
+
+
+def test_the_scale_of_a_group_of_zeros_is_zero() -> None:
+    """e8m0 has no zero, and quantizers give groups of zeros the smallest scale, which no fp16 range holds."""
+    codes = np.full((64, 4, 16), 0x22, np.uint8)
+    scales = np.full((64, 4), 127, np.uint8)
+    codes[:, 0], scales[:, 0] = 0x80, 0
+    dense = from_mxfp4(codes, scales, dtype="float16").dequantize()
+    np.testing.assert_array_equal(dense, np.repeat([0, 1, 1, 1], 32)[:, None] * np.ones(64))

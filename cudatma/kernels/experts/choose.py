@@ -156,7 +156,12 @@ EXPERTS: Family[MoeProblem, LayerConfig] = Family(
     table=Path(__file__).with_name("tuned.json"),
     options=(
         Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),
-        Option("group_size", 128, GROUP_SIZES, "number of elements of K that share a scale, or -1 for all of K"),
+        Option(
+            "group_size",
+            128,
+            GROUP_SIZES,
+            "elements of K that share a scale, or -1 for all of K; by default 32 for mxfp4 and 16 for nvfp4",
+        ),
         Option("has_zeros", False, (False, True), "weights with zero points"),
         Option("format", "int4", tuple(WEIGHT_FORMATS), "format of the weights"),
         Option("experts", 8, (), "number of experts"),

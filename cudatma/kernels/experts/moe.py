@@ -256,7 +256,7 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         return sizes_for(problem, config, resident)
 
     def reference(self, problem: MoeProblem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute each expert with dequantized weights in fp32, and round where the kernels round."""
+        """Compute each expert with dequantized weights in fp64, and round where the kernels round."""
         named = {name: host_array(info) for name, info in arrays.items() if not name.startswith(("w1", "w2"))}
         x, out, ids, factors = (named[name] for name in ("x", "out", "topk_ids", "topk_weights"))
         local = ids if "expert_map" not in named else np.where(ids < 0, -1, named["expert_map"][ids])
@@ -268,17 +268,17 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
             for expert in np.unique(local[local >= 0]):
                 token, choice = np.nonzero(local == expert)
-                both = x[token].astype(np.float32) @ w1[expert]
+                both = x[token].astype(np.float64) @ w1[expert]
                 gate, up = (
                     both.reshape(len(token), -1, 2, GATE_COLUMNS).transpose(2, 0, 1, 3).reshape(2, len(token), -1)
                 )
                 if "bias1" in named:
-                    halves = np.split(named["bias1"][expert].astype(np.float32), 2)
+                    halves = np.split(named["bias1"][expert].astype(np.float64), 2)
                     gate, up = gate + halves[0], up + halves[1]
-                hidden = activated(problem.gate, gate, up).astype(x.dtype).astype(np.float32)
+                hidden = activated(problem.gate, gate, up).astype(x.dtype).astype(np.float64)
                 result = hidden @ w2[expert]
                 if "bias2" in named:
-                    result += named["bias2"][expert].astype(np.float32)
+                    result += named["bias2"][expert].astype(np.float64)
                 result = result.astype(x.dtype).astype(np.float32)
                 np.add.at(total, token, factors[token, choice, None] * result)
             out[...] = total.astype(out.dtype)
@@ -298,14 +298,14 @@ def activated(name: str, gate: Any, up: Any) -> Any:
 def _host_weight(
     experts: int, shape: LinearShape, name: str, arrays: Mapping[str, ArrayInfo], tensor_scale: float
 ) -> Any:
-    """Return dequantized weights (experts, K, N) in fp32. The columns are in stored order."""
+    """Return dequantized weights (experts, K, N) in fp64. The columns are in stored order."""
     parts: dict[str, Any] = {
         part: host_array(info) if (info := arrays.get(f"{name}_{part}")) is not None else None for part in _PARTS
     }
     columns = -(-shape.n // 64) * 64
     parts |= {"group_size": shape.group_size, "dtype": shape.dtype, "format": shape.format}
     weight = PackedWeight(**parts, perm=None, shape=(shape.k, experts * columns), tensor_scale=tensor_scale)
-    values = weight.dequantize(dtype=np.float32).reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
+    values = weight.dequantize().reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
     if (info := arrays.get(f"{name}_tensor_scales")) is not None:
         factors = np.repeat(host_array(info), GATE_COLUMNS, axis=1)  # of 8 columns, or of 8 columns of gate and of up
         values *= np.tile(factors, shape.n // factors.shape[1])[:, None]
@@ -335,13 +335,11 @@ def weight_of(w1: Any, w2: Any) -> Weight:
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     for name, info in infos.items():
         if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
-            raise ArgumentError(
-                f"{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES}", "copy the array"
-            )
-    addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
+            allowed = f"a multiple of {TMA_ALIGNMENT_BYTES}"
+            raise ArgumentError(f"{name}.pointer", hex(info.pointer), allowed, "copy the array")
     factors = *(w.weight.scale_fit for w in (first, second)), first.weight.tensor_scale, second.weight.tensor_scale
     key = first.device, factors, *((w.shape, w.group_size, w.symmetric, w.dtype, w.format) for w in (first, second))
     formats: _Formats = context.runtime().part(_Formats)
-    weight = Weight(formats.setdefault(key, _Format()), addresses, infos)
+    weight = Weight.of(formats.setdefault(key, _Format()), arrays, infos)
     first.attachments[_WEIGHT] = second, weight  # keeps w2 alive, because the launch reads its arrays
     return weight

@@ -262,13 +262,16 @@ class MarlinGemm(Operation[Problem, Config]):
         return lambda problem: (copy_sizes(problem, copy, resident[0]), sizes(problem))
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Multiply by the dequantized weight in fp32, with one rounding."""
+        """Multiply by the dequantized weight in fp64, with one rounding.
+
+        Sums of values in the range of bf16 may exceed the range of fp32.
+        """
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         w = host_weight(problem.layer, arrays, problem.tensor_scale)
         with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
-            values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
+            values = named["x"].astype(np.float64) @ w.dequantize()
             if "bias" in named:
-                values += named["bias"].astype(np.float32)
+                values += named["bias"].astype(np.float64)
             named["out"][...] = values.astype(arrays["out"].dtype)
 
 
@@ -320,8 +323,7 @@ def weight_of(w: object) -> Weight:
                 f"a multiple of {TMA_ALIGNMENT_BYTES} bytes",
                 "pack the weight again",
             )
-    addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.tensor_scale, weight.perm is None
     formats: _Formats = context.runtime().part(_Formats)
-    launched = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
+    launched = weight.attachments[_WEIGHT] = Weight.of(formats.setdefault(key, _Format()), arrays, infos)
     return launched

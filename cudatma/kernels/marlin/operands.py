@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.arrays import ArrayInfo, describe, place_name
 from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.checks import check_gradient
+from cudatma.kernels.checks import check_gradient, check_own_memory
 from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
@@ -135,8 +135,7 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
         raise ArgumentError("out.strides", info.strides_bytes, "free of overlaps between rows")
     if info.device is not None:
         _check_aligned(rows, "out", TMA_ALIGNMENT_BYTES)
-    if overlaps(x.info, info):
-        raise ArgumentError("out", "memory that overlaps x", "an array with its own memory")
+    check_own_memory(info, {"x": x.info})
     return rows
 
 
@@ -151,6 +150,6 @@ def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInf
         raise ArgumentError("bias.shape", info.shape, f"({w.shape[1]},)")
     if not info.is_contiguous or info.pointer % np.dtype(np.uint16).itemsize:
         raise ArgumentError("bias.strides", info.strides_bytes, "contiguous", "pass a contiguous copy")
-    if out is not None and overlaps(info, out):
-        raise ArgumentError("out", "memory that overlaps bias", "an array with its own memory")
+    if out is not None:
+        check_own_memory(out, {"bias": info})
     return info

@@ -19,8 +19,9 @@ from typing import Any
 from cudatma.errors import ArgumentError, WeightFileError, reason_of
 from cudatma.quantization.checkpoint import read_json
 from cudatma.quantization.conversion.report import LayerReport
-from cudatma.quantization.conversion.shards import PARTIAL, file_digest, write_text
+from cudatma.quantization.conversion.shards import file_digest, write_text
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
+from cudatma.quantization.safetensors_file import PARTIAL, replaced
 from cudatma.quantization.statement import MODELOPT_FILE
 from cudatma.quantization.weight_format import weight_format
 
@@ -222,13 +223,8 @@ def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, s
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    aside = target.with_name(f".{target.name}{PARTIAL}")
-    try:
+    with replaced(target) as aside:
         shutil.copyfile(source, aside)
-        os.replace(aside, target)
-    except OSError as error:
-        got = f"a file that cannot be written ({reason_of(error)})"
-        raise WeightFileError(str(target), got, "a writable file", "check the folder and the free space") from error
 
 
 def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:

@@ -8,11 +8,11 @@ order of decreasing element size.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,9 @@ from cudatma.quantization.conversion.inventory import natural
 from cudatma.quantization.conversion.source import Source
 from cudatma.quantization.importing import file_group_size, packed_group_size
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count, row_blocks
-from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name
+from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name, replaced, temporary_name
 from cudatma.quantization.weight_format import WeightFormat
 
-#: Suffix of unfinished files.
-PARTIAL = ".cudatma-partial"
 _ALIGNED_BYTES = 8
 _METADATA = {"format": "pt"}  # transformers rejects files without this entry.
 _CHUNK_BYTES = 1 << 24
@@ -58,7 +56,7 @@ class ShardWriter:
 
     def __init__(self, path: Path, room_bytes: int) -> None:
         self.path, self.room_bytes = path, room_bytes
-        self.aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+        self.aside = path.with_name(temporary_name())
         self.entries: dict[str, Any] = {}
         self._late: list[_Late] = []
         self._digest, self._end = hashlib.blake2b(digest_size=16), 0
@@ -72,7 +70,8 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # close() repeats a write that has failed.
+            self._file.close()
         self.aside.unlink(missing_ok=True)
 
     def add(self, name: str, array: NDArray[Any]) -> None:
@@ -148,18 +147,10 @@ def file_digest(path: Path) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, through a temporary file. Raises WeightFileError if this fails."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    try:
-        with aside.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        got = f"a file that cannot be written ({reason_of(error)})"
-        raise WeightFileError(str(path), got, "a writable file", "check the folder and the free space") from error
-    finally:
-        aside.unlink(missing_ok=True)
+    with replaced(path) as aside, aside.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _joined(first: bytes, data: Any) -> str:

@@ -30,6 +30,8 @@ from cudatma.quantization.statement import Statement, read_config, read_section,
 _INTERLEAVED_MODELS = ("gpt_oss",)
 #: Architectures that store projections as (K, N), like Conv1D in transformers, under the names of nn.Linear layers.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
+#: Beginning of the reason why a layer is not quantized.
+_EXCLUDED = "excluded by"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 #: If peft is installed, transformers applies the adapter that this file describes to the model in the same folder.
 ADAPTER = "adapter_config.json"
@@ -193,6 +195,9 @@ def _float_layers(
     layers = {layer: {"weight": f"{layer}.weight"} for layer in names if not reasons[layer] and layer not in experts}
     for group in kept.values():
         layers |= {layer: {"weight": layer if group.is_stacked else f"{layer}.weight"} for layer in group.layers}
+    if not layers and any(why.startswith(_EXCLUDED) for why in reasons.values()):
+        allowed = "patterns that leave at least one layer to quantize"
+        raise ArgumentError("exclude", ", ".join(exclude), allowed, "omit a pattern (--exclude)")
     _require_layers(layers, where)
     return Inventory(layers, kept), {layer: why for layer, why in reasons.items() if why}
 
@@ -215,7 +220,7 @@ def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> st
     entry = checkpoint.files[f"{layer}.weight"].tensors[f"{layer}.weight"]
     for pattern in exclude:
         if fnmatchcase(layer, pattern):
-            return f"excluded by {pattern}"
+            return f"{_EXCLUDED} {pattern}"
     if entry.dtype not in FLOAT_DTYPES:
         return f"unsupported type {entry.dtype}"
     return unsuitable(layer, entry.shape)
@@ -235,7 +240,7 @@ def _why_not_experts(
         patterns = (pattern for pattern in exclude for layer in (name, *group.layers) if fnmatchcase(layer, pattern))
         sizes[name] = _expert_sizes(group, entries[0].shape)
         if pattern := next(patterns, ""):
-            reasons[name] = f"excluded by {pattern}"
+            reasons[name] = f"{_EXCLUDED} {pattern}"
         elif unsupported := {entry.dtype for entry in entries}.difference(FLOAT_DTYPES):
             reasons[name] = f"unsupported type {unsupported.pop()}"
         elif len({entry.shape for entry in entries}) > 1:
