@@ -108,7 +108,7 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
         rows.append(_summary_row(what, "cuDNN, FlashAttention-2 and -3", results[name], ratios))
     columns = ["operation, and the libraries compared", "GPU", "mean", "lowest", "cases"]
     note = "Speed relative to the fastest rival in each case; values above 1 mean that cudatma is faster."
-    note += " M is the number of rows (tokens). The mean is geometric. The dense GEMM's rivals were measured on an H100 only."
+    note += " M is the number of tokens. The mean is geometric. The dense GEMM's rivals were measured on an H100 only."
     return {"table": {"columns": columns, "rows": rows, "note": note}}
 
 
