@@ -24,7 +24,7 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = (ROOT / "benchmarks" / "results" / "marlin.json", ROOT / "benchmarks" / "results" / "marlin_bf16.json")
 PAGE = ROOT / "docs" / "lab" / "marlin.md"
-_MARKED = re.compile(r"(<!-- table: model -->\n).*?(<!-- end table -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- cost model -->\n).*?(<!-- end cost model -->)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def errors_by_m(found: Sequence[Row]) -> str:
 def filled(page: str, found: Sequence[Row]) -> str:
     """Return the page with a new table. Raises ArgumentError if the page does not contain the table's markers."""
     if not _MARKED.search(page):
-        raise ArgumentError("page", "no <!-- table: model -->", "a page with the two markers of the table")
+        raise ArgumentError("page", "no <!-- cost model -->", "a page with the two markers of the table")
     text = f"{summary(found)}\n\n{errors_by_m(found)}\n"
     return _MARKED.sub(lambda match: f"{match[1]}{text}{match[2]}", page)
 

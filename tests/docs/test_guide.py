@@ -1,4 +1,4 @@
-"""The guide: its pages run and show their real output, its notebooks are complete, and its mistakes are reported."""
+"""The guide: its pages run and show their real output, and its notebooks are complete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import cudatma
 from tools.dev import guide
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "guide"
@@ -47,15 +46,3 @@ def test_a_notebook_has_all_of_its_page(page: Path) -> None:
 def test_the_contents_name_every_page() -> None:
     contents = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"\]\((\d\d_\w+\.md)\)", contents) == [page.name for page in guide.PAGES]
-
-
-MISTAKES = re.findall(r"^```diff\n(.*?)^```\n\n((?:>[^\n]*\n)+)", (FOLDER / "mistakes.md").read_text(), re.M | re.S)
-
-
-@pytest.mark.parametrize(("diff", "quoted"), MISTAKES)
-def test_a_mistake_raises_the_error_that_the_page_quotes(diff: str, quoted: str) -> None:
-    broken, fixed = (re.sub(rf"^\{left_out}.*\n", "", diff, flags=re.M) for left_out in "+-")
-    with pytest.raises(cudatma.DescriptorError) as error:
-        exec(re.sub("^.", "", broken, flags=re.M), {})
-    assert " ".join(quoted.replace("> ", "").split()) == f"`DescriptorError`: {error.value}."
-    exec(re.sub("^.", "", fixed, flags=re.M), {})

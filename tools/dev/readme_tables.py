@@ -109,8 +109,8 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
         ratios = [float(row[-1]) for row in results[name]["table"]["rows"]]
         rows.append(_summary_row(what, "cuDNN, FlashAttention-2 and -3", results[name], ratios))
     columns = ["operation, and the libraries compared", "GPU", "mean", "lowest", "cases"]
-    note = "Speed relative to the fastest rival in each case; above 1, cudatma is faster. The mean is geometric."
-    note += " The dense GEMM's rivals were measured on an H100 only."
+    note = "Speed relative to the fastest rival in each case; values above 1 mean that cudatma is faster."
+    note += " M is the number of tokens. The mean is geometric. The dense GEMM's rivals were measured on an H100 only."
     return {"table": {"columns": columns, "rows": rows, "note": note}}
 
 
