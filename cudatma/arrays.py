@@ -20,7 +20,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, DriverError
+from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, DriverError, reason_of
 from cudatma.library_streams import current_stream, working_on
 
 _ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"
@@ -183,7 +183,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
         raise ArgumentTypeError(
             field,
             "a lazily negated or conjugated tensor",
-            "a tensor whose memory holds its actual values",
+            "a tensor whose memory contains its values",
             "pass tensor.clone()",
         )
     strides = tuple([s * dtype.itemsize for s in tensor.stride()])
@@ -191,8 +191,8 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     try:
         pointer = tensor.data_ptr()
     except RuntimeError as error:  # the tensor is inside torch.vmap or torch.func
-        got = "a tensor without its own memory"
-        raise ArgumentTypeError(field, got, "an ordinary tensor", str(error)) from error
+        got = f"a tensor without its own memory ({reason_of(error)})"
+        raise ArgumentTypeError(field, got, "an ordinary tensor") from error
     if not pointer and tensor.numel():
         raise ArgumentError(
             f"{field}.pointer",

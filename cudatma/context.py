@@ -148,7 +148,7 @@ def require_no_fork() -> None:
         raise LaunchError(
             "process",
             f"process {os.getpid()}, which was forked later",
-            "forked before CUDA was initialized",
+            "forked before CUDA is initialized",
             "start workers with multiprocessing.get_context('spawn'), or fork before the first launch",
         )
 

@@ -26,6 +26,18 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def alternatives(names: Iterable[object]) -> str:
+    """Return names as a choice, such as ``"a"``, ``"a or b"`` or ``"a, b or c"``."""
+    *others, last = map(str, names)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the cause of an exception in one line, without the path that an OSError appends."""
+    text = str(getattr(error, "strerror", None) or error) or type(error).__name__
+    return text.strip().splitlines()[0]
+
+
 def duration(seconds: float) -> str:
     """Return a time in a suitable unit, such as ``"4.76 us"``, ``"221 ms"``, ``"43.1 s"`` or ``"2 min 5 s"``."""
     if not seconds:

@@ -207,7 +207,7 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
     if access_bytes not in (1, 2, 4, 8, 16):
         raise ArgumentError("access_bytes", access_bytes, "1, 2, 4, 8 or 16")
     if len(lanes) > WARP_LANES:
-        raise ArgumentError("addresses", f"{len(lanes)} addresses", f"a sequence of at most {WARP_LANES}")
+        raise ArgumentError("addresses", f"{len(lanes)} addresses", f"a sequence of at most {WARP_LANES} addresses")
     for lane, address in enumerate(lanes):
         if address is not None and (address < 0 or address % access_bytes):
             raise ArgumentError(f"addresses[{lane}]", address, f"a nonnegative multiple of {access_bytes}")

@@ -87,7 +87,7 @@ class Operand:
                 f"{field}.footprint_bytes",
                 self.footprint_bytes,
                 f"at least expected_bytes = {self.expected_bytes}",
-                "increase it because the load would overwrite the next operand",
+                "increase footprint_bytes, because the load would otherwise overwrite the next operand",
             )
 
 
@@ -105,8 +105,8 @@ class PipelineSpec:
     operands : tuple of Operand
         Operands in a slot.
     producer_arrivals : int, default: 1
-        Number of arrivals on `full` per phase. The thread that calls expect_tx arrives once, and so does each thread
-        that arrives without bytes (cp.async, ordinary stores).
+        Arrivals on `full` per phase: 1 for the thread that calls expect_tx, plus 1 for each thread that arrives without
+        announcing bytes (cp.async, ordinary stores).
     consumer_arrivals : int, default: 1
         Number of calls to release() per slot and phase by the consumers of one CTA. 0 describes a ring without `empty`
         barriers (``parts/copy_ring.cuh.j2``).

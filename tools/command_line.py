@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
             if action.dest not in ("help", *allowed) and getattr(options, action.dest) != action.default:
                 known = ", ".join(each.option_strings[0] for each in self.options if each.dest in allowed)
                 raise ArgumentError(
-                    action.option_strings[0], "a value", f"omitted with {purpose}", f"the options are {known}"
+                    action.option_strings[0], "a value", f"omitted with {purpose}", f"pass only {known}"
                 )
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
@@ -199,7 +199,7 @@ def _output(text: str, is_folder: bool) -> Path:
     path = Path(text)
     if problem := output_problem(path, is_folder):
         kind = "folder" if is_folder else "file"
-        raise argparse.ArgumentTypeError(f"must be a writable {kind}, got {text}; {problem}")
+        raise argparse.ArgumentTypeError(f"must be a writable {kind}, got {text} ({problem})")
     return path
 
 

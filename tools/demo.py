@@ -127,7 +127,7 @@ def choose_backend(requested: str) -> tuple[str, str]:
             return backend, f"this machine's GPU, {detect().name}"
         except DriverError as error:
             source = "--backend" if requested == backend else BACKEND_VARIABLE
-            remedy = f"{source} requests the GPU; --backend emulator computes on the CPU"
+            remedy = f"pass --backend emulator to compute on the CPU, because {source} requests the GPU"
             raise DriverError(error.call, error.code, error.detail, remedy) from None
     if requested == "auto" and not os.environ.get(BACKEND_VARIABLE):
         return "emulator", "runs the GPU's kernel on the CPU, because this machine has no usable GPU"

@@ -113,7 +113,7 @@ def configured(config: Any, changes: dict[str, object], target: Target) -> Any:
     known = [field.name for field in fields(config) if field.init and field.name not in ("version", "entry")]
     for field in changes:
         if field not in known:
-            raise ArgumentError("--config", field, f"a field of {type(config).__name__}: {', '.join(known)}")
+            raise ArgumentError("--config", field, f"a field of {type(config).__name__} ({', '.join(known)})")
     try:
         return replace(config, **changes)
     except ArgumentError as error:
@@ -124,7 +124,7 @@ def configured(config: Any, changes: dict[str, object], target: Target) -> Any:
         rest = ", ".join(
             f"{name}={changes.get(name, getattr(config, name))!r}" for name in known if name != error.field
         )
-        remedy = f"these values are valid on {target.name} with {rest}"
+        remedy = f"choose one of these values, which are valid on {target.name} with {rest}"
         raise ArgumentError(error.field, error.got, ", ".join(map(str, valid)), remedy) from error
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from cudatma.build.files import read_source
 from cudatma.descriptor import TensorMap
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, reason_of
 
 _ARRAY = re.compile(r"(?P<name>\w+):(?P<dtype>\w+)\[(?P<shape>[\d,\s]*)\](?:=(?P<fill>.+))?")
 _NUMBER = re.compile(r"(?:(?P<name>\w+):)?(?P<dtype>\w+)=(?P<value>.+)")
@@ -93,7 +93,7 @@ def read_launch(path: Path) -> LaunchFile:
     except (ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError("launch file", ascii(str(path)), "a TOML or JSON file", str(error)) from error
+        raise ArgumentError("launch file", f"{str(path)!a} ({reason_of(error)})", "a TOML or JSON file") from error
     _check_fields(content, _FIELDS, "launch file")
     arrays, args = content.pop("arrays", {}), content.pop("args", [])
     _check_fields(arrays, None, "arrays")
@@ -129,7 +129,7 @@ def _check_fields(table: Any, allowed: Sequence[str] | None, place: str) -> None
         raise ArgumentError(place, type(table).__name__, "a table")
     for name in table:
         if allowed is not None and name not in allowed:
-            raise ArgumentError(f"{place}.{name}", "an unknown field", ", ".join(allowed))
+            raise ArgumentError(f"{place}: field name", name, ", ".join(allowed))
 
 
 # ---- values
@@ -205,7 +205,8 @@ def load_array(path: Path, field: str) -> npt.NDArray[Any]:
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ArgumentError(field, ascii(str(path)), "a .npy file", str(error)) from error
+        got = f"{str(path)!a}, which cannot be read ({reason_of(error)})"
+        raise ArgumentError(field, got, "a .npy file", "save the array with numpy.save") from error
     return np.ascontiguousarray(array)
 
 

@@ -22,7 +22,7 @@ from cudatma.build.ptx_source import PtxSource, ptx_source
 from cudatma.emulator import Comparison, Report, Trace, load, report_page, report_sarif
 from cudatma.emulator.progress import of_next
 from cudatma.emulator.ptx.names import find_name
-from cudatma.errors import ArgumentError, counted, duration
+from cudatma.errors import ArgumentError, counted, duration, reason_of
 from cudatma.kernels.sample import Sample
 from cudatma.mutants.mutant import Call
 from cudatma.programs import ProgramLaunch, RecordedLaunch
@@ -157,7 +157,7 @@ def write_text(path: Path, content: str, option: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise ArgumentError(option, str(path), "a writable file", str(error)) from error
+        raise ArgumentError(option, f"{path} ({reason_of(error)})", "a writable file") from error
 
 
 def run_sample(
@@ -189,7 +189,9 @@ class FileLaunch:
             listed = ", ".join(map(_parameter_text, parameters)) or "none"
             remedy = "pass one --arg per parameter, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
             got = counted(len(operands.values), "argument")
-            raise ArgumentError("--arg", got, f"passed {len(parameters)} times for kernel {entry} ({listed})", remedy)
+            raise ArgumentError(
+                "--arg", got, f"passed {counted(len(parameters), 'time')} for kernel {entry} ({listed})", remedy
+            )
         # Arrays that are arguments already have names in the messages of hazards.
         others = [array for array in operands.arrays.values() if not any(array is value for value in operands.values)]
         return Call(
@@ -293,7 +295,7 @@ def _outputs(launch: LaunchFile) -> dict[str, Path]:
     paths = {name: launch.folder / array["save"] for name, array in launch.arrays.items() if "save" in array}
     for name, path in paths.items():
         if problem := output_problem(path):
-            raise ArgumentError(f"arrays.{name}.save", str(path), "a writable file", problem)
+            raise ArgumentError(f"arrays.{name}.save", f"{path} ({problem})", "a writable file")
     return paths
 
 
@@ -339,7 +341,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
     for number, hazard in enumerate(report.hazards, 1):
         first, *rest = str(hazard).splitlines()
         say(f"{number}. {first}", style="red")
-        times = [f"  {hazard.count} times"] if hazard.count > 1 else []
+        times = [f"  occurred {hazard.count} times"] if hazard.count > 1 else []
         for line in [*rest, *times, f"  again: --seed {hazard.seed} --replay {hazard.schedule}"]:
             say(f" {line}")
     for line in report.unchecked:

@@ -45,7 +45,7 @@ def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
     """Explain the choice of a kernel for the problem on the command line. Raise ArgumentError or TargetError."""
     sizes = given_sizes(options)
     if sizes is None:
-        raise ArgumentError("--m", "none", f"a size because {name} needs --m, --n and --k")
+        raise ArgumentError("--m", "no value", f"passed, because {name} requires --m, --n and --k")
     problem = family(name).read_problem(sizes | problem_options(name, options))
     gpu = imagined_gpu(default_target() if options.target is None else options.target, options.sm_count)
     return explained(family(name), problem, gpu)
@@ -62,7 +62,7 @@ def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
             )
     if given_sizes(options) is not None or options.target is not None:
         option = "--m" if options.target is None else "--target"
-        got = "a kind of hazard" if options.names else "without NAME"
+        got = "a kind of hazard" if options.names else "no NAME"
         raise ArgumentError(option, got, f"combined with {' or '.join(FAMILIES)}")
     return [explain(kind) for kind in options.names]
 

@@ -31,7 +31,7 @@ from typing import BinaryIO
 
 from cudatma.descriptor.bits import explain
 from cudatma.descriptor.spec import AnySpec
-from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.errors import ArgumentError, DescriptorError, reason_of
 from cudatma.inspection import Inspection, describe_descriptor, inspect
 from cudatma.inspection.reading import (
     HEX_DIGITS,
@@ -96,7 +96,7 @@ def open_source(source: str, field: str) -> Iterator[BinaryIO]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         if isinstance(error, DescriptorError | ArgumentError):
             raise
-        raise ArgumentError(field, ascii(source), "a readable file or -", str(error)) from error
+        raise ArgumentError(field, f"{source!a} ({reason_of(error)})", "a readable file or -") from error
 
 
 def _lines(source: str) -> Iterator[bytes]:
@@ -167,7 +167,7 @@ def _write(path: str, text: str, field: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ArgumentError(field, ascii(path), "a writable file or -", str(error)) from error
+        raise ArgumentError(field, f"{path!a} ({reason_of(error)})", "a writable file or -") from error
 
 
 def _numbers(text: str, field: str, count: int = 0) -> tuple[int, ...]:

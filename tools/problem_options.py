@@ -40,7 +40,7 @@ def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
             raise ArgumentError(given[0], "no sizes", "combined with --m, --n and --k")
         return None
     if missing:
-        raise ArgumentError(missing[0], "none", "a size because --m, --n and --k together describe a problem")
+        raise ArgumentError(missing[0], "no value", "passed, because --m, --n and --k together describe a problem")
     return sizes
 
 
@@ -74,7 +74,7 @@ def problem_options(name: str, namespace: argparse.Namespace) -> dict[str, Any]:
     for flag in given_options(namespace):
         if flag not in options:
             own = f"an option of {' or '.join(_by_flag()[flag])}"
-            raise ArgumentError(flag, own, f"one of the options of {name}: {', '.join(options)}")
+            raise ArgumentError(flag, own, f"an option of {name} ({', '.join(options)})")
     given = {option.name: getattr(namespace, option.name) for option in options.values()}
     values = {option.name: option.default for option in options.values()}
     values |= {name: value for name, value in given.items() if value is not None}

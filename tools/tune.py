@@ -66,11 +66,14 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     sizes = measured.sizes
     if not sizes.has_models:
         if options.model or not options.shape:
-            field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
-            allowed = f"replaced by --shape KxN ({sizes.k} x {sizes.n}) for {measured.name}"
-            raise ArgumentError(field, got, allowed, f"--m is the {sizes.m}")
+            field, got = ("--model", options.model[0]) if options.model else ("--shape", "no value")
+            shape = f"KxN ({sizes.k} x {sizes.n})"
+            allowed = f"replaced by --shape {shape} for {measured.name}" if options.model else shape
+            raise ArgumentError(field, got, allowed, f"pass the {sizes.m} as --m")
     elif not (options.shape or options.model):
-        raise ArgumentError("--shape", "neither", "passed unless --model is", f"known models: {', '.join(MODELS)}")
+        raise ArgumentError(
+            "--shape", "neither", "passed unless --model is passed", f"pass --shape, or --model {' or '.join(MODELS)}"
+        )
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
     imagined = options.target is not None or options.sm_count is not None
     if imagined and not _needs_no_gpu(options):
@@ -198,7 +201,7 @@ def _gpu(options: argparse.Namespace, imagined: bool) -> Gpu:
         return gpu_of(options.device)
     except (CudaTmaError, ImportError) as error:
         if isinstance(error, DriverError) and not _needs_no_gpu(options):
-            remedy = "cudatma tune measures on a GPU; --dry-run and --compile-only need none"
+            remedy = "run cudatma tune on a machine with a GPU, or pass --dry-run or --compile-only"
             raise DriverError(error.call, error.code, error.detail, remedy) from error
         if not _needs_no_gpu(options):
             raise

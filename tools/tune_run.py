@@ -204,7 +204,7 @@ def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:
 
 def _require_gpu(bench: Bench, candidate: Listed[Any]) -> None:
     if not bench.is_usable():
-        remedy = f"measurements are stored; run again with --skip '{candidate.label}'"
+        remedy = f"run again with --skip '{candidate.label}'; the measurements are stored"
         raise GpuLostError("candidate", candidate.label, "a candidate that leaves the GPU usable", remedy)
 
 

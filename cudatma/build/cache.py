@@ -369,7 +369,7 @@ def _require_private(folder: Path) -> None:
 def _check_names(files: Mapping[str, bytes]) -> None:
     for name in files:
         if not _FILE_NAME.fullmatch(name) or name == _MANIFEST:
-            raise ArgumentError("files", name, f"a plain file name other than {_MANIFEST}")
+            raise ArgumentError("key of files", name, f"a file name without a folder, other than {_MANIFEST}")
 
 
 def _manifest(files: Mapping[str, bytes]) -> bytes:

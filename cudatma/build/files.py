@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from cudatma.errors import ArgumentError, CacheError
+from cudatma.errors import ArgumentError, CacheError, reason_of
 
 #: Maximum file size in bytes. All files that the project writes are smaller.
 MAX_BYTES = 256 << 20
@@ -57,7 +57,7 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError(field, ascii(name), "a readable file", str(error)) from error
+        raise ArgumentError(field, f"{name!a} ({reason_of(error)})", "a readable file") from error
 
 
 def file_state(path: str) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Compile the kernels of a source that contains host code, with nvcc."""
+"""Compile, with nvcc, the kernels in source files that also contain host code."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cudatma.descriptor import rules
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
-from cudatma.errors import DescriptorError
+from cudatma.errors import DescriptorError, alternatives
 from cudatma.layout import Interleave, Swizzle
 from cudatma.target import Target
 
@@ -146,7 +146,7 @@ def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) ->
         raise DescriptorError("op", op, ", ".join(REDUCE_TYPES))
     if spec.dtype.name not in REDUCE_TYPES[op]:
         remedy = "describe the bits as uint32 or uint64" if op in ("and", "or", "xor") else ""
-        raise DescriptorError("dtype", spec.dtype.name, f"{', '.join(REDUCE_TYPES[op])} for reduction {op}", remedy)
+        raise DescriptorError("dtype", spec.dtype.name, f"{alternatives(REDUCE_TYPES[op])} for reduction {op}", remedy)
     _check_write(spec, coords)
 
 
@@ -166,7 +166,7 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
         raise DescriptorError(
             "dims[0]",
             f"{spec.dims[0]} elements of {spec.dtype.element_bits} bits",
-            f"a multiple of {rules.CHUNK_BYTES} bytes because a store would overwrite {past} bytes after each row",
+            f"a multiple of {rules.CHUNK_BYTES} bytes, because otherwise a store overwrites {past} bytes after a row",
             "include the padding in dims[0] if you own it, or use ordinary stores",
         )
 

@@ -453,7 +453,9 @@ class TensorMap:
         dims = tuple(info.shape[axis] for axis in order)
         strides = tma_strides(info.shape, info.strides_bytes, spec.dtype, order)
         if (dims, strides) != (spec.dims, spec.strides_bytes):
-            shown, allowed = (f"dims {d}, strides {s}" for d, s in ((dims, strides), (spec.dims, spec.strides_bytes)))
+            shown, allowed = (
+                f"an array with dims {d} and strides {s}" for d, s in ((dims, strides), (spec.dims, spec.strides_bytes))
+            )
             raise ArgumentError("array", shown, f"{allowed} (innermost first)", "create a new TensorMap")
         return info.pointer, info.owner
 
@@ -484,7 +486,9 @@ def _choose(encoder: str, on_host: bool) -> str:
 
 def _dense_strides(sizes: Sequence[int], dtype: TmaType) -> tuple[int, ...]:
     if dtype.packed:
-        raise DescriptorError("dtype", dtype.name, "an unpacked type", "pass a TiledSpec, whose dims are in values")
+        raise DescriptorError(
+            "dtype", dtype.name, "an unpacked type", "pass a TiledSpec, whose dims count values (not bytes)"
+        )
     strides = [dtype.element_bytes]
     for size in reversed(sizes[1:]):
         strides.append(strides[-1] * size)

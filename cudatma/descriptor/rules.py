@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Sequence
 
 from cudatma.dtypes import TmaType
-from cudatma.errors import DescriptorError, counted
+from cudatma.errors import DescriptorError, alternatives, counted
 from cudatma.layout import Interleave, Mode, Swizzle
 
 
@@ -173,7 +173,7 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
     bits = elems * smem_bits(dtype)
     if bits % (8 * CHUNK_BYTES):
         raise DescriptorError(
-            field, f"{elems} x {smem_bits(dtype)} bits", f"a multiple of {CHUNK_BYTES} bytes", "widen the box"
+            field, f"{elems} x {smem_bits(dtype)} bits", f"a multiple of {CHUNK_BYTES} bytes in total", "widen the box"
         )
     if interleave is Interleave.NONE and swizzle is not Swizzle.NONE and bits > 8 * swizzle.span_bytes:
         raise DescriptorError(
@@ -203,7 +203,7 @@ def check_packed_swizzle(swizzle: Swizzle, dtype: TmaType) -> None:
     """Check that the padded packed types support the swizzle."""
     allowed = _PADDED_SWIZZLES.get(dtype.name)
     if allowed is not None and swizzle not in allowed:
-        raise DescriptorError("swizzle", swizzle.label, f"{', '.join(s.label for s in allowed)} for {dtype.name}")
+        raise DescriptorError("swizzle", swizzle.label, f"{alternatives(s.label for s in allowed)} for {dtype.name}")
 
 
 def check_fill(nan: bool, dtype: TmaType) -> None:
@@ -264,5 +264,5 @@ def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:
     if interleave is not Interleave.NONE:
         raise DescriptorError("interleave", interleave.label, "none in im2col wide mode")
     if swizzle not in _WIDE_SWIZZLES:
-        allowed = ", ".join(s.label for s in _WIDE_SWIZZLES)
+        allowed = alternatives(s.label for s in _WIDE_SWIZZLES)
         raise DescriptorError("swizzle", swizzle.label, f"{allowed} in im2col wide mode")

@@ -367,7 +367,9 @@ class EmulatedModule:
         stop_at = tuple(stop_at)
         for kind in stop_at:
             if kind not in CAUSES:
-                raise ArgumentError("stop_at", kind, f"a sequence of {', '.join(CAUSES)}")
+                raise ArgumentError(
+                    "stop_at", kind, "a sequence of kinds of hazards", "run `cudatma explain` to list the kinds"
+                )
         schedules, seed = natural("schedules", schedules, 1), natural("seed", seed)
         replay = None if replay is None else natural("replay", replay)
         if trace is not None and not isinstance(trace, Trace):
@@ -566,7 +568,7 @@ def _snapshot(memory: GlobalMemory) -> dict[int, Array]:
     except MemoryError:
         size = sum(region.size for region in memory.regions() if region.is_writable)
         raise ArgumentError(
-            "args", f"{size} writable bytes", "arrays that fit in memory twice because a launch copies them"
+            "args", f"{size} writable bytes", "small enough to fit in memory twice, because a launch copies its arrays"
         ) from None
 
 

@@ -77,8 +77,8 @@ class HazardView:
         """Numbers of occurrences and of CTAs, if they exceed 1."""
         hazard = self.hazard
         total = hazard.count + sum(other.count for other in hazard.also)
-        times = counted(total, "time") if total > 1 else ""
-        return ", ".join(filter(None, (times, counted(hazard.blocks, "CTA") if hazard.blocks > 1 else "")))
+        times = f"occurred {counted(total, 'time')}" if total > 1 else ""
+        return ", ".join(filter(None, (times, f"in {counted(hazard.blocks, 'CTA')}" if hazard.blocks > 1 else "")))
 
     @property
     def again(self) -> str:

@@ -190,7 +190,10 @@ class Inspection:
         theirs = other if isinstance(other, Inspection) else inspect(other)
         if self.data is None or theirs.data is None:
             raise DescriptorError(
-                "source", "an im2col wide spec", "a map with bytes", "pass the bytes of a map that the driver encoded"
+                "source",
+                "an im2col wide spec",
+                "a map whose bytes are known",
+                "pass the bytes of a map that the driver encoded",
             )
         return compare(self.data, theirs.data, ("A", "B"))
 

@@ -310,7 +310,7 @@ def steps(spec: AnySpec) -> Iterator[Finding]:
             f"element_strides[0] is {spec.element_strides[0]} but has no effect, because a load copies whole box rows",
             "without interleave, the innermost traversal stride changes only the driver's smem_bytes",
             "CUDA driver API, cuTensorMapEncodeTiled; measured on an H200",
-            "set it to 1, and describe skipped elements as another dimension",
+            "set element_strides[0] to 1, and describe skipped elements as another dimension",
         )
 
 

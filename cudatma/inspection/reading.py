@@ -129,7 +129,10 @@ def words_to_bytes(words: Sequence[int], width: int) -> bytes:
         if not 0 <= word < 1 << 8 * width:
             shown = hex(word) if abs(word) < 1 << 128 else "a number of more than 128 bits"
             raise DescriptorError(
-                f"word {index}", shown, f"a {width}-byte word because the dump has {len(words)} words", _PRINT_IT
+                f"word {index}",
+                shown,
+                f"{'an' if width == 8 else 'a'} {width}-byte word because the dump has {len(words)} words",
+                _PRINT_IT,
             )
     return b"".join(word.to_bytes(width, "little") for word in words)
 
@@ -291,7 +294,7 @@ def load_object(name: str) -> object:
             value = getattr(value, part)
     except (Exception, SystemExit) as error:  # An import may raise any exception.
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ArgumentError("--object", ascii(name), "an attribute of an importable module", detail) from error
+        raise ArgumentError("--object", f"{name!a} ({detail})", "an attribute of an importable module") from error
     return value
 
 

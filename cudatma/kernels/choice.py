@@ -257,7 +257,7 @@ def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTa
         return _merged(max_m, ms.tolist(), [equal[config] for config in configs_at])
     times = family.times(shape, ms, gpu)
     if not times:
-        raise ArgumentError("target", gpu.target, f"a target that supports a {family.name} kernel")
+        raise ArgumentError("target", gpu.target, f"a target that supports the {family.name} kernels")
     configs = [config for config, _ in times]
     us = np.stack([us for _, us in times])
     choices = [Choice(config) for config in configs]

@@ -1,9 +1,9 @@
 """Members and device layout of the struct that a launch passes to its kernel by value.
 
 A kernel's config lists the members that the kernel reads. The template declares the struct from this list
-(``parts/problem.cuh.j2``), and ``pack()`` lays out the values as C does. MEMBERS are for kernels that compute tiles of
-a result. These members describe the sizes, the schedule, the raster order and the rows of the result.
-``parts/schedule.cuh.j2`` and ``parts/store_vector.cuh.j2`` read these members.
+(``parts/problem.cuh.j2``), and ``pack()`` lays out the values as C does. MEMBERS lists the
+members for kernels that compute tiles of a result: sizes, schedule, raster order and rows. ``parts/schedule.cuh.j2``
+and ``parts/store_vector.cuh.j2`` read these members.
 """
 
 from __future__ import annotations

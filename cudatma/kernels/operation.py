@@ -172,7 +172,7 @@ class Operation(ABC, Generic[P, C]):
         return (15,) * (len(self.inputs) + 1)
 
     def with_readable_inputs(self, checked: Checked[P], backend: str, stream: int | None) -> Checked[P]:
-        """Return the call with inputs that the kernels can read, which are copied on a stream if necessary."""
+        """Return the call with every input that the kernels cannot read replaced by a copy, made on the stream."""
         return checked
 
     def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:

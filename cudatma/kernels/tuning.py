@@ -132,7 +132,7 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
     if kernel not in family.kernels:
         raise ArgumentError("kernel", kernel, ", ".join(family.kernels), retune_command(problem, family))
     if revision != family.config.revision:
-        remedy = f"the kernel has changed, so {retune_command(problem, family)}"
+        remedy = f"{retune_command(problem, family)}, because the kernel has changed"
         raise ArgumentError("revision", revision, str(family.config.revision), remedy)
     given = {name: raw[name] for name in family.problem_fields} | {"version": kernel}
     config = _parse_config(family.config, _typed(raw, "config", dict), given)
@@ -162,7 +162,7 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
         allowed = f"a set of values for all required fields of {kernel.__name__}"
-        raise ArgumentError("config", "no " + ", ".join(missing), allowed)
+        raise ArgumentError("config", "no value for " + ", ".join(missing), allowed)
     return kernel(**given)
 
 

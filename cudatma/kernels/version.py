@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cudatma import context
 from cudatma.build.files import read_regular
-from cudatma.errors import ArgumentError, FieldError
+from cudatma.errors import ArgumentError, FieldError, reason_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,13 +57,13 @@ class Versions:
             return "", ""
         for name in content:
             if name not in SECTIONS:
-                raise ArgumentError(f"{path}: {name}", "an unknown name", ", ".join(f"[{each}]" for each in SECTIONS))
+                raise ArgumentError(f"{path}: section name", name, ", ".join(SECTIONS))
         section = content.get(self.family, {})
         if not isinstance(section, dict):
             raise ArgumentError(f"{path}: {self.family}", section, f"a section, [{self.family}]")
         for name in section:
             if name != "version":
-                raise ArgumentError(f"{path}: {self.family}.{name}", "an unknown name", "version")
+                raise ArgumentError(f"{path}: key in [{self.family}]", name, "version")
         return self._known(f"{path}: {self.family}.version", section.get("version", ANY)), path
 
     def _known(self, field: str, value: object) -> str:
@@ -74,9 +74,9 @@ class Versions:
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
-    """Add the source of the selection, unless it is the call, to errors about the version.
+    """Name the environment variable or file that selected the version in errors about the version.
 
-    ``selected_by`` is the source that chosen() returned.
+    Errors about a version passed in the call stay unchanged. ``selected_by`` is the source that chosen() returned.
     """
 
     __slots__ = ("_selected_by",)
@@ -88,7 +88,7 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, FieldError) and error.field == "version" and self._selected_by not in ("", _CALL):
-            remedy = "set another version there or pass the version argument"
+            remedy = "change this setting, or pass the version argument"
             raise type(error)(f"version of {self._selected_by}", error.got, error.allowed, remedy) from error
 
 
@@ -111,5 +111,6 @@ def _read_file() -> _File:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         except (OSError, ValueError, RecursionError) as error:  # Invalid TOML or UTF-8 raises ValueError.
-            raise ArgumentError(str(path.absolute()), str(error), "a TOML file", "correct the file") from error
+            got = f"a file that cannot be read ({reason_of(error)})"
+            raise ArgumentError(str(path.absolute()), got, "a TOML file", "correct the file") from error
     return _File("", {})

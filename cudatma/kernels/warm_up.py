@@ -80,7 +80,7 @@ def warm_up(
         raise ArgumentTypeError("operands", type(operands).__name__, "a tuple of the call's arrays, such as (a, b)")
     name = getattr(function, "__name__", type(function).__name__)
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
-        raise ArgumentError("function", name, f"one of cudatma's functions: {', '.join(_FUNCTIONS)}")
+        raise ArgumentError("function", name, ", ".join(_FUNCTIONS))
 
     def prepare_call(operation: Operation[Any, Any], checked: Checked[Any], device: int, weight: Weight | None) -> None:
         prepare([(operation, checked, weight)], device, max_m, progress)
@@ -113,7 +113,7 @@ def check_max_m(max_m: Any) -> None:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
         raise ArgumentError(
-            "max_m", max_m, f"1 to {LARGEST_M}", "pass this maximum, because larger calls compile their own kernels"
+            "max_m", max_m, f"1 to {LARGEST_M}", "pass the maximum, because larger calls compile their own kernels"
         )
 
 

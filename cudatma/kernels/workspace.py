@@ -248,7 +248,10 @@ class _Slab:
             self.back.clear()
 
     def part(self, nbytes: int, for_rows: bool) -> _Part:
-        """Return a returned part, or a new part. The caller must ensure that enough memory is left."""
+        """Reuse a part that was handed back, or allocate a new one.
+
+        The caller must ensure that enough memory is left.
+        """
         self.used_bytes += nbytes
         if back := self.back.get((nbytes, for_rows)):
             return _Part(self, back.pop(), nbytes, for_rows)

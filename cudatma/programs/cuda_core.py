@@ -29,7 +29,7 @@ from cudatma.programs.host_memory import HostMemory, bytes_at
 from cudatma.programs.launch import ProgramLaunch, calling_place, load_module
 from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
-from cudatma.programs.recorder import NO_PTX, Recorder
+from cudatma.programs.recorder import Recorder
 from cudatma.runtime.launch_config import dim3
 
 _LIBRARY = "cuda.core"
@@ -207,7 +207,7 @@ class Buffer:
             raise ArgumentError("value", value, "0 to 255")
         pattern = np.frombuffer(bytes([value]) if isinstance(value, int) else bytes(value), np.uint8)
         if pattern.size not in (1, 2, 4) or self.size % pattern.size:
-            allowed = f"1, 2 or 4 bytes and divide the {self.size} bytes of the buffer"
+            allowed = f"1, 2 or 4 bytes and a divisor of the buffer's {self.size} bytes"
             raise ArgumentError("value", counted(pattern.size, "byte"), allowed)
         bytes_at(self.handle, self.size).reshape(-1, pattern.size)[:] = pattern
 
@@ -428,7 +428,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
             ptx, sources = _code_of(kernel, modules)
             if not ptx:
                 allowed = "a kernel of a Program that was compiled during the recording"
-                raise ArgumentError("kernel", NO_PTX, allowed)
+                raise ArgumentError("kernel", "a kernel from a module without PTX", allowed)
             return describe_launch(ptx, _entry_of(kernel), config, args, sources)
 
         return recorder.around(

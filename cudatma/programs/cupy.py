@@ -28,8 +28,8 @@ _LIBRARY = "cupy"
 #: Attributes of the module ``cupy`` that create arrays. Other functions of CuPy use them.
 _CREATION = ("array", "asarray", "ascontiguousarray", "arange", "ndarray")
 _NEEDS_DEVICE = (
-    "Without a GPU, CuPy can only launch kernels of RawKernel and RawModule objects that the program creates inside "
-    "emulate_launches(), or that are not in local variables or tuples, on NumPy arrays or torch CPU tensors"
+    "Without a GPU, CuPy can launch only the kernels of RawKernel and RawModule objects, on NumPy arrays or torch CPU "
+    "tensors. Create these objects inside emulate_launches(), or keep them outside local variables and tuples"
 )
 
 

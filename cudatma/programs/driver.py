@@ -26,7 +26,7 @@ from cudatma.emulator import EmulatedModule
 from cudatma.emulator.api import natural
 from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, counted, reason_of
 from cudatma.layout import Interleave, Swizzle
 from cudatma.programs.arguments import require_opt_in, run_with_memory
 from cudatma.programs.device import MAX_THREADS, SHARED_BYTES, TOTAL_BYTES, device_attributes, device_name
@@ -34,7 +34,7 @@ from cudatma.programs.host_memory import LOWEST_ADDRESS, HostMemory, bytes_at
 from cudatma.programs.launch import Dim, ProgramLaunch, calling_place, load_module
 from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
-from cudatma.programs.recorder import NO_PTX, Recorder
+from cudatma.programs.recorder import Recorder
 from cudatma.runtime.launch_config import dim3
 from cudatma.target import forget_detected
 
@@ -565,7 +565,7 @@ def image_file(path: bytes | str | Path) -> bytes:
     try:
         return Path(os.fsdecode(path)).read_bytes()
     except OSError as error:
-        raise ArgumentError("path", str(os.fsdecode(path)), "a readable PTX file", error.strerror or "") from None
+        raise ArgumentError("path", f"{os.fsdecode(path)} ({reason_of(error)})", "a readable PTX file") from None
 
 
 def _buffer(value: Any, field: str) -> Array:
@@ -606,7 +606,9 @@ def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
         values, types = kernel_params
         if len(values) != len(sizes) or len(types) != len(sizes):
             raise ArgumentError(
-                "kernelParams", f"{len(values)} values and {len(types)} types", f"a pair with {len(sizes)} of each"
+                "kernelParams",
+                f"{counted(len(values), 'value')} and {counted(len(types), 'type')}",
+                f"a pair of {counted(len(sizes), 'value')} and {counted(len(sizes), 'type')}",
             )
         pairs = zip(values, types, sizes, strict=True)
         return [_value_bytes(*pair, f"kernelParams[{index}]") for index, pair in enumerate(pairs)]
@@ -636,8 +638,8 @@ def _value_bytes(value: Any, kind: Any, size: int, field: str) -> bytes:
         else:
             raw = bytes(kind(float(value) if kind in (ctypes.c_float, ctypes.c_double) else int(value)))
     except (TypeError, ValueError) as error:
-        got = f"{type(value).__name__} with the type {getattr(kind, '__name__', kind)}"
-        raise ArgumentTypeError(field, got, "a value with a matching ctypes type", str(error)) from None
+        got = f"{type(value).__name__} with the type {getattr(kind, '__name__', kind)} ({reason_of(error)})"
+        raise ArgumentTypeError(field, got, "a value with a matching ctypes type") from None
     if len(raw) != size:
         raise ArgumentError(field, f"{len(raw)} bytes", f"a value of {size} bytes, the size of the parameter")
     return raw
@@ -712,7 +714,9 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
         def launch() -> ProgramLaunch:
             if not ptx:
-                raise ArgumentError("module", NO_PTX, "a module that was loaded from PTX during the recording")
+                raise ArgumentError(
+                    "module", "a module without PTX", "a module that was loaded from PTX during the recording"
+                )
             return describe(ptx, entry)  # type: ignore[no-any-return]
 
         return recorder.around(launch, execute, entry=entry, library="cuda-python", stream=int(stream))

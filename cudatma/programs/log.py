@@ -179,7 +179,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         if not self.is_open:
             with naming(launch.library, launch.entry, launch.place):
                 allowed = "inside the emulate_launches() block that created the kernel"
-                raise LaunchError("launch", "one after the end of the block", allowed)
+                raise LaunchError("launch", "a launch after the end of the block", allowed)
         is_checked = self._hazards != "off" and self._selects(launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         options = options | {"trace": Trace()} if is_checked and self._trace else options
@@ -213,7 +213,7 @@ def only_block(function: str) -> Iterator[None]:
             remedy = (
                 f"exit the block of {_open[function]} first; `{command} PROGRAM.py` opens a block for the whole program"
             )
-            raise LaunchError(function, "a second block", "open only once per process", remedy)
+            raise LaunchError(function, "a second open block", "open at most once per process", remedy)
         _open[function] = calling_place()
     try:
         yield
@@ -281,7 +281,7 @@ def emulate_launches(
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
     if not isinstance(only, str | None):
-        raise ArgumentTypeError("only", type(only).__name__, "a str that is a part of kernel names")
+        raise ArgumentTypeError("only", type(only).__name__, "a str that kernel names contain")
     if not (on_launch is None or callable(on_launch)):
         raise ArgumentTypeError("on_launch", type(on_launch).__name__, "a function that takes a LaunchEntry")
     if not isinstance(trace, bool):

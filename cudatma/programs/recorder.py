@@ -32,7 +32,7 @@ from cudatma.context import Runtime, using_runtime
 from cudatma.descriptor import codec
 from cudatma.emulator.api import natural
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, RecordingError, check
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, RecordingError, check, reason_of
 from cudatma.programs.host_memory import LOWEST_ADDRESS, POINTER_BYTES, array_info, bytes_at, callers_arrays
 from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.log import intercepting, only_block
@@ -65,7 +65,6 @@ RECORDERS: dict[str, str] = {
     "cuda.bindings.driver": "cudatma.programs.driver:record",
     "cudatma.runtime.launch": "cudatma.programs.own_kernels:record",
 }
-NO_PTX = "the module has no PTX"
 DEFAULT_LIMIT_MIB = 256
 _TENSOR_MAP_BYTES = 128
 #: Maximum length of the name of another library's kernel.
@@ -210,7 +209,9 @@ class Recorder:
             write_aside(self.folder / FILE, text.encode("utf-8"))
         except OSError as error:
             remedy = "record again to a disk with enough space"
-            raise RecordingError(FILE, str(error), "a writable file", remedy) from None
+            raise RecordingError(
+                FILE, f"a file that cannot be written ({reason_of(error)})", "a writable file", remedy
+            ) from None
 
     def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
         """Return the parameters of a launch, and the allocations to which they point."""
@@ -359,9 +360,9 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     True
     """
     if not isinstance(folder, str | Path):
-        raise ArgumentTypeError("folder", type(folder).__name__, "a str, a Path")
+        raise ArgumentTypeError("folder", type(folder).__name__, "a str or a Path")
     if not isinstance(only, str | None):
-        raise ArgumentTypeError("only", type(only).__name__, "a str that is a part of kernel names")
+        raise ArgumentTypeError("only", type(only).__name__, "a str that kernel names contain")
     recorder = Recorder(Path(folder), natural("limit_mib", limit_mib, 1) << 20, only)
     with only_block("record"):
         _require_gpu()
@@ -380,9 +381,9 @@ def _create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         is_empty = not any(folder.iterdir())
     except OSError as error:
-        raise ArgumentError("folder", str(folder), "a folder that can be created", str(error)) from None
+        raise ArgumentError("folder", f"{folder} ({reason_of(error)})", "a folder that can be created") from None
     if not is_empty:
-        raise ArgumentError("folder", str(folder), "empty or nonexistent")
+        raise ArgumentError("folder", f"{folder}, which contains files", "a new or empty folder")
 
 
 def _tensor_map_type(raw: bytes) -> str | None:

@@ -26,7 +26,7 @@ import numpy as np
 from cudatma.emulator import EmulatedModule, Report
 from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import RecordingError
+from cudatma.errors import RecordingError, reason_of
 from cudatma.programs.host_memory import POINTER_BYTES, aligned_bytes
 from cudatma.programs.launch import Dim, LaunchFields, ProgramLaunch, load_module
 
@@ -457,7 +457,8 @@ def read_recording(folder: str | Path) -> Recording:
             "folder", str(folder), f"a folder written by `cudatma record`, which contains {FILE}"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise RecordingError(FILE, str(error), "the JSON file of a recording", "record the program again") from None
+        got = f"a file that cannot be read ({reason_of(error)})"
+        raise RecordingError(FILE, got, "the JSON file of a recording", "record the program again") from None
     top = _Reader(FILE, content)
     if top.get("format", str) != _FORMAT or top.get("version", int) != _VERSION:
         got = f"{content.get('format')!r} version {content.get('version')!r}"
@@ -492,7 +493,11 @@ class _Reader:
     def get(self, name: str, kind: type) -> Any:
         value: Any = self._content.get(name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(name, type(value).__name__ if name in self._content else "nothing", f"a {kind.__name__}")
+            raise self.error(
+                name,
+                type(value).__name__ if name in self._content else "no such name",
+                f"{'an' if kind is int else 'a'} {kind.__name__}",
+            )
         return value
 
     def size(self, name: str, maximum: int) -> int:
@@ -511,14 +516,14 @@ class _Reader:
             or len(values) != length
             or not all(type(v) is int and v >= minimum for v in values)
         ):
-            raise self.error(name, values, f"{length} integers of at least {minimum}")
+            raise self.error(name, values, f"a list of {length} integers of at least {minimum}")
         return tuple(values)
 
     def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
         pairs = self.get(name, list)
         for number, pair in enumerate(pairs):
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
-                raise self.error(f"{name}[{number}]", pair, "two texts")
+                raise self.error(f"{name}[{number}]", pair, "a list of two strings")
         return tuple((first, second) for first, second in pairs)
 
     def dim(self, name: str) -> Dim:
@@ -594,9 +599,10 @@ def _read_file(folder: Path, name: str, digest: str) -> bytes:
     try:
         data = (folder / name).read_bytes()
     except OSError as error:
-        raise RecordingError(name, error.strerror, "a readable file", "copy the whole folder") from None
+        got = f"a file that cannot be read ({reason_of(error)})"
+        raise RecordingError(name, got, "a readable file", "copy the whole folder") from None
     if digest_of(data) != digest:
-        raise RecordingError(name, "other contents", "the file that was recorded", "copy the folder again")
+        raise RecordingError(name, "a file with other contents", "the file that was recorded", "copy the folder again")
     return data
 
 
@@ -611,7 +617,8 @@ def _read_memory(folder: Path, digest: str, size: int) -> Array:
         with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open(_MEMBER) as member:
             array = np.load(io.BytesIO(member.read(size + _HEADER_BYTES)), allow_pickle=False)
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise RecordingError(name, str(error), f"an archive with an array of {size} bytes") from None
+        got = f"a file that cannot be read ({reason_of(error)})"
+        raise RecordingError(name, got, f"an archive with an array of {size} bytes") from None
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != (size,):
         raise RecordingError(name, f"{array.dtype}{array.shape}", f"an array of {size} bytes according to {FILE}")
     return array

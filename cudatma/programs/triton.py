@@ -22,7 +22,7 @@ from cudatma.arrays import is_torch
 from cudatma.descriptor import Swizzle, TensorMap, TiledSpec
 from cudatma.dtypes import TMA_TYPES
 from cudatma.emulator.machine.memory import address_of
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.programs.device import MAX_THREADS, REGISTERS, SM_COUNT, WARP_SIZE, device_name
 from cudatma.programs.host_memory import POINTER_BYTES, aligned_bytes, arrays_at, host_array
 from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources
@@ -158,7 +158,7 @@ def _checked_call(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     names = [parameter.name for parameter in jit.params]
     if len(args) > len(names):
         raise ArgumentError(
-            "args", f"{len(args)} values", f"a sequence of at most {len(names)} values: {', '.join(names)}"
+            "args", f"{len(args)} values", f"a sequence of at most {counted(len(names), 'value')} ({', '.join(names)})"
         )
     missing = [p.name for p in jit.params[len(args) :] if not p.has_default and p.name not in kwargs]
     if missing:

@@ -1,4 +1,4 @@
-"""Quantize, pack, import, save and load four-bit weights."""
+"""Quantize, pack, import, save and load four- and eight-bit weights."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

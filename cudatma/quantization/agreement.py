@@ -225,21 +225,21 @@ def _check_order(
     """
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
-            got = f"{kind.title}, because this format stores rows in order"
+            got = f"{kind.title}, which stores rows in order"
             raise QuantizationError(
                 kind.required[0], got, f"GPTQ, because {statement.where} specifies desc_act", _AGREE
             )
         return False
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
-            allowed = f"present, because {statement.where} specifies activation order"
-            raise WeightFileError(kind.g_idx, "no such tensor", allowed, "copy or download the checkpoint again")
+            remedy = f"{statement.where} specifies activation order; copy or download the checkpoint again"
+            raise WeightFileError(kind.g_idx, "no such tensor", "a tensor of the layer", remedy)
         return False
     groups = file_group_size(extent.k, extent.groups, size)
     perm = act_order(read(kind.g_idx), extent.k, extent.groups, groups)
     if perm is not None and statement.act_order is False:
-        allowed = f"rows in order, because {statement.where} specifies no activation order"
-        raise QuantizationError(kind.g_idx, "rows in activation order", allowed, _AGREE)
+        allowed = f"in ascending order, because {statement.where} specifies no activation order"
+        raise QuantizationError(kind.g_idx, "group indices in activation order", allowed, _AGREE)
     return perm is not None
 
 
@@ -261,7 +261,7 @@ def _zero_points(
     part = kind.zeros
     if part not in entries:
         if symmetric is False:
-            raise QuantizationError(kind.zeros, "no such tensor", f"present, because {reason}", _AGREE)
+            raise QuantizationError(kind.zeros, "no such tensor", "a tensor of the layer", f"{reason}; {_AGREE}")
         return form, ""
     if part == "weight_zero_point":
         is_unpacked = entries[part].dtype == "I8"
@@ -282,6 +282,6 @@ def _zero_points(
         return "v2", f"{whole.where}: {note}"
     if symmetric:
         low, high = int(zeros.min()), int(zeros.max())
-        got = f"only {low}" if low == high else f"stored values from {low} to {high}"
-        raise QuantizationError(part, got, f"only {midpoint}, because {reason}", _AGREE)
+        got = f"{low} everywhere" if low == high else f"stored values from {low} to {high}"
+        raise QuantizationError(part, got, f"{midpoint} everywhere, because {reason}", _AGREE)
     return form, ""

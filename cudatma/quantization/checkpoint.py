@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cudatma.errors import WeightFileError, counted
+from cudatma.errors import WeightFileError, counted, reason_of
 from cudatma.quantization.safetensors_file import (
     SafetensorsFile,
     as_path,
@@ -181,9 +181,11 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise WeightFileError(str(path), f"{error}", "a readable file", "check the path") from error
+        got = f"a file that cannot be read ({reason_of(error)})"
+        raise WeightFileError(str(path), got, "a readable file", "check the path") from error
     except (ValueError, RecursionError) as error:
-        raise WeightFileError(str(path), f"{error}", "JSON", "copy or download the file again") from error
+        got = f"a file that cannot be parsed ({reason_of(error)})"
+        raise WeightFileError(str(path), got, "a JSON file", "copy or download the file again") from error
 
 
 def _sharded(index: Path) -> Checkpoint:

@@ -86,7 +86,9 @@ class PackedExperts(_Referable):
             allowed = f"{expected} for {self.experts} experts of {self.padded_columns} padded columns"
             raise QuantizationError("weight.shape[1]", self.weight.shape[1], allowed, "use pack_experts()")
         if self.weight.perm is not None:
-            raise QuantizationError("weight.perm", "an activation order", "None, because experts do not support one")
+            raise QuantizationError(
+                "weight.perm", "an activation order", "None, because experts do not support activation order"
+            )
         if not isinstance(self.gated, bool):
             raise ArgumentTypeError("gated", repr(self.gated), "True, False")
         if self.gated and self.columns % (2 * GATE_COLUMNS):
@@ -100,11 +102,13 @@ class PackedExperts(_Referable):
         if not weight_format(self.format).has_tensor_scale:
             raise QuantizationError("tensor_scales", "an array", f"None for format {self.format!r}")
         if scales.dtype != np.float32 or scales.shape != shape:
-            raise QuantizationError("tensor_scales", f"{scales.dtype} {scales.shape}", f"float32 {shape}")
+            raise QuantizationError(
+                "tensor_scales", f"{scales.dtype} {scales.shape}", f"an array with dtype float32 and shape {shape}"
+            )
         if namespace_of(scales) is not namespace_of(self.weight.qweight):
             raise QuantizationError("tensor_scales", f"a {library_of(scales)} array", "on the device of the weight")
         if isinstance(scales, np.ndarray) and not bool(np.isfinite(scales).all()):
-            raise QuantizationError("tensor_scales", f"{scales[~np.isfinite(scales)][0]}", "finite values")
+            raise QuantizationError("tensor_scales", f"{scales[~np.isfinite(scales)][0]}", "finite")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -290,9 +294,12 @@ class PackedExperts(_Referable):
         field, shape = f"{os.fspath(path)}: {stored.name}", stored.shape
         remedy = "pack the weights again"
         if not stored.are_experts:
-            raise WeightFileError(field, f"a weight {shape}", "the weights of experts", "call PackedWeight.load()")
+            raise WeightFileError(
+                field, f"a weight of shape {shape}", "the weights of experts", "call PackedWeight.load()"
+            )
         if any(type(extent) is not int or extent < 1 for extent in shape) or type(stored.gated) is not bool:
-            got, allowed = f"shape {shape}, gated {stored.gated!r}", "(experts, K, N), each at least 1, and a bool"
+            got = f"shape {shape} and gated {stored.gated!r}"
+            allowed = "weights with a shape (experts, K, N), each at least 1, and a bool gated"
             raise WeightFileError(field, got, allowed, remedy)
         experts, k, columns = shape
         weight = PackedWeight.from_stored(path, replace(stored, shape=(k, experts * blocks(columns) * BLOCK)))
@@ -452,7 +459,7 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
     if not gated:
         return None
     if columns % (2 * GATE_COLUMNS):
-        allowed = f"in a multiple of {2 * GATE_COLUMNS} columns, because gated is True"
+        allowed = f"matrices with a multiple of {2 * GATE_COLUMNS} columns, because gated is True"
         raise QuantizationError("weights", f"{columns} columns", allowed)
     return _gate_order(columns)
 

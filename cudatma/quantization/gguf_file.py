@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, WeightFileError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, WeightFileError, counted, reason_of
 from cudatma.quantization.importing import assemble
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path, similar_names
@@ -70,7 +70,10 @@ def load_gguf(
         reader = GGUFReader(path)
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise WeightFileError(
-            str(path), f"{error}", "a readable GGUF file", "copy or download the file again"
+            str(path),
+            f"a file that cannot be read ({reason_of(error)})",
+            "a readable GGUF file",
+            "copy or download the file again",
         ) from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if name not in tensors:

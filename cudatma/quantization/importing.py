@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import ACTIVATION_TYPES, ActivationType, activation_type
-from cudatma.errors import QuantizationError
+from cudatma.errors import QuantizationError, counted
 from cudatma.quantization.formats import WORD_VALUES, check_zero_points
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
@@ -36,7 +36,7 @@ def words(value: Any, field: str) -> NDArray[np.uint8]:
     """Return the bytes, uint8 (R, C, 4), of an int32 or uint32 array (R, C), least significant first."""
     array = host_array(value, field)
     if array.dtype not in (np.int32, np.uint32) or array.ndim != 2:
-        raise QuantizationError(field, f"{array.dtype} {array.shape}", "int32 with two dimensions")
+        raise QuantizationError(field, f"{array.dtype} {array.shape}", "an int32 array with two dimensions")
     return np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, 4)
 
 
@@ -106,7 +106,7 @@ def matrix(value: Any, field: str) -> NDArray[Any]:
     """Return scales as a two-dimensional host array of a floating type, or raise QuantizationError."""
     array = host_array(value, field)
     if array.ndim != 2 or 0 in array.shape or not is_float(array.dtype):
-        raise QuantizationError(field, f"{array.dtype} {array.shape}", "floating point with two dimensions")
+        raise QuantizationError(field, f"{array.dtype} {array.shape}", "a floating-point array with two dimensions")
     return array
 
 
@@ -196,7 +196,9 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
         raise QuantizationError("scales", f"{groups} groups for K = {k}", allowed, "pass group_size")
     if k % inferable[0] and len(sizes) > 1:
         other = next(size for size in sizes if size != inferable[0])
-        allowed = f"specified, because K = {k} and {groups} groups allow groups of {inferable[0]} or {other} rows"
+        allowed = (
+            f"specified, because K = {k} and {counted(groups, 'group')} allow groups of {inferable[0]} or {other} rows"
+        )
         remedy = "pass group_size, or specify it in the configuration"
         raise QuantizationError("group_size", None, allowed, remedy)
     return inferable[0]
@@ -208,7 +210,7 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
     if index.dtype.kind not in "iu" or index.shape != (k,):
         raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"an integer array with shape ({k},)")
     if index.min() < 0 or index.max() >= groups:
-        raise QuantizationError("g_idx", f"{index.min()} to {index.max()}", f"0 to {groups - 1}")
+        raise QuantizationError("g_idx", f"values from {index.min()} to {index.max()}", f"0 to {groups - 1}")
     sorted_index = np.arange(k) // (k if size == -1 else size)
     if np.array_equal(index, sorted_index):
         return None
@@ -265,5 +267,5 @@ def convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
         group, column = (int(i) for i in np.argwhere(invalid)[0])
         got = f"{float(scales[group, column]):g}"
         remedy = "pass dtype='bfloat16'" if kind.name == "float16" else "keep the original type of the scales"
-        raise QuantizationError(f"scales[{group}, {column}]", got, f"values in the range of {kind.name}", remedy)
+        raise QuantizationError(f"scales[{group}, {column}]", got, f"a value in the range of {kind.name}", remedy)
     return rounded

@@ -339,8 +339,8 @@ class PackedWeight(_Referable):
         """
         field = f"{os.fspath(path)}: {stored.name}"
         if stored.are_experts:
-            got = f"the weights of experts, {stored.shape}"
-            raise WeightFileError(field, got, "a weight (K, N)", "call PackedExperts.load() or load_weights()")
+            got = f"the weights of experts, of shape {stored.shape}"
+            raise WeightFileError(field, got, "a weight of shape (K, N)", "call PackedExperts.load() or load_weights()")
         parts = stored.arrays
         try:
             return cls(
@@ -396,7 +396,7 @@ def _check_facts(weight: PackedWeight) -> None:
     if not isinstance(shape, tuple) or len(shape) != 2 or any(type(e) is not int for e in shape):
         raise QuantizationError("shape", shape, "a tuple (K, N) of two ints")
     if any(not 1 <= extent <= _MAX_EXTENT for extent in shape):
-        raise QuantizationError("shape", shape, f"K and N from 1 to {_MAX_EXTENT}")
+        raise QuantizationError("shape", shape, f"a tuple (K, N) of ints from 1 to {_MAX_EXTENT}")
     kind = weight_format(weight.format)
     check_group_size(weight.group_size, weight.format)
     if not isinstance(weight.dtype, str) or weight.dtype not in ACTIVATION_TYPES:
@@ -408,7 +408,9 @@ def _check_facts(weight: PackedWeight) -> None:
     if type(scale) is not float or not np.isfinite(scale) or scale == 0 or float(np.float32(scale)) != scale:
         raise QuantizationError("tensor_scale", repr(scale), "a finite fp32 number other than 0, as a float")
     if scale != 1 and not kind.has_tensor_scale:
-        raise QuantizationError("tensor_scale", scale, f"1.0 for format {weight.format!r}", "multiply the scales by it")
+        raise QuantizationError(
+            "tensor_scale", scale, f"1.0 for format {weight.format!r}", "multiply the scales by this factor"
+        )
 
 
 def _check_arrays(weight: PackedWeight) -> None:
@@ -434,10 +436,15 @@ def _check_arrays(weight: PackedWeight) -> None:
             )
         if array.dtype != dtype or tuple(array.shape) != shape:
             raise QuantizationError(
-                name, f"{array.dtype} {tuple(array.shape)}", f"{dtype} {shape}", "create the weight with pack()"
+                name,
+                f"{array.dtype} {tuple(array.shape)}",
+                f"an array with dtype {dtype} and shape {shape}",
+                "create the weight with pack()",
             )
         if not array.flags.c_contiguous:
-            raise QuantizationError(name, f"strides {array.strides}", "C order without gaps", "pass a contiguous copy")
+            raise QuantizationError(
+                name, f"strides {array.strides}", "a contiguous array (C order)", "pass a contiguous copy"
+            )
 
 
 def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
@@ -521,9 +528,9 @@ def pack(
     """
     xp = namespace_of(q)
     if xp is np and not isinstance(q, np.ndarray):
-        raise ArgumentTypeError("q", type(q).__name__, "a NumPy or CuPy array of uint8")
+        raise ArgumentTypeError("q", type(q).__name__, "a NumPy or CuPy array")
     if q.ndim != 2 or q.dtype != np.uint8 or 0 in q.shape:
-        raise QuantizationError("q", f"{q.dtype} {q.shape}", "uint8 (K, N) with K and N at least 1")
+        raise QuantizationError("q", f"{q.dtype} {q.shape}", "a uint8 array of shape (K, N) without empty axes")
     kind = weight_format(format)
     if kind.bits == 4 and int(q.max()) > 15:
         raise QuantizationError("q", f"a value of {int(q.max())}", "0 to 15", "pass four-bit values")

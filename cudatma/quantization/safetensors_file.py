@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentTypeError, WeightFileError, shown
+from cudatma.errors import ArgumentTypeError, WeightFileError, reason_of, shown
 
 #: NumPy type of each type name in the format. The data is little-endian.
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -82,7 +82,8 @@ class SafetensorsFile:
         try:
             data = np.fromfile(self.path, dtype=dtype, count=count, offset=entry.begin)
         except OSError as error:
-            raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
+            got = f"a tensor in {self.path}, which cannot be read ({reason_of(error)})"
+            raise WeightFileError(name, got, "a tensor in a readable file", _COPY_AGAIN) from error
         if data.size != count:
             got = f"{self.path}, which ends inside the tensor"
             raise WeightFileError(name, got, f"a tensor of {count} elements", _COPY_AGAIN)
@@ -117,7 +118,8 @@ class SafetensorsFile:
                     remaining -= len(chunk)
                     yield chunk
         except OSError as error:
-            raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
+            got = f"a tensor in {self.path}, which cannot be read ({reason_of(error)})"
+            raise WeightFileError(name, got, "a tensor in a readable file", _COPY_AGAIN) from error
         if remaining:
             got = f"{self.path}, which ends inside the tensor"
             raise WeightFileError(name, got, f"a tensor with {remaining} more bytes", _COPY_AGAIN)
@@ -155,16 +157,19 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
             is_whole = size >= 8 and 2 <= length <= min(size - 8, _MAX_HEADER_BYTES)
             text = file.read(length) if is_whole else b""
     except OSError as error:
-        raise WeightFileError(str(path), f"{error}", "a readable safetensors file", "check the path") from error
+        got = f"a file that cannot be read ({reason_of(error)})"
+        raise WeightFileError(str(path), got, "a readable safetensors file", "check the path") from error
     if not is_whole:
-        got = f"{size} bytes" + (f" with a header of {length}" if size >= 8 else "")
+        got = f"a file of {size} bytes" + (f" with a header of {length}" if size >= 8 else "")
         raise WeightFileError(str(path), got, "a safetensors file with a complete header", _COPY_AGAIN)
     try:
         header = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        raise WeightFileError(str(path), f"header: {error}", "JSON", _COPY_AGAIN) from error
+        got = f"a header that cannot be parsed ({reason_of(error)})"
+        raise WeightFileError(str(path), got, "a safetensors file with a JSON header", _COPY_AGAIN) from error
     if not isinstance(header, dict):
-        raise WeightFileError(str(path), f"header: {type(header).__name__}", "a JSON object", _COPY_AGAIN)
+        got = f"a header of type {type(header).__name__}"
+        raise WeightFileError(str(path), got, "a safetensors file whose header is a JSON object", _COPY_AGAIN)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
         raise WeightFileError(f"{path}: __metadata__", repr(metadata)[:80], "an object with string values", _COPY_AGAIN)
@@ -194,8 +199,8 @@ def as_path(path: object) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:  # A NUL or an unpaired surrogate raises ValueError.
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise WeightFileError("path", f"{reason}: {str(checked)!r}", "the path of a file or folder") from error
+        got = f"{str(checked)!r} ({reason_of(error)})"
+        raise WeightFileError("path", got, "the path of a file or folder") from error
     return checked
 
 
@@ -224,7 +229,8 @@ def replaced(path: Path) -> Iterator[Path]:
         os.replace(aside, target)
     except OSError as error:
         remedy = "check the folder and the free space"
-        raise WeightFileError(str(path), f"{error}", "a writable path", remedy) from error
+        got = f"a file that cannot be written ({reason_of(error)})"
+        raise WeightFileError(str(path), got, "a writable file", remedy) from error
     finally:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
@@ -236,7 +242,9 @@ def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> Tensor
         raise WeightFileError(place, repr(value)[:80], "an object with dtype, shape and data_offsets", _COPY_AGAIN)
     shape, offsets = _extents(value.get("shape")), _extents(value.get("data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise WeightFileError(place, repr(value)[:80], "shape and data_offsets with nonnegative integers", _COPY_AGAIN)
+        raise WeightFileError(
+            place, repr(value)[:80], "an object whose shape and data_offsets are nonnegative integers", _COPY_AGAIN
+        )
     begin, end = data_at + offsets[0], data_at + offsets[1]
     if end > size:
         raise WeightFileError(place, f"data up to byte {end}", f"in the file, which ends at byte {size}", _COPY_AGAIN)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from cudatma.errors import WeightFileError
+from cudatma.errors import WeightFileError, reason_of
 from cudatma.quantization.checkpoint import read_json
 from cudatma.quantization.formats import (
     AWQ,
@@ -307,7 +307,7 @@ _COMPRESSED_FORMATS = {
     ("nvfp4-pack-quantized", "float"): NVFP4_COMPRESSED,
     ("float-quantized", "float"): FP8_CHANNEL,
 }
-_UNQUANTIZED_ACTIVATIONS = "activations are not quantized, although the configuration specifies it"
+_UNQUANTIZED_ACTIVATIONS = "activations are not quantized, although the configuration specifies quantized activations"
 #: Configuration of ModelOpt.
 MODELOPT_FILE = "hf_quant_config.json"
 
@@ -382,7 +382,7 @@ def _check_awq(section: Section, where: str) -> None:
         elif named == "marlin":
             remedy = "read the layers with cudatma.quantization.from_marlin(qweight, scales)"
         if named != "gemm":
-            raise WeightFileError(f"{where}: {key}", named, "the version gemm", remedy)
+            raise WeightFileError(f"{where}: {key}", named, "gemm", remedy)
     if "llm-awq" in str(section.get("backend")):
         raise WeightFileError(f"{where}: backend", str(section["backend"]), "autoawq", FROM_FLOAT)
 
@@ -409,7 +409,7 @@ def _float_rules(method: str, section: Section, where: str, notes: list[str]) ->
         block = section.get("weight_block_size")
         if block not in (None, [FP8_BLOCK_SIZE, FP8_BLOCK_SIZE]) or section.get("fmt", "e4m3") != "e4m3":
             got = f"blocks {block}, format {section.get('fmt')}"
-            allowed = f"blocks [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}] or null, format e4m3"
+            allowed = f"null or [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}], with format e4m3"
             raise WeightFileError(f"{where}: weight_block_size", got, allowed, FROM_FLOAT)
         kind, quantizes_activations = FP8_BLOCK if block else FP8_CHANNEL, True
     elif method == "modelopt":
@@ -418,7 +418,9 @@ def _float_rules(method: str, section: Section, where: str, notes: list[str]) ->
             raise WeightFileError(f"{where}: quant_algo", str(algorithm), "NVFP4, FP8", FROM_FLOAT)
         kind, quantizes_activations = NVFP4_MODELOPT if algorithm == "NVFP4" else FP8_CHANNEL, True
         if not _is_neutral(section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")):
-            notes.append(f"{where}: the KV cache is not quantized, although the configuration specifies it")
+            notes.append(
+                f"{where}: the KV cache is not quantized, although the configuration specifies a quantized KV cache"
+            )
     if quantizes_activations:
         notes.append(f"{where}: {_UNQUANTIZED_ACTIVATIONS}")
     rules = []
@@ -445,7 +447,10 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[F
         kind = _COMPRESSED_FORMATS.get((str(stored), str(weights.get("type", "int"))))
         if kind is None:
             got = f"format {stored}, type {weights.get('type')}"
-            allowed = "format pack-quantized and type int, or nvfp4-pack-quantized or float-quantized and type float"
+            allowed = (
+                "a group with type int and format pack-quantized, or type float and format nvfp4-pack-quantized or "
+                "float-quantized"
+            )
             raise WeightFileError(field, got, allowed, FROM_FLOAT)
         if kind is FP8_CHANNEL and weights.get("strategy") == "block":
             if weights.get("block_structure") != [FP8_BLOCK_SIZE, FP8_BLOCK_SIZE]:
@@ -471,7 +476,7 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[F
         targeted += [(target, statement) for target in _names(group.get("targets"), f"{field}.targets")]
     if len(set(kinds.values())) > 1:
         got = ", ".join(f"{kind.title} in {field}" for field, kind in kinds.items())
-        raise WeightFileError(f"{where}: config_groups", got, "the same format for all layers", FROM_FLOAT)
+        raise WeightFileError(f"{where}: config_groups", got, "groups of one format", FROM_FLOAT)
     ignored = LayerStatement(f"{where}: ignore", quantized=False)
     # A layer's name takes precedence over a pattern, and a pattern over a class of modules.
     targeted.sort(key=lambda item: (item[0] == "Linear", item[0].startswith("re:")))
@@ -620,7 +625,7 @@ def _rule(pattern: str, statement: LayerStatement) -> Rule:
     try:
         return Rule(re.compile(pattern), statement)
     except re.error as error:
-        raise WeightFileError(statement.where, f"{pattern!r}: {error}", "a regular expression") from error
+        raise WeightFileError(statement.where, f"{pattern!r} ({reason_of(error)})", "a regular expression") from error
 
 
 def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[str]) -> None:

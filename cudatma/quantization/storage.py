@@ -22,7 +22,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cudatma.errors import WeightFileError
+from cudatma.errors import WeightFileError, alternatives, counted, reason_of
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors, replaced
 
@@ -64,7 +64,7 @@ def supported_versions() -> tuple[int, ...]:
 def check_version(version: int, field: str) -> None:
     """Raise WeightFileError unless files of this layout version can be loaded."""
     if version not in supported_versions():
-        allowed = f"layout version {', '.join(map(str, supported_versions()))}"
+        allowed = alternatives(supported_versions())
         raise WeightFileError(field, version, allowed, "install a newer cudatma, or pack the weight again")
 
 
@@ -127,7 +127,9 @@ def read_weight(path: str | os.PathLike[str]) -> StoredWeight:
     weights = read_weights(path)
     if len(weights) != 1:
         shown = ", ".join(list(weights)[:4]) or "none"
-        raise WeightFileError(str(path), f"{len(weights)} ({shown})", "a file with one weight", "call load_weights()")
+        raise WeightFileError(
+            str(path), f"{counted(len(weights), 'weight')} ({shown})", "a file with one weight", "call load_weights()"
+        )
     return next(iter(weights.values()))
 
 
@@ -160,7 +162,8 @@ def _facts(file: SafetensorsFile) -> dict[str, Any]:
     try:
         facts = json.loads(file.metadata.get("weights", ""))
     except (ValueError, RecursionError) as error:
-        raise WeightFileError(f"{file.path}: weights", f"{error}", "JSON", "pack the weight again") from error
+        got = f"a text that cannot be parsed ({reason_of(error)})"
+        raise WeightFileError(f"{file.path}: weights", got, "a JSON object", "pack the weight again") from error
     if not isinstance(facts, dict):
         raise WeightFileError(f"{file.path}: weights", type(facts).__name__, "a JSON object", "pack the weight again")
     return facts
@@ -174,7 +177,7 @@ def _weight(file: SafetensorsFile, name: str, facts: Any) -> StoredWeight:
         gated = facts["gated"] if len(shape) == 3 else False
     except (KeyError, TypeError) as error:
         raise WeightFileError(
-            field, repr(facts)[:80], "shape, group_size, dtype and arrays", "pack the weight again"
+            field, repr(facts)[:80], "an object with shape, group_size, dtype and arrays", "pack the weight again"
         ) from error
     arrays = {array: file.read(f"{name}.{array}") for array in names}
     version = int(file.metadata["layout_version"])
@@ -183,5 +186,7 @@ def _weight(file: SafetensorsFile, name: str, facts: Any) -> StoredWeight:
     parts = stored.arrays
     missing = [array for array in ("qweight", "scales") if array not in parts]
     if missing:
-        raise WeightFileError(field, f"no {' and no '.join(missing)}", "qweight and scales", "pack the weight again")
+        raise WeightFileError(
+            field, f"no {' and no '.join(missing)}", "a weight with qweight and scales", "pack the weight again"
+        )
     return stored

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import activation_type
-from cudatma.errors import ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentTypeError, QuantizationError, alternatives
 
 #: Exponent bias of the activation types, which are also the types of scales.
 _EXPONENT_BIAS = {"float16": 15, "bfloat16": 127}
@@ -139,7 +139,7 @@ class WeightFormat:
         """Raise QuantizationError unless the format allows this group size."""
         if type(group_size) is not int or group_size not in self.group_sizes:
             remedy = "pass -1 for one scale per column" if -1 in self.group_sizes else ""
-            allowed = ", ".join(map(str, self.group_sizes))
+            allowed = alternatives(self.group_sizes)
             name = "" if self.name == "int4" else f" for format {self.name!r}"
             raise QuantizationError("group_size", repr(group_size), f"{allowed}{name}", remedy)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError, TargetError
+from cudatma.errors import ArgumentError, TargetError, reason_of
 from cudatma.review.cubin import AMD_MACHINE, CUDA_MACHINE, ELF_MAGIC, machine_of, read_cubin
 from cudatma.review.nvidia_programs import SASS_PACKAGES, assemble, disassemble, extract
 
@@ -126,7 +126,7 @@ def _content(path: Path) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError("file", ascii(str(path)), "a readable file", str(error)) from error
+        raise ArgumentError("file", f"{str(path)!a} ({reason_of(error)})", "a readable file") from error
 
 
 def _of_cubin(name: str, data: bytes, file: str) -> Image:
@@ -164,8 +164,9 @@ def _extracted(path: Path) -> tuple[Image, ...]:
         images.append(replace(image, ptx=_of_ptx(image.name, text, file).ptx) if text else image)
     images += [_of_ptx(file.removesuffix(".ptx"), text, file) for file, text in texts.items()]
     if not images:
-        remedy = note if "not found" not in note else f"{note}; it reads such files: pip install {SASS_PACKAGES}"
-        raise ArgumentError("file", f"{path.name}, in which cuobjdump finds no kernel", _ALLOWED, remedy)
+        why = f" ({note})" if note else ""
+        remedy = f"install cuobjdump: pip install {SASS_PACKAGES}" if "not found" in note else ""
+        raise ArgumentError("file", f"{path.name}, in which cuobjdump finds no kernel{why}", _ALLOWED, remedy)
     return tuple(images)
 
 
@@ -190,7 +191,10 @@ def _with_metadata(image: Image, path: Path) -> Image:
         about = json.loads(_content(path))
     except (ValueError, RecursionError) as error:
         raise ArgumentError(
-            "file", f"{path.name}, which is not JSON", "a file with Triton's metadata", str(error)
+            path.name,
+            f"a file that cannot be read ({reason_of(error)})",
+            "a JSON file with Triton's metadata",
+            "delete the file, or dump the kernel again",
         ) from error
     if not isinstance(about, dict) or not isinstance(about.get("shared"), int):
         return image

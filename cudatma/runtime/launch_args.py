@@ -18,7 +18,7 @@ import numpy as np
 from cudatma.arrays import describe, is_torch, producer_of
 from cudatma.backend import device_remedy
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentTypeError, CompileError, LaunchError
+from cudatma.errors import ArgumentTypeError, CompileError, LaunchError, counted
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 #: Pattern of an entry, which is anchored at the start of a line so that comments do not match.
@@ -128,7 +128,9 @@ def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Argument
         raise LaunchError("args", type(args).__name__, "a tuple or list with one value per parameter")
     if len(args) != len(parameters):
         names = ", ".join(f"{p.name}: {p.size_bytes} B" for p in parameters)
-        raise LaunchError("args", f"{len(args)} arguments", f"a sequence of {len(parameters)} ({names or 'none'})")
+        listed = f" ({names})" if names else ""
+        allowed = f"a sequence of {counted(len(parameters), 'argument')}{listed}"
+        raise LaunchError("args", counted(len(args), "argument"), allowed)
     marshaled = Arguments([], None, "cupy", [])
     for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         marshaled.values.append(_value(parameter, value, f"args[{index}]", marshaled))

@@ -120,7 +120,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.reduce_into(fresh(), F32[0], "add", **o), c.ArgumentError, "src", "2 axes"),
     (lambda o: c.reduce_into(fresh(dtype=np.int8), I8, "add", **o), c.ArgumentTypeError, "src.dtype", "uint32"),
     (lambda o: c.reduce_into(fresh(), F32, "min", **o), c.ArgumentTypeError, "src.dtype", "bfloat16"),
-    (lambda o: c.reduce_into(fresh(), F32, "xor", **o), c.ArgumentTypeError, "src.dtype", "integers"),
+    (lambda o: c.reduce_into(fresh(), F32, "xor", **o), c.ArgumentTypeError, "src.dtype", "integer type"),
     (lambda o: c.reduce_into(fresh(dtype=">f4"), F32.astype(">f4"), "add", **o), c.ArgumentTypeError, "src.dtype",
      "byte order"),
     (lambda o: c.reduce_into(fresh(dtype=np.uint16), np.ones((32, 64), np.uint16), "max", **o),
@@ -143,7 +143,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
       for error, values in ((c.ArgumentTypeError, ("2", None, [2], 2.0, True)), (c.ArgumentError, (-1, 1, 10**9)))
       for stages in values],
     # gather, halo_tiles
-    (lambda o: c.gather(F32, [(0, 0)], (4, 6), **o), c.ArgumentError, "box[1]", "16 bytes"),
+    (lambda o: c.gather(F32, [(0, 0)], (4, 6), **o), c.ArgumentError, "box[1]", "16-byte chunks"),
     (lambda o: c.gather(F32, [(0, 0)], (257, 4), **o), c.ArgumentError, "box[0]", "1 to 256"),
     (lambda o: c.gather(F32, [(0, 0)], (4,), **o), c.ArgumentError, "box", "2 ints"),
     (lambda o: c.gather(F32, [(0, 0), (1, 2)], (4, 8), **o), c.ArgumentError, "starts[1][1]", "a multiple of 4"),

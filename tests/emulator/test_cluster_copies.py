@@ -68,7 +68,7 @@ def test_st_async_to_its_own_block_needs_a_cluster_of_one() -> None:
     out = np.zeros(32, np.float32)
     report = module_of(TO_ITSELF.replace("CLUSTER", "__cluster_dims__(1, 1, 1)")).launch("k", 1, 32, (out,))
     assert report.is_clean
-    assert ["other than the executing thread's" in warning.message for warning in report.warnings] == [True]
+    assert ["in one other CTA of the cluster" in warning.message for warning in report.warnings] == [True]
     assert (out == 1 + np.arange(32) % 4).all()
     with pytest.raises(TrapError, match=r"st\.async requires a launch with a cluster"):
         module_of(TO_ITSELF.replace("CLUSTER", "")).launch("k", 1, 32, (out,))

@@ -71,8 +71,8 @@ def test_a_problem_is_explained(arguments: str, kernel: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("marlin", "got none"),
-        ("gemm --m 1 --n 8", "got none"),
+        ("marlin", "got no value"),
+        ("gemm --m 1 --n 8", "got no value"),
         ("trap --m 1 --n 8 --k 8", "--m must be combined with marlin or gemm or attention"),
     ],
 )

@@ -265,9 +265,7 @@ def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch
     with pytest.raises(ArgumentError, match="--shape must be passed unless --model is"):
         tune.main([], FakeBench(), H200)
     for words in (["--model", "llama3-8b"], []):
-        with pytest.raises(
-            ArgumentError, match=r"must be replaced by --shape KxN \(number of keys x head dimension\) for attention"
-        ):
+        with pytest.raises(ArgumentError, match=r"KxN \(number of keys x head dimension\)"):
             tune.main(["attention", *words], FakeBench(), H200)
     with pytest.raises(ArgumentError, match="with --dry-run"):
         tune.main([*SHAPE, "--target", "sm_120a"], FakeBench(), H200)

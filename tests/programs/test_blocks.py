@@ -66,7 +66,7 @@ def open_second() -> None:
 def test_a_second_block_is_an_error_in_every_thread() -> None:
     original = driver.cuInit
     with cudatma.emulate_launches() as log:
-        with pytest.raises(LaunchError, match=r"got a second block; exit the block of .*test_blocks.py"):
+        with pytest.raises(LaunchError, match=r"got a second open block; exit the block of .*test_blocks.py"):
             open_second()
         assert [type(result) for result in in_threads(open_second)] == [LaunchError] * 3
         launch()
@@ -118,7 +118,9 @@ def test_a_kernel_of_an_ended_block_is_not_launched() -> None:
     cupy: Any = pytest.importorskip("cupy")
     with cudatma.emulate_launches() as log:
         kernel = cupy.RawKernel('extern "C" __global__ void f() {}', "f")
-    with pytest.raises(LaunchError, match=r"cupy launch of f at .*test_blocks.py:.*got one after the end of the block"):
+    with pytest.raises(
+        LaunchError, match=r"cupy launch of f at .*test_blocks.py:.*got a launch after the end of the block"
+    ):
         kernel((1,), (32,), ())
     assert len(log) == 0
 

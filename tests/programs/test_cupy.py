@@ -156,7 +156,7 @@ def test_mistakes_are_named() -> None:
 
 def test_an_error_of_cupy_says_what_works() -> None:
     with (
-        pytest.raises(Exception, match="Without a GPU, CuPy can only launch kernels of"),
+        pytest.raises(Exception, match="Without a GPU, CuPy can launch only the kernels of"),
         cudatma.emulate_launches(),
     ):
         cupy.cuda.runtime.getDevice()

@@ -164,7 +164,7 @@ def test_a_module_without_ptx_is_listed(tmp_path: Path, monkeypatch: pytest.Monk
         assert driver.cuModuleLoadData == load
     recording = cudatma.read_recording(tmp_path / "rec")
     assert (x == 2 * VALUES).all()
-    assert "the module has no PTX" in recording.refused[0][1]
+    assert "a module without PTX" in recording.refused[0][1]
 
 
 def test_only_records_kernels_by_name(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (lambda folder: (folder / FILE).write_text("{"), "the JSON file of a recording"),
         (lambda folder: (folder / FILE).write_text('{"format": "x", "version": 9}'), "'x' version 9"),
         (damage(lambda launch: launch.update(module="../../secret")), "must be a digest.*got ../../secret"),
-        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be 3 integers of at least 1"),
+        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be a list of 3 integers of at least 1"),
         (
             damage(lambda launch: launch["memory"][0].update(size_bytes=4)),
             "must be an array of 4 bytes according to launches.json",
@@ -231,7 +231,7 @@ def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: s
         ({"limit_mib": 0}, ArgumentError, "limit_mib must be an integer of at least 1.*got 0"),
         ({"folder": Path(__file__) / "rec"}, ArgumentError, "must be a folder that can be created"),
         ({"only": 3}, ArgumentTypeError, "only must be a str.*got int"),
-        ({"folder": Path(__file__).parent}, ArgumentError, "must be empty or nonexistent"),
+        ({"folder": Path(__file__).parent}, ArgumentError, "must be a new or empty folder"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -420,10 +420,10 @@ def test_folders_that_would_be_overwritten_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArgumentError, match="out must be"):
             convert_checkpoint(tmp_path / "in", out)
-    with pytest.raises(WeightFileError, match="other files"):
+    with pytest.raises(WeightFileError, match="files that this command did not write"):
         convert_checkpoint(tmp_path / "in", tmp_path / "in2")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(WeightFileError, match="other files"):
+    with pytest.raises(WeightFileError, match="files that this command did not write"):
         convert_checkpoint(tmp_path / "in", tmp_path / "file")
     convert_checkpoint(tmp_path / "in", tmp_path / "out")
     before = digests(tmp_path / "out")
@@ -477,7 +477,7 @@ HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
     "no g_idx": (
         lambda path: change_tensors(path, lambda tensors: tensors.pop(f"{LAYER}.g_idx")),
         WeightFileError,
-        f"{LAYER}.g_idx must be present, .*got no such tensor",
+        f"{LAYER}.g_idx must be a tensor of the layer, got no such tensor",
     ),
     "no scales": (
         lambda path: change_tensors(path, lambda tensors: tensors.pop(f"{LAYER}.scales")),
@@ -600,11 +600,15 @@ R4 = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linea
 #: Writer of a folder, what is changed in it, and the words of the error: both statements, or the name of the key.
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     # configuration against tensors
-    "zero points of another format": (gptq, section(checkpoint_format="gptq_v2"), "must be only 8.*got only 7"),
+    "zero points of another format": (
+        gptq,
+        section(checkpoint_format="gptq_v2"),
+        "must be 8 everywhere.*got 7 everywhere",
+    ),
     "zero points of symmetric gptq": (
         write_gptq,
         section(sym=True),
-        "qzeros must be only 7, because .* symmetric.*got",
+        "qzeros must be 7 everywhere, because .* symmetric.*got",
     ),
     "zero points of symmetric awq": (
         write_awq,
@@ -616,7 +620,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         weights(symmetric=True),
         "weight_zero_point must be .*symmetric",
     ),
-    "no zero points": (write_compressed, weights(symmetric=False), "zero_point must be present.*specifies asymmetric"),
+    "no zero points": (
+        write_compressed,
+        weights(symmetric=False),
+        "zero_point must be a tensor of the layer.*specifies asymmetric",
+    ),
     "another group size": (
         gptq,
         section(group_size=64),
@@ -631,13 +639,17 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "rows in another order": (
         lambda path: write_gptq(path, order=True),
         section(desc_act=False),
-        "g_idx must be .*got rows in",
+        "g_idx must be in ascending order.*got group indices in",
     ),
-    "order of groups": (write_compressed, weights(actorder="group"), "weight_g_idx must be present.*activation order"),
+    "order of groups": (
+        write_compressed,
+        weights(actorder="group"),
+        "weight_g_idx must be a tensor of the layer.*activation order",
+    ),
     "awq in order": (
         write_awq,
         section(desc_act=True),
-        "desc_act.*AWQ, because this format stores rows in order",
+        "desc_act.*AWQ, which stores rows in order",
     ),
     "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "instead of 8; .*specifies 4 bits"),
     "another format": (

@@ -123,9 +123,9 @@ def test_experts_with_different_tensor_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scales", "match"),
     [
-        (np.ones((2, 1), np.float32), r"float32 \(2, 2\), got float32 \(2, 1\)"),
-        (np.ones((2, 2)), r"float32 \(2, 2\), got float64"),
-        (np.array([[1, np.inf], [1, 1]], np.float32), "finite values, got inf"),
+        (np.ones((2, 1), np.float32), r"an array with dtype float32 and shape \(2, 2\), got float32 \(2, 1\)"),
+        (np.ones((2, 2)), r"an array with dtype float32 and shape \(2, 2\), got float64"),
+        (np.array([[1, np.inf], [1, 1]], np.float32), "finite, got inf"),
     ],
 )
 def test_wrong_tensor_scales_of_experts(scales: Any, match: str) -> None:

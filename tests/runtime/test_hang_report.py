@@ -124,7 +124,8 @@ def test_a_wait_that_is_over_stands_last() -> None:
     error = hang(over, idle)
     assert [wait.is_over for wait in error.waits] == [False, True]
     assert (
-        error.waits[1].cause == "the phase has completed since then: the missing arrivals or bytes were still in flight"
+        error.waits[1].cause
+        == "the phase has completed since then, because the missing arrivals or bytes were still in flight"
     )
     assert not error.waits[1].is_half_done
 

@@ -95,7 +95,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["mutants", "--schedules", "x"], "--schedules must be an integer"),
         (["emulate", "marlin_mma_sync", "--seed"], "--seed must be an integer"),
         (["cache", "more"], "more must be "),
-        (["emulate"], "KERNEL must be passed unless --coverage is passed, got none"),
+        (["emulate"], "KERNEL must be passed if --coverage is omitted, got neither"),
         (["dump"], "kernel must be one of marlin"),
         (
             ["tune", "--shape", "64x64", "--dry-run", "--compile-only"],
@@ -104,7 +104,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["emulate", "tile_copy", "--schedules", "0"], "--schedules must be an integer of at least 1"),
         (["emulate", "tile_copy", "--tolerance", "nan"], "--tolerance must be a finite number of at least 0"),
         (["emulate", "x.cu", "--html", "/dev/null/x"], "--html must be a writable file"),
-        (["emulate", "x.cu", "--sarif", "."], "--sarif must be a writable file, got .; . is a folder"),
+        (["emulate", "x.cu", "--sarif", "."], "--sarif must be a writable file, got . (. is a folder)"),
         (["dump", "tile_copy", "--out", "/dev/null"], "--out must be a writable folder"),
         (["dump", "x.cu", "--block", "1025"], "--block must be an integer from 1 to 1024"),
     ],

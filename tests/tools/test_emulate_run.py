@@ -235,8 +235,8 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "KERNEL must be passed unless --coverage is"),
-        (["reverse.cu", "--coverage", "x.ptx"], "KERNEL must be passed unless --coverage is"),
+        ([], "KERNEL must be passed if --coverage is omitted"),
+        (["reverse.cu", "--coverage", "x.ptx"], "KERNEL must be omitted if --coverage is passed"),
         (["reverse.cu", "--rows", "3"], "got an unknown option"),
         (["marlin_mma_sync", "--rows", "3"], "got an unknown option"),
         (["marlin_mma_sync", "--schedule", "3"], "got an unknown option (did you mean --schedules?)"),

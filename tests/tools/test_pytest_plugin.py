@@ -51,7 +51,7 @@ def test_a_race_fails_with_its_line_its_cause_and_how_to_see_it_again(files: pyt
     result.stdout.fnmatch_lines(
         [
             "reverse: data_race at reverse.cu:* on the emulator",
-            "*data_race: warp * wrote these bytes, but nothing orders this read after that write*",
+            "*data_race: warp * wrote these bytes, but this read does not wait for the write*",
             "*(reverse.cu:5)*kernel reverse, block (0, 0, 0), warp *, schedule * of seed 0",
             "*source: y[[]threadIdx.x] = tile[[]63 - threadIdx.x];",
             "*usual cause: no barrier orders the two accesses*",

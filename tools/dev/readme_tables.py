@@ -64,7 +64,9 @@ def table_text(name: str, result: Any, rows: slice = slice(None), without: Colle
     columns = [str(column) for column in table["columns"]]
     for index, row in enumerate(table["rows"]):
         if len(row) != len(columns):
-            raise ArgumentError(f"{name}.json: rows[{index}]", f"{len(row)} cells", f"{len(columns)}, one a column")
+            raise ArgumentError(
+                f"{name}.json: rows[{index}]", f"{len(row)} cells", f"a list of {len(columns)} cells, one per column"
+            )
     for column in without:
         if column not in columns:
             raise ArgumentError(f"{name}.json: without", column, " or ".join(columns))

@@ -44,7 +44,7 @@ def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) 
         return
     message = (
         f"{what} by block {w.block.index} writes to block {block.index} and completes on an mbarrier of block "
-        f"{barrier.block.index}; both must be in the same CTA of the cluster, other than the executing thread's"
+        f"{barrier.block.index}; the destination and the mbarrier must both be in one other CTA of the cluster"
     )
     notify = w.events.warning if block is barrier.block else w.events.violation
     notify("out_of_bounds", w, at, message)

@@ -68,8 +68,8 @@ def check_map_place(w: Warp, at: int, address: int) -> None:
     if memory:
         message = (
             f"tensor map at {address:#x} is in {memory}; TMA reads tensor maps only from kernel parameters, constant "
-            "or global memory. Declare the parameter as `const __grid_constant__ CUtensorMap`, because otherwise "
-            "taking its address copies it to local memory"
+            "or global memory. Declare the parameter as `const __grid_constant__ CUtensorMap`; otherwise, the "
+            "compiler copies the parameter to local memory if the kernel takes its address"
         )
         access.trap(w, at, message, "ILLEGAL_ADDRESS")
 
@@ -211,7 +211,7 @@ def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
     if past > 0:
         message = (
             f"a tensor store overwrites {past} bytes past the end of {region.name}, because "
-            "stores clip at 16 bytes in the innermost dimension"
+            "a store clips the innermost dimension at a multiple of 16 bytes"
         )
         w.events.violation("out_of_bounds", w, at, message)
     return region

@@ -238,7 +238,9 @@ class GlobalRaces(Observer):
             return
         strides = f"strides {', '.join(map(str, spec.strides_bytes))} bytes"
         what = f"reduction .{operation}" if operation else "store"
-        message = f"several elements of a tensor {what} are written to the same bytes: the tensor map has {strides}"
+        message = (
+            f"several elements of a tensor {what} are written to the same bytes, because the tensor map has {strides}"
+        )
         advice = "a tensor map for the store in which each element has separate bytes; use strides of 0 only for loads"
         self._reporter.report("write_race", w, at, message, advice=advice, is_warning=bool(operation))
 
@@ -261,8 +263,8 @@ class GlobalRaces(Observer):
                 edited &= ~(self._seen(fenced)(rows[:, WHO], rows[:, CLOCK]) & (distances <= scope))
         if edited.any():
             text = (
-                "the tensor map was edited, but no fence.proxy.tensormap::generic.acquire of its address with a scope "
-                "that includes the editing thread follows the edit"
+                "the tensor map was edited, and the edit is not followed by a fence.proxy.tensormap::generic.acquire "
+                "of the map's address with a scope that includes the editing thread"
             )
             self._report(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 
@@ -294,7 +296,7 @@ class GlobalRaces(Observer):
         seen = self._seen(self._agents.known(w), performed=True)
         uses = shadow.map_uses.pop(offset, ())
         if not all(any(seen(*map(np.array, use)) for use in ways) for ways in uses):
-            text = "a copy through this tensor map may be in flight, because nothing orders this edit after the copy"
+            text = "a copy through this tensor map may be in flight, because this edit does not wait for the copy"
             self._report(w, at, "tensor_map_in_use", shadow, int(indices[0]), text)
         if uses:
             shadow.forget_readers(indices)
@@ -312,7 +314,7 @@ class GlobalRaces(Observer):
 
     def _check_grid(self, w: Warp, at: int, region: Region, clock: Clock, what: str) -> None:
         if self._grid >= 0 and not clock.order[self._grid]:
-            message = f"{region.name} is {what}, but nothing orders this access after griddepcontrol.wait"
+            message = f"{region.name} is {what}, but this access is not ordered after griddepcontrol.wait"
             self._reporter.report("grid_dependency", w, at, message)
 
     def _seen(
@@ -367,7 +369,7 @@ class GlobalRaces(Observer):
                 text = f"these bytes are read without a wait for the completion of {self._who(int(row[WHO]))}"
                 self._report(w, at, "read_before_store", shadow, place, text)
             else:
-                text = f"{self._who(int(row[WHO]))} wrote these bytes, but nothing orders this read after that write"
+                text = f"{self._who(int(row[WHO]))} wrote these bytes, but this read does not wait for the write"
                 report = partial(self._report, w, at, "global_race", shadow, place, text)
                 if self._distance(w, int(row[WHO])) == SCOPES["cta"] and self._defer(
                     w, w.agent, lanes_now(w), at, report
@@ -419,7 +421,8 @@ class GlobalRaces(Observer):
                 if self._both_strong(w, strength, int(row[WHO]), int(row[STRENGTH])) or same():
                     continue
                 kind = "write_race" if row[PLACE] & 1 or proxy else "global_race"
-                text = f"{self._who(int(row[WHO]))} wrote these bytes, but nothing orders this write after that write"
+                who = self._who(int(row[WHO]))
+                text = f"{who} wrote these bytes, and this write overwrites them without waiting for it"
                 self._report(w, at, kind, shadow, int(indices[position]), text)
                 return False
             if proxy and not self._check_proxy(w, at, shadow, indices, rows, clock, "overwrites"):
@@ -432,7 +435,7 @@ class GlobalRaces(Observer):
             reader = readers[position, slot].tolist()
             if self._both_strong(w, strength, reader[WHO], reader[STRENGTH]) or same():
                 continue
-            text = f"{self._who(reader[WHO])} reads these bytes, but nothing orders this write after that read"
+            text = f"{self._who(reader[WHO])} reads these bytes, and this write does not wait for the read"
             load = reader[PLACE] // 2
             report = partial(self._report, w, at, "global_race", shadow, int(indices[position]), text, load)
             agent = (reader[WHO] - 1) % self._agents.size

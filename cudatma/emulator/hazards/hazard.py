@@ -50,8 +50,8 @@ CAUSES: dict[str, str] = {
     "block_gone": "a CTA exits while another CTA may use its shared memory; barrier.cluster is missing before the exit",
     "barrier_count": "threads pass different thread counts to a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
-    "global_race": "neither a barrier in which both threads take part, nor fences and a flag of sufficient scope, "
-    "order the accesses",
+    "global_race": "the accesses are not ordered: both threads must join a barrier, or use fences and a flag whose "
+    "scope includes both",
     "lane_race": "the lanes of a warp run independently, and no __syncwarp orders their accesses",
     "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",

@@ -133,7 +133,7 @@ class PeerUses(Observer):
                 self._report(use, block)
 
     def _report(self, use: Use, block: Block) -> None:
-        message = f"nothing orders {use.what} before the end of block {block.index}, whose shared memory it uses"
+        message = f"block {block.index} may exit before {use.what}, which uses its shared memory, has completed"
         advice = _SYNC.format(block=block.index)
         self._reporter.findings.add(
             "block_gone", message, use.program, use.at, use.warp, places=[use.place], advice=advice
@@ -160,7 +160,7 @@ class Lifetimes(Observer):
         for use in self._uses.pop(id(barrier), {}).values():
             if not use.is_known(performed, self._records):
                 who = self._agents.who(use.agent)
-                message = f"nothing orders mbarrier.inval of {barrier.name} after the use of the mbarrier by {who}"
+                message = f"mbarrier.inval of {barrier.name} is not ordered after the use of the mbarrier by {who}"
                 self._reporter.report("barrier_uninitialized", w, at, message, places=[barrier.place])
 
     def warp_ended(self, w: Warp) -> None:
@@ -171,7 +171,7 @@ class Lifetimes(Observer):
                 self._report_store("uncommitted_group", "bulk stores were not committed to a group", w, queue.open)
             pending = (group for group in queue.closed if group.waited == 0 and group.issued_at >= 0)
             if (group := next(pending, None)) is not None:
-                message = "the warp exits without a wait until its bulk stores have read their source"
+                message = "the warp exits without waiting until its bulk stores have read their source"
                 self._report_store("exit_with_pending_store", message, w, group)
 
     def _report_store(self, kind: str, message: str, w: Warp, group: Group) -> None:

@@ -142,7 +142,7 @@ class MBarriers(Observer):
         inits = known.far.fenced.get(INITS) if known.far is not None else None
         if inits is None or record.clock > inits.order[record.agent]:
             who = self._agents.who(record.agent)
-            message = f"nothing orders {what} on {barrier.name} after mbarrier.init by {who}"
+            message = f"{what} on {barrier.name} is not ordered after mbarrier.init by {who}"
             self._reporter.report("missing_init_sync", w, at, message, places=[barrier.place])
 
     # ---- arrivals, waits and copies
@@ -223,7 +223,9 @@ class MBarriers(Observer):
                 self._check_loads(barrier, f"block {block.index} ends")
 
     def _check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
-        """Report that an mbarrier ceases to exist while a copy may be in flight, because no warp has waited for it.
+        """Report an mbarrier that is invalidated, or whose CTA exits, while a copy may be in flight.
+
+        The copy may be in flight because no warp has waited for it.
 
         If a missing or early wait on this mbarrier has been reported, this hazard is a consequence and is omitted.
         ``w`` and ``at`` are the warp and instruction that invalidate the mbarrier, if any.

@@ -42,7 +42,7 @@ _ARRIVALS = (
 )
 _AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
 #: Advice for the refill of a slot if no thread is known to have waited for the contents of the slot.
-LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the previous copy (consumer_wait) before it arrives"
+LAP_WAIT = f"{_ARRIVALS}; or, in each reader, a consumer_wait for the previous copy before the reader arrives"
 #: Advice for a write to the source of a copy between CTAs.
 COPY_MESSAGE = (
     "before the write, a wait for the arrival of a thread of the destination CTA that has waited on the copy's "
@@ -179,7 +179,7 @@ class SharedRaces(Observer):
                 "data_race",
                 w,
                 at,
-                f"{self._agents.who(agent)} wrote these bytes, but nothing orders this read after that write",
+                f"{self._agents.who(agent)} wrote these bytes, but this read does not wait for the write",
                 shadow,
                 place,
                 indices,
@@ -324,11 +324,12 @@ class SharedRaces(Observer):
             return True
         writer = self._agents.kind_of(agent)
         kind = "data_race" if writer == "warp" and not is_copy else "write_race"
-        text = f"{who} wrote these bytes, but nothing orders this write after that write"
+        access = "copy" if is_copy else "write"
+        text = f"{who} wrote these bytes, and this {access} overwrites them without waiting for it"
         advice = ""
         if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
             kind, advice = "overwritten_while_read", LAP_WAIT
-            text += "; the slot is refilled although no thread is known to have read it"
+            text += "; the slot is refilled before any reader is known to have waited for its data"
         self._reporter.report_bytes(
             kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice
         )
@@ -355,7 +356,8 @@ class SharedRaces(Observer):
             kind, advice = "store_source_reused", COPY_MESSAGE
         elif reader_kind == "warp" and not is_copy:
             kind, advice = "data_race", ""
-        text = f"{self._agents.who(agent)} reads these bytes, but nothing orders this write after that read"
+        access = "copy" if is_copy else "write"
+        text = f"{self._agents.who(agent)} reads these bytes, and this {access} does not wait for the read"
         astray = self._is_astray(agent, copy)
         self._reporter.report_bytes(
             kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice

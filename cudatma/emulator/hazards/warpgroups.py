@@ -98,7 +98,7 @@ class Warpgroups(Observer):
             theirs = self._settings.get(other.agent, [])
             before = theirs[number - 1].stamp if 0 < number <= len(theirs) else None
             if is_change and (before is None or known.order[before[0]] < before[1]):
-                text = f"nothing orders this setmaxnreg after the previous setmaxnreg of warp {other.index}"
+                text = f"this setmaxnreg is not ordered after the previous setmaxnreg of warp {other.index}"
                 self._report(event, f"{text}; the warps of a warpgroup must synchronize in between")
                 break
             if len(theirs) > number and theirs[number].operands != event.operands:

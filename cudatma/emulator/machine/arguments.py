@@ -12,7 +12,7 @@ import numpy as np
 from cudatma.emulator.machine.memory import GlobalMemory
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.ptx.model import Variable
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, counted, reason_of
 
 _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ctypes._Pointer)
 
@@ -33,7 +33,9 @@ def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory, 
     params = program.function.params
     if len(args) != len(params):
         raise ArgumentError(
-            "args", f"{len(args)} arguments", f"a sequence of {len(params)} values for kernel {program.function.name}"
+            "args",
+            counted(len(args), "argument"),
+            f"a sequence of {counted(len(params), 'value')} for kernel {program.function.name}",
         )
     buffer = bytearray(program.param_bytes)
     for name, param, value in zip(names, params, args, strict=False):
@@ -87,7 +89,8 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
     except CudaTmaError:
         raise
     except Exception as error:  # The conversion is the caller's code and may raise any exception.
-        raise ArgumentTypeError(name, type(value).__name__, "an object that converts to bytes", str(error)) from error
+        got = f"{type(value).__name__}, whose conversion fails ({reason_of(error)})"
+        raise ArgumentTypeError(name, got, "an object that converts to bytes") from error
     raise ArgumentTypeError(name, type(value).__name__, "a NumPy array, a number, bytes or a tensor map")
 
 

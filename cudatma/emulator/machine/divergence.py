@@ -336,7 +336,7 @@ def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], spl
     sync.meet(w, at, what, groups)
     for split in splits:
         if (split.released & ~w.alive).any():
-            message = f"{what} includes lanes in its mask that exit without executing it while other lanes wait"
+            message = f"the mask of {what} includes lanes that exit without executing it, while other lanes wait"
             w.events.violation("divergent_warp", w, at, message)
         split.released = NOBODY
 

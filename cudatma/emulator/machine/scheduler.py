@@ -224,10 +224,10 @@ class Scheduler:
     def _look_for_loops(self) -> None:
         """Raise Deadlock if all ready splits are in infinite loops and no other event is possible.
 
-        If nothing has changed since the last check, record the next steps until all splits have returned to their
-        states or a split fails to return. A failure doubles the time to the next check. While nothing changes, the
-        state of a split determines its next steps. A split that returns to an earlier state therefore repeats its loop
-        forever in every schedule.
+        If nothing has changed since the last check, record the next steps until all splits have returned to the
+        states in which the recording began, or a split fails to return. A failure doubles the time to the next check.
+        While nothing changes, the state of a split determines its next steps. A split that returns to an earlier state
+        therefore repeats its loop forever in every schedule.
         """
         self.launch.show_steps(self.steps)
         changes = self.progress - self.unchanged

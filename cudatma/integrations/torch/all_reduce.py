@@ -91,7 +91,7 @@ class AllReduce:
         self.rank, self.members = rank_and_members(group)
         self.group, self.ranks = group, len(self.members)
         if self.ranks > MAX_RANKS:
-            raise ArgumentError("group", f"{self.ranks} ranks", f"at most {MAX_RANKS} ranks")
+            raise ArgumentError("group", f"{self.ranks} ranks", f"a group of at most {MAX_RANKS} ranks")
         self.timeout_s = real_number(timeout_s, "timeout_s")
         if not 0 < self.timeout_s < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "a positive number of seconds")
@@ -119,7 +119,7 @@ class AllReduce:
         """
         limits = [int(limit) for limit, _, _ in self._gather((str(self.max_bytes), b"", ""))]
         if len(set(limits)) > 1:
-            raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, whose values are {limits}")
+            raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks (the values are {limits})")
 
     def _connect(self) -> None:
         """Create the inbox and map the peers' inboxes. All ranks raise an error if one rank fails."""

@@ -195,7 +195,7 @@ def marlin_moe(
     sizes = w1.experts, w1.in_features, w1.out_features // 2
     is_pair = (w2.experts, w2.out_features, w2.in_features) == sizes and w1.format == w2.format
     if not w1.gated or w2.gated or not is_pair:
-        raise ArgumentError("w2", repr(w2), f"the second weights for w1, {w1!r}")
+        raise ArgumentError("w2", repr(w2), f"ExpertWeights that match w1, {w1!r}")
     return MOE(
         x.contiguous(),
         topk_weights.contiguous(),

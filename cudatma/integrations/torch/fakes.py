@@ -68,13 +68,13 @@ def check_tensor_scale(
 ) -> None:
     """Raise an error unless the tensor may contain the scales of whole weights of this format."""
     if not weight_format(format).has_tensor_scale:
-        remedy = "multiply the scales by it"
+        remedy = "multiply the scales by this factor"
         raise QuantizationError(field, "a tensor", f"None for format {format!r}", remedy)
     if tensor_scale.dtype != torch.float32:
         raise ArgumentTypeError(f"{field}.dtype", _name(tensor_scale.dtype), "float32", "convert the tensor")
     _check_shape(field, tensor_scale, shape)
     if not tensor_scale.is_contiguous():
-        raise ArgumentError(f"{field}.strides", tuple(tensor_scale.stride()), "C order without gaps")
+        raise ArgumentError(f"{field}.strides", tuple(tensor_scale.stride()), "contiguous (C order)")
     _check_device(field, tensor_scale, scales, "the weight")
     _check_gradients(**{field: tensor_scale})
 
@@ -255,7 +255,9 @@ def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int
     shape = shapes[field]
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         got = f"{_name(tensor.dtype)} {tuple(tensor.shape)}"
-        raise QuantizationError(field, got, f"{_name(dtype)} {shape}", "create the tensors with pack()")
+        raise QuantizationError(
+            field, got, f"a tensor with dtype {_name(dtype)} and shape {shape}", "create the tensors with pack()"
+        )
 
 
 def _check_like(field: str, tensor: Any, other: Any, name: str) -> None:

@@ -138,7 +138,7 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
         raise WeightFileError(
             str(path / ADAPTER),
             "an adapter",
-            "a model without an adapter unless peft is installed",
+            "absent unless peft is installed",
             "run `pip install peft`",
         )
     config = read_config(path) if "config" not in options else {}

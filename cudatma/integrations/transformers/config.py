@@ -77,7 +77,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if isinstance(names, str) or not isinstance(names, Sequence) or any(type(name) is not str for name in names):
             raise ArgumentTypeError("modules_to_not_convert", repr(names)[:80], "a list of names")
         if layers is not None and not isinstance(layers, Mapping):
-            raise ArgumentTypeError("layers", repr(layers)[:80], "a mapping of layer names to facts")
+            raise ArgumentTypeError("layers", repr(layers)[:80], "a mapping of layer names to mappings")
         for name, facts in (layers or {}).items():
             if not isinstance(facts, Mapping) or not set(facts) <= set(_FACTS):
                 raise ArgumentError(

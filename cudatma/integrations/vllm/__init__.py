@@ -16,7 +16,7 @@ SWITCH = "CUDATMA_VLLM"
 
 
 def register() -> None:
-    """Register cudatma's kernels as vLLM's first kernels for layers and experts with quantized weights.
+    """Register cudatma's kernels as the first kernels that vLLM considers for quantized layers and experts.
 
     vLLM calls this function in each of its processes through the entry point group ``vllm.general_plugins``. Further
     calls have no effect. For layers and GPUs that the kernels do not support, vLLM uses its own kernels.

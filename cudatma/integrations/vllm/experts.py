@@ -152,7 +152,7 @@ def prepare_layer(
     for name, fit, known in zip(("w13", "w2"), fits, getattr(layer, _FITS, fits), strict=True):
         if fit != known:
             remedy = f"restart vLLM with these weights, or set VLLM_DISABLED_KERNELS={switch}"
-            allowed = f"{known}, the range before the reload"
+            allowed = f"scales with {known}, as before the reload"
             raise QuantizationError(f"{name}_{s_name}", f"scales with {fit}", allowed, remedy)
     setattr(layer, _FITS, fits)
     if device.type != "cuda":

@@ -73,7 +73,7 @@ class PackedFp4Layer:
         if self._range not in (None, (exponent, tensor_scale)):
             got = f"scales with exponent {exponent} and tensor scale {tensor_scale:g}"
             remedy = f"restart vLLM with these weights, or set VLLM_DISABLED_KERNELS={type(self).__name__}"
-            allowed = "scales with the exponent and tensor scale before the reload"
+            allowed = "scales with the same exponent and tensor scale as before the reload"
             raise QuantizationError("weight_scale", got, allowed, remedy)
         self._range = exponent, tensor_scale
 

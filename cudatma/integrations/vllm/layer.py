@@ -141,7 +141,7 @@ class PackedLayer:
         if self._fit not in (None, fit):
             remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
             raise QuantizationError(
-                self.w_s_name, f"scales with {fit}", f"{self._fit}, the range before the reload", remedy
+                self.w_s_name, f"scales with {fit}", f"scales with {self._fit}, as before the reload", remedy
             )
         self._fit = fit
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.descriptor.rules import STRIDE_LIMIT, TMA_ALIGNMENT_BYTES
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, alternatives
 from cudatma.kernels.attention.config import MIN_BOX_ROWS
 from cudatma.kernels.attention.problem import (
     CACHE_TYPE,
@@ -257,7 +257,7 @@ def check_shapes(
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
         remedy = "pad the head dim with zeros and pass scale="
-        raise ArgumentError("q.shape", tuple(q), f"a shape with a head dim of {', '.join(map(str, known))}", remedy)
+        raise ArgumentError("q.shape", tuple(q), f"a shape with a head dim of {alternatives(known)}", remedy)
     if not heads:
         raise ArgumentError("q.shape", tuple(q), "a shape with at least 1 head")
     if k_dim != dim:
@@ -413,7 +413,9 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
     """Raise ArgumentError unless the offsets in host memory divide the rows of q or k into sequences."""
     field = f"cu_seqlens_{letter}"
     if len(offsets) == 1 and total:
-        raise ArgumentError(f"{field}.shape", (1,), f"(sequences + 1,) because {letter} has {total} rows")
+        raise ArgumentError(
+            f"{field}.shape", (1,), f"(sequences + 1,) with at least 1 sequence, because {letter} has {total} rows"
+        )
     if offsets[0]:
         raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
     lengths = np.diff(offsets.astype(np.int64))

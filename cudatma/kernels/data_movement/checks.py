@@ -36,7 +36,9 @@ def check_out(
     info = described(out, "out")
     check_device(info, src, "out")
     if info.shape != shape or info.dtype != src.dtype:
-        raise ArgumentError("out", f"{info.shape} of {info.dtype}", f"{shape} of {src.dtype}")
+        raise ArgumentError(
+            "out", f"shape {info.shape}, dtype {info.dtype}", f"an array with shape {shape} and dtype {src.dtype}"
+        )
     check_written(info, src if read is None else read, "out")
     if dense and not info.is_contiguous:
         raise ArgumentError("out", f"strides {info.strides_bytes}", "an array in C order without gaps")
@@ -64,7 +66,7 @@ def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None
     # Libraries also reject an empty array if its other axes are too large.
     if prod(max(extent, 1) for extent in shape) * dtype.itemsize >= _INT64:
         got = f"a result of shape ({', '.join(map(shown, shape))})"
-        raise ArgumentError(field, got, "a result of less than 2**63 bytes")
+        raise ArgumentError(field, got, "small enough that the result has less than 2**63 bytes")
 
 
 def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import TmaType, tma_type
-from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.errors import ArgumentError, DescriptorError, counted
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
@@ -267,8 +267,8 @@ def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[
         if not 1 <= extent <= 256:
             raise ArgumentError(f"{field}[{axis}]", extent, "1 to 256")
     if size[-1] * info.dtype.itemsize % 16:
-        got = f"{size[-1]} elements of {info.dtype.itemsize} bytes"
-        raise ArgumentError(f"{field}[{len(size) - 1}]", got, "a multiple of 16 bytes")
+        got = f"{size[-1]} elements of {counted(info.dtype.itemsize, 'byte')}"
+        raise ArgumentError(f"{field}[{len(size) - 1}]", got, "a number of elements that fills whole 16-byte chunks")
     return size
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.dtypes import BFLOAT16, TmaType, tma_type
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, alternatives
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.checks import as_key, check_device, check_written, described, whole_numbers
 from cudatma.kernels.data_movement.configs import check_choice, checked_cache
@@ -145,10 +145,10 @@ REDUCE_INTO = ReduceInto()
 def check_dtype(dtype: np.dtype[Any], op: str) -> None:
     """Raise ArgumentTypeError unless the hardware supports the operation for this dtype."""
     if op in _BITWISE:
-        fits, allowed = dtype.kind in "iub", "integers and bool"
+        fits, allowed = dtype.kind in "iub", "an integer type or bool"
     else:
         # The name of a dtype does not show its byte order, but sums require the byte order of the hardware.
-        fits, allowed = dtype.name in _NAMES[op] and dtype.isnative, ", ".join(_NAMES[op])
+        fits, allowed = dtype.name in _NAMES[op] and dtype.isnative, alternatives(_NAMES[op])
     if not fits:
         got = dtype.name if dtype.isnative else f"{dtype.name} in the other byte order"
         raise ArgumentTypeError("src.dtype", got, f"{allowed} for {op}")

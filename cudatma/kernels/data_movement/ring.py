@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import KIB, Target
 
@@ -82,8 +82,8 @@ class CopyRing:
     def notes(self) -> tuple[str, ...]:
         """Description of the ring in the opening comment of the generated source."""
         return (
-            f"ring: {self.stages} slots of {self.stage_bytes} bytes, of which {self.in_flight} may be in stores; "
-            f"{self.smem_bytes} bytes of shared memory",
+            f"ring: {self.stages} slots of {self.stage_bytes} bytes, of which up to {self.in_flight} may still be read "
+            f"by stores; {self.smem_bytes} bytes of shared memory",
         )
 
     @property
@@ -156,8 +156,10 @@ class BoxRing:
             if not 1 <= getattr(self, field) <= _MAX_BOX:
                 raise ArgumentError(field, getattr(self, field), f"1 to {_MAX_BOX}")
         if self.box_columns * self.element_bytes % TMA_ALIGNMENT_BYTES:
-            got = f"{self.box_columns} elements of {self.element_bytes} bytes"
-            raise ArgumentError("box_columns", got, f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
+            got = f"{self.box_columns} columns of {counted(self.element_bytes, 'byte')}"
+            raise ArgumentError(
+                "box_columns", got, f"a number of columns that fills whole {TMA_ALIGNMENT_BYTES}-byte chunks"
+            )
         if self.stages < 2:
             raise ArgumentError(
                 "stages", self.stages, "at least 2", "use more stages, because a slot is released after the next store"

@@ -1,1 +1,1 @@
-"""marlin_moe, a layer of experts with int4 weights: routing, and two grouped GEMMs."""
+"""marlin_moe, a layer of experts with quantized weights: routing, and two grouped GEMMs."""

@@ -97,7 +97,7 @@ class MoeProblem:
         m, n, k, experts, top_k = sizes.values()
         check_sizes(k, n, experts, "k", "n", "experts")
         if m * top_k > MAX_PAIRS:
-            raise ArgumentError("m", m, f"at most {MAX_PAIRS // top_k} for {MAX_PAIRS} pairs", "split the batch")
+            raise ArgumentError("m", m, f"at most {MAX_PAIRS // top_k} with top_k = {top_k}", "split the batch")
         kind = {name: raw[name] for name in PROBLEM_FIELDS}
         return cls(
             LinearShape(k, 2 * n, **kind), LinearShape(n, k, **kind), m, top_k, experts, experts,
@@ -167,7 +167,7 @@ def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
     """Return the weights. Raises ArgumentTypeError or ArgumentError unless they belong to one layer."""
     for name, weight in (("w1", w1), ("w2", w2)):
         if not isinstance(weight, PackedExperts):
-            remedy = "create one with quantize_experts() or pack_experts()"
+            remedy = "create the weights with quantize_experts() or pack_experts()"
             raise ArgumentTypeError(name, type(weight).__name__, "PackedExperts", remedy)
     if not w1.gated:
         remedy = "pack the weight with gated=True"
@@ -176,7 +176,7 @@ def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
         raise ArgumentError("w2.gated", True, "False", "pack the weight with gated=False")
     experts, k, columns = w1.shape
     if w2.shape != (experts, columns // 2, k):
-        raise ArgumentError("w2.shape", w2.shape, f"{(experts, columns // 2, k)} for w1 {w1.shape}")
+        raise ArgumentError("w2.shape", w2.shape, f"{(experts, columns // 2, k)} for w1 of shape {w1.shape}")
     for name in ("dtype", "device"):
         if getattr(w2, name) != getattr(w1, name):
             raise ArgumentError(f"w2.{name}", getattr(w2, name), f"{getattr(w1, name)}, as in w1")
@@ -215,13 +215,17 @@ def check_call(
         raise ArgumentError("x.shape", info.shape, f"(tokens, {k})", "the last dimension must match w1")
     m = info.shape[0]
     if info.device != w1.device:
-        raise ArgumentError("x.device", info.device, f"{w1.device}, where the weights are", "use w1.to_device()")
+        raise ArgumentError(
+            "x.device", info.device, f"{w1.device}, the device of the weights", "move the weights with to_device()"
+        )
     pitch = _check_rows(info, "x")
     check_gradient(info.owner, "x", FUNCTION)
     factors = describe(topk_weights, "topk_weights")
     _check_dtype(factors, "topk_weights", ("float32",))
     if len(factors.shape) != 2 or factors.shape[0] != m or not factors.shape[1] >= 1:
-        raise ArgumentError("topk_weights.shape", factors.shape, f"({m}, k) with k at least 1, one row per row of x")
+        raise ArgumentError(
+            "topk_weights.shape", factors.shape, f"({m}, top_k) with top_k at least 1 and one row per row of x"
+        )
     top_k = factors.shape[1]
     ids = describe(topk_ids, "topk_ids")
     _check_dtype(ids, "topk_ids", ("int32", "int64"))
@@ -239,7 +243,9 @@ def check_call(
     for name, array in list(arrays.items())[1:]:
         check_place(array, name, info, "x", FUNCTION)
         if not array.is_contiguous:
-            raise ArgumentError(f"{name}.strides", array.strides_bytes, "C order without gaps", "make it contiguous")
+            raise ArgumentError(
+                f"{name}.strides", array.strides_bytes, "contiguous (C order)", "pass a contiguous copy"
+            )
     added: list[ArrayInfo | None] = []
     for name, bias, columns_of in (("bias1", biases[0], columns), ("bias2", biases[1], k)):
         info_of = None if bias is None else describe(bias, name)
@@ -251,7 +257,9 @@ def check_call(
             raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)}, a row for each expert")
         check_place(info_of, name, info, "x", FUNCTION)
         if not info_of.is_contiguous:
-            raise ArgumentError(f"{name}.strides", info_of.strides_bytes, "C order without gaps", "make it contiguous")
+            raise ArgumentError(
+                f"{name}.strides", info_of.strides_bytes, "contiguous (C order)", "pass a contiguous copy"
+            )
         check_gradient(info_of.owner, name, FUNCTION)
         arrays[name] = info_of
     global_experts = experts if local is None else local.shape[0]
@@ -293,13 +301,15 @@ def _check_rows(info: ArrayInfo, field: str) -> int:
     pitch = info.shape[1] * ELEMENT_BYTES if info.shape[0] <= 1 else info.strides_bytes[0]
     if info.size_elems:
         if info.shape[1] > 1 and info.strides_bytes[1] != ELEMENT_BYTES:
-            raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous rows", "make it contiguous")
+            raise ArgumentError(
+                f"{field}.strides", info.strides_bytes, "contiguous within rows", "pass a contiguous copy"
+            )
         if pitch < info.shape[1] * ELEMENT_BYTES or pitch % TMA_ALIGNMENT_BYTES:
-            allowed = f"a row pitch that is a multiple of {TMA_ALIGNMENT_BYTES} bytes, without overlap"
-            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it first")
+            allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes between rows, without overlaps"
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "pass a copy")
         if info.device is not None and (info.pointer % TMA_ALIGNMENT_BYTES or not info.pointer):
-            allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes, not null"
-            raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "copy it first")
+            allowed = f"a nonzero multiple of {TMA_ALIGNMENT_BYTES} bytes"
+            raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "pass a copy")
     return pitch
 
 

@@ -40,7 +40,7 @@ MAX_STAGES = 12
 
 #: The largest M for each number of rows per box. For larger M, mma.sync bounds the time, not the loads of
 #: the weight.
-_SIZES = (1, 2, 4, 8, 16, 32)
+SKINNY_SIZES = (1, 2, 4, 8, 16, 32)
 _MAX_N_TILES = 8
 #: Maximum number of bytes of outstanding weight loads per CTA. More loads would delay the first stage without any gain.
 _RING_WEIGHT_BYTES = 64 * KIB
@@ -65,12 +65,12 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Mar
     For each number of CTAs that may split K, the result contains the best split of a stage for each size.
     """
     target, layer = get_target(gpu.target), problem.layer
-    if ms.min() > _SIZES[-1] or not target.has("mma_sync") or not target.has("tma"):
+    if ms.min() > SKINNY_SIZES[-1] or not target.has("mma_sync") or not target.has("tma"):
         return []
     configs: dict[MarlinConfig, NDArray[np.bool_]] = {}
     for division in _divisions(layer.n, target, gpu.sm_count):
         slices = list(_slices(layer, division))
-        for size in _SIZES:
+        for size in SKINNY_SIZES:
             if (config := _skinny_config(division, slices, layer, size, target)) is not None:
                 configs.setdefault(config, ms <= config.tile_m)
     us: Any = skinny_cost(columns_of(list(configs), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
@@ -181,7 +181,7 @@ def _layer_config(layer: LinearShape, **fields: Any) -> MarlinConfig:
 # ---- wgmma: tiles fitted to M, whole or divided by clusters ----------------------------------------------------------
 
 #: Minimum M. Below it, the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10%. [H200]
-_MIN_M = 9
+MIN_WGMMA_M = 9
 #: Values of tile_m. The steps are small for small M, so that few rows of the last tile are empty.
 _WGMMA_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
 #: Tiles with fewer rows are used only for problems that a single tile covers.
@@ -234,7 +234,7 @@ class WgmmaTile:
     def limits(self, tile_m: int) -> tuple[int, float]:
         """Return the first and the last M at which the tile is worth ranking."""
         index = _WGMMA_SIZES.index(self.min_m)
-        first = max(_MIN_M, _WGMMA_SIZES[index - 1] + 1 if index else 1, tile_m + 1 if self.pingpong else 1)
+        first = max(MIN_WGMMA_M, _WGMMA_SIZES[index - 1] + 1 if index else 1, tile_m + 1 if self.pingpong else 1)
         return first, tile_m if tile_m < _MIN_OF_SEVERAL else np.inf
 
     def config(self, layer: LinearShape, tile_m: int, cluster_k: int = 1) -> MarlinConfig:

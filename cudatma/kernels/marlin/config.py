@@ -250,7 +250,7 @@ class MarlinConfig(KernelConfig):
             raise ArgumentError(
                 "slice_k",
                 self.slice_k,
-                f"small enough for at most {_MAX_WARPS} warps, not {self.consumer_warps}",
+                f"small enough for at most {_MAX_WARPS} warps (this config has {self.consumer_warps})",
             )
         if self.partial_bytes > PARTIALS_PER_SM_BYTES:
             rows = PARTIALS_PER_SM_BYTES // (4 * self.tile_n) // 8 * 8
@@ -311,7 +311,7 @@ class MarlinConfig(KernelConfig):
                 "pass an allowed form, because the fused form treats nibbles as subnormals with zero point 8, and "
                 "shifted nibbles exceed bf16's subnormal range"
             )
-            allowed = '"none", "as_stored" for symmetric group-wise weights, or "shifted" if they are fp16'
+            allowed = '"none", "as_stored" for symmetric group-wise weights, or "shifted" for such weights in fp16'
             raise ArgumentError("scale_form", self.scale_form, allowed, why)
 
     def _check_groups(self) -> None:
@@ -406,7 +406,10 @@ class MarlinConfig(KernelConfig):
 
     @property
     def is_skinny(self) -> bool:
-        """Whether each warp computes an N tile or a slice of its K, and each stage contains all operands."""
+        """Whether this is the skinny kernel.
+
+        A warp of this kernel computes one N tile or a K slice of one, and a stage contains all operands.
+        """
         return self.version == "skinny"
 
     @property

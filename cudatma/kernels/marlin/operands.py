@@ -65,7 +65,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
             raise ArgumentError(
                 f"{field}.strides",
                 info.strides_bytes,
-                "such that the leading dimensions merge into rows of one pitch",
+                "strides with which the leading dimensions merge into rows of one pitch",
                 "reshape or copy the array",
             )
         pitch = stride if rows == 1 else pitch

@@ -15,7 +15,7 @@ from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.candidates import TIMES
+from cudatma.kernels.marlin.candidates import MIN_WGMMA_M, SKINNY_SIZES, TIMES
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.problem import LinearShape, Problem
@@ -61,7 +61,12 @@ def sample(
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
     ranked = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
     if not ranked:
-        raise ArgumentError("m", m, "a number of rows that this kernel supports", "choose another kernel; see --help")
+        if version == "skinny" and m > SKINNY_SIZES[-1]:
+            raise ArgumentError("m", m, f"at most {SKINNY_SIZES[-1]}", "choose another kernel")
+        if version == "wgmma" and m < MIN_WGMMA_M:
+            raise ArgumentError("m", m, f"at least {MIN_WGMMA_M}", "choose another kernel")
+        allowed = f"a format that this kernel supports on {target.name}"
+        raise ArgumentError("format", format, allowed, "choose another kernel")
     config = ranked[0][0].in_form(weight.scale_fit.form)
     work = schedule(config, m, n, k, sm_count)
     arguments = gemm_arguments(problem, config, work, target)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError, WeightFileError
+from cudatma.errors import ArgumentError, WeightFileError, reason_of
 from cudatma.quantization.checkpoint import read_json
 from cudatma.quantization.conversion.report import LayerReport
 from cudatma.quantization.conversion.shards import file_digest, write_text
@@ -61,7 +61,8 @@ class Journal:
         if self.path.is_file():
             self._read()
         elif out.exists() and (not out.is_dir() or any(not _is_ours(entry) for entry in out.iterdir())):
-            raise WeightFileError(str(out), "a folder with other files", "a new or empty folder", _ELSEWHERE)
+            got = "a folder that contains files that this command did not write"
+            raise WeightFileError(str(out), got, "a new or empty folder", "choose another folder")
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[None]:
@@ -76,7 +77,8 @@ class Journal:
             out.mkdir(parents=True, exist_ok=True)
             folder = os.open(out, os.O_RDONLY)
         except OSError as error:
-            raise WeightFileError(str(out), f"{error}", "a writable folder", "choose another folder") from error
+            got = f"a folder that cannot be created or opened ({reason_of(error)})"
+            raise WeightFileError(str(out), got, "a writable folder", "choose another folder") from error
         try:
             _lock(folder, out)
             for left in out.glob(f".*{PARTIAL}"):
@@ -115,7 +117,12 @@ class Journal:
     def _read(self) -> None:
         content = read_json(self.path)
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
-            raise WeightFileError(str(self.path), "another format", f"{_FORMAT}, version {_VERSION}", _ELSEWHERE)
+            raise WeightFileError(
+                str(self.path),
+                "a file in another format",
+                f"a file in the format {_FORMAT}, version {_VERSION}",
+                _ELSEWHERE,
+            )
         for part, expected in self.identity.items():
             stored, current = content.get(part), json.loads(json.dumps(expected))
             if stored != current:
@@ -140,7 +147,8 @@ class Journal:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, WeightFileError):
                 raise
-            raise WeightFileError(where, f"{error!r}", "an entry that cudatma convert wrote", _ELSEWHERE) from error
+            got = f"an invalid entry ({type(error).__name__}: {reason_of(error)})"
+            raise WeightFileError(where, got, "an entry that cudatma convert wrote", _ELSEWHERE) from error
 
 
 def _lock(folder: int, out: Path) -> None:

@@ -76,4 +76,4 @@ def check_scales(name: str, scales: NDArray[Any], dtype: str) -> None:
         first = np.argwhere(invalid)[0].tolist()
         value = float(scales[tuple(first)])
         remedy = "pass dtype='bfloat16'" if np.isfinite(value) else "copy or download the checkpoint again"
-        raise QuantizationError(f"{name}{first}", f"{value:g}", f"finite values in the range of {dtype}", remedy)
+        raise QuantizationError(f"{name}{first}", f"{value:g}", f"a finite value in the range of {dtype}", remedy)

@@ -93,7 +93,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
             remedy = "correct config.json, or download the checkpoint again"
             match.refused[tensor] = WeightFileError(tensor, f"shape {checkpoint.shape(tensor)}", allowed, remedy)
     for name in _absent_parameters(model, set(match.modules.values()), loaded):
-        allowed = f"present, because {match.class_name} has this parameter"
+        allowed = f"a tensor of the checkpoint, because {match.class_name} has this parameter"
         match.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
     match.unloaded.extend(
         tensor
@@ -175,7 +175,7 @@ def experts_activation(module: Any) -> str | None:
 def unsupported_experts(module: Any) -> str:
     """Return the reason why marlin_moe cannot compute a module of experts, or "". The sizes are not checked."""
     if experts_activation(module) is None:
-        return "experts with another activation than silu(gate) * up or the activation of gpt-oss"
+        return "experts with an activation other than silu(gate) * up and the activation of gpt-oss"
     return ""
 
 
@@ -248,7 +248,7 @@ def _expert_bias_misfit(layer: str, module: Any, class_name: str, checkpoint: Ch
     """Return an error if the checkpoint has biases of experts and the module has none."""
     if module.has_bias or f"{layer}_bias" not in checkpoint.files:
         return None
-    allowed = f"no biases, because the experts of {class_name} have none"
+    allowed = f"absent, because the experts of {class_name} have no biases"
     return WeightFileError(f"{layer}_bias", "biases of experts", allowed, "correct config.json")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import WeightFileError
+from cudatma.errors import WeightFileError, reason_of
 from cudatma.quantization.conversion.inventory import natural
 from cudatma.quantization.conversion.source import Source
 from cudatma.quantization.importing import file_group_size, packed_group_size
@@ -126,7 +126,8 @@ class ShardWriter:
         self.entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, self._end]}
 
     def _error(self, error: OSError) -> WeightFileError:
-        return WeightFileError(str(self.path), f"{error}", "a writable file", "check the folder and the free space")
+        got = f"a file that cannot be written ({reason_of(error)})"
+        return WeightFileError(str(self.path), got, "a writable file", "check the folder and the free space")
 
 
 def file_digest(path: Path) -> str:
@@ -139,7 +140,8 @@ def file_digest(path: Path) -> str:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError as error:
-        raise WeightFileError(str(path), f"{error}", "a readable file", "check the path") from error
+        got = f"a file that cannot be read ({reason_of(error)})"
+        raise WeightFileError(str(path), got, "a readable file", "check the path") from error
     return _joined(first, digest)
 
 

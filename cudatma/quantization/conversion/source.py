@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError, WeightFileError
+from cudatma.errors import ArgumentError, WeightFileError, reason_of
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
 from cudatma.quantization.conversion.expert_groups import (
     ExpertGroup,
@@ -139,7 +139,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
         raise WeightFileError(str(folder), "a converted folder", "an unconverted checkpoint", remedy)
     if (folder / ADAPTER).is_file():
         remedy = "move the adapter's two files to another folder, and apply them to the converted model with peft"
-        raise WeightFileError(str(folder / ADAPTER), "an adapter", "a model without an adapter", remedy)
+        raise WeightFileError(str(folder / ADAPTER), "an adapter", "absent", remedy)
     checkpoint = open_checkpoint(folder)
     for name, file in checkpoint.files.items():
         file.check_bytes(name)
@@ -173,7 +173,9 @@ def _float_layers(
 ) -> tuple[Inventory, dict[str, str]]:
     if config.get("model_type") in _CONV1D_MODELS:
         remedy = "quantize the layers with cudatma.quantize, because the matrices are transposed"
-        raise WeightFileError(f"{where}: model_type", config["model_type"], "a model with nn.Linear layers", remedy)
+        raise WeightFileError(
+            f"{where}: model_type", config["model_type"], "the type of a model with nn.Linear layers", remedy
+        )
     matrices = _matrices(checkpoint)
     shapes = {name: checkpoint.shape(name) for name in checkpoint.files}
     is_interleaved = config.get("model_type") in _INTERLEAVED_MODELS
@@ -300,5 +302,6 @@ def _fingerprint(path: Path) -> str:
             else:
                 digest.update(file.read())
     except OSError as error:
-        raise WeightFileError(str(path), f"{error}", "a readable file", "check the path") from error
+        got = f"a file that cannot be read ({reason_of(error)})"
+        raise WeightFileError(str(path), got, "a readable file", "check the path") from error
     return digest.hexdigest()

@@ -220,12 +220,12 @@ class StuckWait:
         if self.bits is None:
             return self.detail
         if self.is_over:
-            return "the phase has completed since then: the missing arrivals or bytes were still in flight"
+            return "the phase has completed since then, because the missing arrivals or bytes were still in flight"
         pending, tx = self.bits.pending_arrivals, self.bits.tx_bytes
         lack = f"{counted(pending, 'arrival')} {'is' if pending == 1 else 'are'} missing"
         if pending == 0 and tx > 0:
             why = "expect_tx announces more than the copies deliver, or a copy or st.async is missing"
-            return f"{tx} announced bytes never arrived: {why}"
+            return f"{tx} announced bytes never arrived, because {why}"
         if pending == 0:
             return f"{-tx} more bytes arrived than were announced"
         if tx < 0:
@@ -234,7 +234,7 @@ class StuckWait:
             return f"{lack}, and {tx} bytes"
         if self.arrivals and pending < self.arrivals:
             return f"{pending} of {self.arrivals} arrivals are missing"
-        return "no thread has arrived in this phase: a wrong parity, a skipped stage, or a path without an arrive"
+        return "no thread has arrived in this phase, because of a wrong parity, a skipped stage or a missing arrive"
 
 
 def hang_of(

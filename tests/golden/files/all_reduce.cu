@@ -63,8 +63,8 @@ __device__ __forceinline__ void report(u64* failure, u32 peer, u32 launch) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(failure), "l"(what) : "memory");
 }
 
-// Wait for a packet of this launch. The peer may be several kernels behind, or may have failed. After timeout_ns, the thread gives up: it
-// sets the packet to NaNs, and `launch` to 0 so that it does not wait for other packets.
+// Wait for a packet of this launch. The peer may be several kernels behind, or may have failed. After timeout_ns, the thread gives up. It
+// sets the packet to NaNs, and it sets `launch` to 0 so that it does not wait for other packets.
 __device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from, const Member& member, u32 peer, u32& launch) {
     if (packet.w == launch && launch != 0) return;
     const u64 began = globaltimer();
@@ -167,7 +167,8 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
     }
 
     __syncthreads();   // thread 0 overwrites the number of the launch, which all threads must have read
-    if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;   // 0 means failure, and the slot of 1 is in use
+    // Launch numbers wrap to 2: 0 marks failure, and slot 1 is still in use.
+    if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;
 }
 }  // namespace cudatma
 

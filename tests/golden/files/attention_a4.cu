@@ -418,7 +418,7 @@ __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane)
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
-    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because all queries attend to all of their keys.
+    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because every query attends to every key of these blocks.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
     // Skip the blocks to which only queries of later warpgroups attend.

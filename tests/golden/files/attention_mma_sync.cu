@@ -400,7 +400,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 first = 64 * at.warpgroup + 16 * at.warp, first_row = row0 + 16 * at.warp, lane = at.lane, row = first_row + lane / 4;
     const u32 last_row = min(first_row + 16, problem.q_length) - 1;
-    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because all queries attend to all of their keys.
+    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because every query attends to every key of these blocks.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, first_row) / TILE_N;
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         if (block >= all_seen_begin && block < all_seen_end)

@@ -4,7 +4,7 @@
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
-// ring: 6 slots of 16384 bytes, of which 3 may be in stores; 98400 bytes of shared memory
+// ring: 6 slots of 16384 bytes, of which up to 3 may still be read by stores; 98400 bytes of shared memory
 
 // primitives.cu contains
 // u8, u16, u32, u64, shared_address, mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_try_wait_parity,
@@ -89,5 +89,6 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
         }
         cp_async_bulk_wait_group<0>();   // TMA must read shared memory before the CTA exits and finish its writes before the kernel ends
     }
-    // A CTA may exit before the other CTAs: it has received all of their data and arrivals, so no CTA accesses its shared memory anymore.
+    // A CTA may exit before the other CTAs, because it has received all of their data and arrivals, and no CTA accesses its shared memory
+    // anymore.
 }

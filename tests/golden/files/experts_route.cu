@@ -13,7 +13,7 @@ constexpr u32 THREADS = 256, WARPS = THREADS / 32;   // a thread divides the pai
 constexpr u32 LOADS = 8;   // ids that a thread loads at a time
 constexpr u32 STEP = THREADS;   // distance between consecutive pairs of a thread
 
-constexpr u32 NO_PLACE = 0xffffffffu;   // the place of a pair whose expert is not on this GPU; otherwise its index in the sorted pairs
+constexpr u32 NO_PLACE = 0xffffffffu;   // place of a pair whose expert is not on this GPU; other places are indices in the sorted pairs
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
@@ -33,14 +33,14 @@ struct Problem {
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows from the block's first one to the last one of its run
+    u32 rows;     // number of rows from the block's first row to the last row of its run
     u32 index;    // index of the block in its run
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.
 struct Routing {
     u32* block_count;
-    u32* next_tiles;   // number of tiles that CTAs have taken in addition to their first ones, for each of the two products
+    u32* next_tiles;   // number of tiles that CTAs have taken after their first tiles, for each of the two products
     Block* blocks;
     u32* pairs;        // pairs sorted by expert
 
@@ -128,7 +128,7 @@ experts_route(
     cudatma::u8* space,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
-    __shared__ u32 counts[THREADS];   // number of this CTA's pairs of each expert, then the place of the first of them
+    __shared__ u32 counts[THREADS];   // number of this CTA's pairs of each expert, and later the place of the first pair
     __shared__ Sizes warp_sums[WARPS];
     const Routing routing(space, problem);
     const u32 expert = threadIdx.x, begin = threadIdx.x;

@@ -41,7 +41,8 @@ constexpr u32 GROUP_SIZE = 64;   // elements of K that share a scale
 
 // ---- Packed weights: an n64 row contains 64 columns of W as 64 x 64 blocks along K ----------------------------------
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = 1024;   // each half of 2 KB contains 32 columns
+// Each 1 KB half of a 2 KB block contains 32 columns.
+constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = 1024;
 
 // ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 20480 B
@@ -94,14 +95,14 @@ struct Problem {
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows from the block's first one to the last one of its run
+    u32 rows;     // number of rows from the block's first row to the last row of its run
     u32 index;    // index of the block in its run
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.
 struct Routing {
     u32* block_count;
-    u32* next_tiles;   // number of tiles that CTAs have taken in addition to their first ones, for each of the two products
+    u32* next_tiles;   // number of tiles that CTAs have taken after their first tiles, for each of the two products
     Block* blocks;
     u32* pairs;        // pairs sorted by expert
 
@@ -143,7 +144,7 @@ __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile*
 struct WarpTile {
     u32 slice;      // the warp's slice of each stage's K
     u32 position;   // position of the warp's N tile in shared memory
-    u32 n_tile;     // number of the N tile in the weight of all experts; the position before the first tile
+    u32 n_tile;     // number of the N tile in the weight of all experts; before the first tile, equal to `position`
 
     __device__ __forceinline__ explicit WarpTile(u32 warp) : slice(warp / N_TILES), position(warp % N_TILES), n_tile(position) {}
 };
@@ -197,7 +198,7 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 smem, const M
 
 typedef u32 Sources[TILE_M];   // the rows of the source that a block multiplies
 
-// Load the indices of the rows. Rows that the block does not have get an index after the last row, which TMA fills with zeros.
+// Load the indices of the rows. Surplus rows of the tile get an index after the last row, which TMA fills with zeros.
 __device__ __forceinline__ void load_sources(Sources& sources, const Problem& problem, const Routing& routing, const CtaTile& tile) {
 #pragma unroll
     for (u32 r = 0; r < TILE_M; ++r) {

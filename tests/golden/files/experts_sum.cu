@@ -8,7 +8,7 @@
 
 namespace cudatma {
 constexpr u32 CHUNK = 8;   // columns per 16-byte chunk, which a thread adds up
-constexpr u32 NO_PLACE = 0xffffffffu;   // the place of a pair whose expert is not on this GPU; otherwise its index in the sorted pairs
+constexpr u32 NO_PLACE = 0xffffffffu;   // place of a pair whose expert is not on this GPU; other places are indices in the sorted pairs
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {

@@ -95,14 +95,14 @@ struct Problem {
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
-    u32 rows;     // number of rows from the block's first one to the last one of its run
+    u32 rows;     // number of rows from the block's first row to the last row of its run
     u32 index;    // index of the block in its run
 };
 
 // The arrays of the routing kernel, in the memory that all launches of a call share.
 struct Routing {
     u32* block_count;
-    u32* next_tiles;   // number of tiles that CTAs have taken in addition to their first ones, for each of the two products
+    u32* next_tiles;   // number of tiles that CTAs have taken after their first tiles, for each of the two products
     Block* blocks;
     u32* pairs;        // pairs sorted by expert
 
@@ -127,7 +127,7 @@ struct CtaTile {
     u32 expert;
 };
 
-// Blocks of an expert whose tiles with the same columns are computed one after another, so that their weights stay in L2.
+// Number of blocks of an expert whose tiles with the same columns are computed one after another, so that their weights stay in L2.
 constexpr u32 RASTER_BLOCKS = 16;
 
 // The tiles of a CTA. The first tile has the index of the CTA. Each CTA then takes the next tile that no CTA has taken, because tiles take
@@ -179,7 +179,7 @@ __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile*
 }
 
 constexpr u32 ROW_BOX = 32;   // rows of a box
-constexpr u32 ROW_BOX_STAGE_BYTES = ROW_BOX * TILE_K * 2;   // bytes of the rows of a box in a stage
+constexpr u32 ROW_BOX_STAGE_BYTES = ROW_BOX * TILE_K * 2;   // bytes that one box of rows occupies in a stage
 // Return the number of boxes that a block's main loop multiplies. Main loops exist only for some numbers of boxes.
 __device__ __forceinline__ u32 row_boxes(const CtaTile& tile) {
     if (tile.rows <= 32) return 1;
@@ -557,7 +557,7 @@ __device__ __forceinline__ void compute(Ring& ring, WeightFragments& weights, co
     store_results<ROWS>(acc, problem, epilogue.results, smem, tile, column0, warp);
 }
 
-// Compute and store the tiles of this CTA. All threads of the consumer warps must call it.
+// Compute and store the tiles of this CTA. All threads of the consumer warps must call this function.
 __device__ __forceinline__ void consume(Ring& ring, const CtaTile* records, const Problem& problem, u32 smem, const Epilogue& epilogue,
                                         const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);

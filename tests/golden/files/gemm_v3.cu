@@ -260,8 +260,8 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
-// Prefetch the tensor maps from the first thread of the producer warp. This is allowed before the previous grid has completed because no
-// kernel writes the maps.
+// Prefetch the tensor maps from the first thread of the producer warp. The prefetch is allowed before the previous grid has completed,
+// because no kernel writes the maps.
 __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if (threadIdx.x != 32 * CONSUMER_WARPS) return;
     prefetch_tensormap(maps.a);

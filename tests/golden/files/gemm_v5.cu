@@ -258,8 +258,8 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
-// Prefetch the tensor maps from the first thread of the producer warp. This is allowed before the previous grid has completed because no
-// kernel writes the maps.
+// Prefetch the tensor maps from the first thread of the producer warp. The prefetch is allowed before the previous grid has completed,
+// because no kernel writes the maps.
 __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if (threadIdx.x != 32 * CONSUMER_WARPS) return;
     prefetch_tensormap(maps.a);

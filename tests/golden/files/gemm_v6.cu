@@ -269,8 +269,8 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
-// Prefetch the tensor maps from the first thread of the producer warp. This is allowed before the previous grid has completed because no
-// kernel writes the maps.
+// Prefetch the tensor maps from the first thread of the producer warp. The prefetch is allowed before the previous grid has completed,
+// because no kernel writes the maps.
 __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if (threadIdx.x != 32 * CONSUMER_WARPS) return;
     prefetch_tensormap(maps.a);
@@ -403,8 +403,8 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
         mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, cluster_sums_bytes(rank));
     }
     __syncthreads();                    // no thread may use the barriers before they are initialized
-    barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() already orders the initialization; reduce_cluster() waits
-    griddepcontrol_wait();              // no launch_dependents: clusters that start early are slower
+    barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() orders the initialization, and reduce_cluster() waits
+    griddepcontrol_wait();              // no launch_dependents, because clusters that start early are slower
     if (warp_index == CONSUMER_WARPS) {
         if (elect_sync()) produce(ring, problem, k_begin, k_end, smem, Maps{&a_map, &b_map}, place);
         __syncwarp();

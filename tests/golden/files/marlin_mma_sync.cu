@@ -258,7 +258,7 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
 }
 
 // Add the partial sums of the following ranges, which cover `stages_missing` stages, to the sums of the tile's owner. The sums are added in
-// the order of the ranges, so that the result is bitwise reproducible. This also clears the flags for the next launch.
+// the order of the ranges, so that the result is bitwise reproducible. The function also clears the flags for the next launch.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
                                        u32 stages_missing, u32 warp_tile, u32 lane) {
     u32 last = range;   // the last range with stages of this tile
@@ -272,7 +272,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
         } while (is_stored == 0);
-        *flag = 0;   // no CTA sets it again in this launch
+        *flag = 0;   // no CTA sets this flag again in this launch
     }
     __syncwarp();
 #pragma unroll FIX_UP_UNROLL
@@ -403,7 +403,7 @@ struct WarpPosition {
 // Return `value` through a shuffle, so that ptxas keeps the value in a register instead of recomputing an address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// The addresses from which this thread reads slot 0. The addresses in the following slots are multiples of a stage's size further on.
+// The addresses from which this thread reads slot 0. The addresses in slot i are larger by i times the size of a stage.
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
 

@@ -42,7 +42,8 @@ constexpr u32 GROUP_SIZE = 64;   // elements of K that share a scale
 
 // ---- Packed weights: an n64 row contains 64 columns of W as 64 x 64 blocks along K ----------------------------------
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = 1024;   // each half of 2 KB contains 32 columns
+// Each 1 KB half of a 2 KB block contains 32 columns.
+constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = 1024;
 
 // ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 24576 B
@@ -562,7 +563,7 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     // elect_sync() shows ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
     if (is_producer && elect_sync()) fill_ring(ring, smem, maps, tile, problem, policy);
     __syncwarp();
-    barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() already orders the initialization; reduce_cluster() waits
+    barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() orders the initialization, and reduce_cluster() waits
     __syncthreads();   // consumers wait until the producer has initialized the barriers
     if (is_producer) {
         if (elect_sync()) refill_ring(ring, smem, maps, tile, policy);

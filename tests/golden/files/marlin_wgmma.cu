@@ -232,7 +232,7 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
 }
 
 // Add the partial sums of the following ranges, which cover `stages_missing` stages, to the sums of the tile's owner. The sums are added in
-// the order of the ranges, so that the result is bitwise reproducible. This also clears the flags for the next launch.
+// the order of the ranges, so that the result is bitwise reproducible. The function also clears the flags for the next launch.
 // Each range belongs to a cluster, and a CTA adds the sums of the CTAs with the same rank in other clusters.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
                                        u32 stages_missing, u32 warp_tile, u32 lane, u32 rank) {
@@ -247,7 +247,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
         } while (is_stored == 0);
-        *flag = 0;   // no CTA sets it again in this launch
+        *flag = 0;   // no CTA sets this flag again in this launch
     }
     __syncwarp();
 #pragma unroll FIX_UP_UNROLL

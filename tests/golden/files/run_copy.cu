@@ -5,7 +5,7 @@
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
-// ring: 6 slots of 16384 bytes, of which 3 may be in stores; 98352 bytes of shared memory
+// ring: 6 slots of 16384 bytes, of which up to 3 may still be read by stores; 98352 bytes of shared memory
 
 // primitives.cu contains
 // u8, u16, u32, u64, shared_address, mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_try_wait_parity,
@@ -16,12 +16,12 @@ namespace cudatma {
 
 // Copy work units blockIdx.x, blockIdx.x + gridDim.x, ... below `units` through a ring of Stages slots. Call this function from one thread.
 //
-// load(unit, slot address, barrier) makes the barrier expect the unit's bytes, and loads them store(unit, slot address) stores the slot
+// load(unit, slot address, barrier) makes the barrier expect the unit's bytes and loads them. store(unit, slot address) stores the slot.
 //
 // No proxy fence is needed because TMA both writes and reads the slots. No `empty` barriers are needed because the loading thread also
-// stores, and waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, it refills the slot of
-// the store that it issued StoresInFlight stores earlier, which TMA has read. TMA may still be reading the slots of later stores. The
-// function returns after all stores have written global memory. `barriers` is the shared-memory address of the 8 * Stages bytes of the
+// stores, and waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, the thread refills the
+// slot that it stored StoresInFlight stores earlier, because TMA has read that slot. TMA may still be reading the slots of later stores.
+// The function returns after all stores have written global memory. `barriers` is the shared-memory address of the 8 * Stages bytes of the
 // ring's barriers.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
 __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, Load load, Store store) {

@@ -24,7 +24,7 @@ constexpr u32 TRANSPOSED = 49152;   // offset of the transposed tiles, after the
 constexpr u32 TRANSPOSED_TILES = 2;
 constexpr u32 BARRIERS = 81920;
 constexpr u32 WARPS = 4;   // warps that transpose tiles; one more warp loads
-constexpr int SIDE = 128;   // elements in 128 bytes, which are the width of a panel and the side of a square
+constexpr int SIDE = 128;   // elements per 128 bytes; a panel is SIDE elements wide, and a square has SIDE rows and columns
 constexpr int SQUARES_Y = 1, SQUARES_X = 1;   // squares per tile along each axis
 constexpr u32 LINE_BYTES = 128;   // bytes per row of a panel, equal to the width of the swizzle
 constexpr u32 LOADED_PANEL_BYTES = 16384;   // a panel contains SIDE columns of all rows of a tile

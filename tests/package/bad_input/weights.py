@@ -40,7 +40,7 @@ def compressed(**changes: Any) -> c.PackedWeight:
 
 #: Dense weights, packed ones, and those of other tools.
 WEIGHTS = [
-    Case("group size 48", QuantizationError, "group_size", "32, 64, 128, -1",
+    Case("group size 48", QuantizationError, "group_size", "32, 64, 128 or -1",
          lambda b: c.quantize(ONES, group_size=48)),
     Case("group size 0", QuantizationError, "group_size", "got 0", lambda b: c.quantize(ONES, group_size=0)),
     Case("group size a float", QuantizationError, "group_size", "32.0", lambda b: c.quantize(ONES, group_size=32.0)),
