@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.choose import choose_untuned
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
         for cell in json.loads(path.read_text())["cells"]:
             if cell.get("us"):
                 layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
-                config = choose_by_cost(Problem(layer, cell["m"]), H200)
+                config = choose_untuned(Problem(layer, cell["m"]), H200)
                 cost = config.cost(Problem(layer, cell["m"]), H200)
                 found.append(Row(layer, cell["m"], cell["us"], cost))
     return found

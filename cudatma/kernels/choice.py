@@ -210,7 +210,7 @@ def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key
     return cast("S", table.at(problem.m))
 
 
-def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
+def choose_untuned(family: Family[P, S], problem: P, gpu: Gpu) -> S:
     """Return the configuration without tuning entries. The result is independent of devices and files."""
     return cast("S", _table(family, problem, gpu, problem.m, NOTHING).at(problem.m))
 
@@ -250,7 +250,7 @@ def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTa
     """Return a table without tuning entries."""
     ms = _starts(max_m)
     if family.rule is not None:
-        # Thresholds are round numbers, which the last M of an interval reaches.
+        # Each interval uses the rule for its last M, because many thresholds are powers of two, which end intervals.
         lasts = [*(ms[1:] - 1).tolist(), max_m]
         configs_at = [family.rule(family.with_m(shape, m), gpu) for m in lasts]
         equal = {config: Choice(config) for config in configs_at}
@@ -376,7 +376,7 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
     def listed(config: S) -> Listed[S]:
         return Listed(config, config.cost(problem, gpu), family.launched(config).launches(problem, target))
 
-    rule = choose_by_cost(family, problem, gpu)
+    rule = choose_untuned(family, problem, gpu)
     cheapest = [config for config, _ in cheapest_first(family.times, problem, gpu)[:limit]]
     tiles = [listed(config) for config in dict.fromkeys([rule, *cheapest])]
     turns = zip_longest(*(variants(tile.config, problem, target) for tile in tiles[:2]))

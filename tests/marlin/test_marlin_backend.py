@@ -19,7 +19,7 @@ from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.candidates import choose_mma_sync
-from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost
+from cudatma.kernels.marlin.choose import MARLIN, choose_untuned
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import schedule
@@ -178,7 +178,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
     layer = LinearShape(K, N, group, not symmetric, dtype)
     results, entries = [], set()
     for m in M_VALUES:
-        config = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, PROCESSORS))
+        config = choose_untuned(Problem(layer, m, True), imagined_gpu(target, PROCESSORS))
         entries.add(config.entry)
         out, report = run_marlin(
             np.ascontiguousarray(x[:m]),

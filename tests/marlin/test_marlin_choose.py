@@ -28,7 +28,7 @@ from cudatma.kernels.marlin import choose
 from cudatma.kernels.marlin.candidates import MMA_SYNC_TILES, choose_mma_sync, dump_configs
 from cudatma.kernels.marlin.choose import (
     MARLIN,
-    choose_by_cost,
+    choose_untuned,
     decide,
     marlin_explain,
     times,
@@ -93,7 +93,7 @@ def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape
 def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearShape, m: int, gpu: Gpu) -> None:
     target = get_target(gpu.target)
     listed = shortlist(MARLIN, Problem(layer, m), gpu, 12)
-    assert listed[0].config == choose_by_cost(Problem(layer, m), gpu)
+    assert listed[0].config == choose_untuned(Problem(layer, m), gpu)
     assert len({one.label for one in listed}) == len({one.config for one in listed}) == len(listed) <= 12
     for one in listed:
         one.config.check_target(target)
@@ -106,7 +106,7 @@ def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearS
 @settings(max_examples=15)
 @given(layers, rows)
 def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
-    config = choose_by_cost(Problem(layer, m), H200)
+    config = choose_untuned(Problem(layer, m), H200)
     for other in variants(config, Problem(layer, m), get_target("sm_90a")):
         other.check_target(get_target("sm_90a"))
         assert other != config
@@ -178,7 +178,7 @@ def test_the_table_that_ships_comes_before_the_menu(monkeypatch: pytest.MonkeyPa
     layer = LinearShape(28672, 8192, 128, False, "float16")
     for m in range(1, 400):
         found, decision = tuning.lookup(MARLIN, Problem(layer, m), H200), decide(Problem(layer, m), H200)
-        expected = choose_by_cost(Problem(layer, m), H200) if found is None else found.entry.config
+        expected = choose_untuned(Problem(layer, m), H200) if found is None else found.entry.config
         assert (decision.source, decision.config) == ("rule" if found is None else "shipped", expected)
 
 
@@ -187,7 +187,7 @@ LLAMA = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
 
 def menu_of(k: int, n: int, ms: Iterable[int], **layer: Any) -> set[MarlinConfig]:
     shape = replace(LinearShape(k, n, 128, False, "float16"), **layer)
-    return {choose_by_cost(Problem(shape, m), H200).in_form("as_stored") for m in ms}
+    return {choose_untuned(Problem(shape, m), H200).in_form("as_stored") for m in ms}
 
 
 @pytest.mark.sweep(1)
@@ -214,7 +214,7 @@ def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int
     layer = LinearShape(k, n, group_size, has_zeros, "float16")
     ms = np.array([*range(1, 256), *range(256, 8193, 13), 512, 1024, 2048, 4096, 8192])
     cheapest = np.min([us for _, us in times(Problem(layer, 1), ms, H200)], axis=0)
-    chosen = [choose_by_cost(Problem(layer, m), H200) for m in ms.tolist()]
+    chosen = [choose_untuned(Problem(layer, m), H200) for m in ms.tolist()]
     us = np.array([config.cost(Problem(layer, m), H200).us for config, m in zip(chosen, ms.tolist(), strict=True)])
     loss = us / cheapest - 1
     assert loss.min() >= 0
@@ -233,7 +233,7 @@ def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int
 @given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)))
 def test_a_batch_invariant_kernel_adds_in_one_order(name: str, layer: LinearShape, m: int, processors: int) -> None:
     target = get_target(name)
-    config = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, processors))
+    config = choose_untuned(Problem(layer, m, True), imagined_gpu(target, processors))
     config.check_target(target)
     work = schedule(config, m, layer.n, layer.k, processors, divide=False)
     assert work.stream_tiles == 0
@@ -248,7 +248,7 @@ def test_a_batch_invariant_kernel_adds_in_one_order(name: str, layer: LinearShap
 
 @given(layers, st.integers(1, 10_000), st.integers(1, 10_000))
 def test_the_batch_invariant_kernel_does_not_depend_on_m(layer: LinearShape, few: int, many: int) -> None:
-    kernels = {choose_by_cost(Problem(layer, m, True), H200).template for m in (few, many)}
+    kernels = {choose_untuned(Problem(layer, m, True), H200).template for m in (few, many)}
     assert len(kernels) == 1
 
 
@@ -281,7 +281,7 @@ def test_a_prediction_for_another_division_says_so() -> None:
 def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, kernel: str) -> None:
     said = explained(layer, m, target=target)
     assert said.kernel == kernel
-    assert said.config.in_form("none") == choose_by_cost(Problem(layer, m), imagined_gpu(target, 132))
+    assert said.config.in_form("none") == choose_untuned(Problem(layer, m), imagined_gpu(target, 132))
     assert said.decision.source == "rule"
     us = duration(1e-6 * said.prediction.us)
     assert said.decision.why.endswith(f" for this shape; the cost model predicts {us}")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.candidates import mma_sync_times
-from cudatma.kernels.marlin.choose import choose_by_cost, times
+from cudatma.kernels.marlin.choose import choose_untuned, times
 from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import ceil_div, schedule
@@ -132,11 +132,11 @@ gpus = st.sampled_from((H200, imagined_gpu("sm_90a", 78), RTX5090, imagined_gpu(
 
 @given(problems, st.integers(1, 5000), gpus)
 def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
-    config = choose_by_cost(Problem(layer, m), gpu)
+    config = choose_untuned(Problem(layer, m), gpu)
     config.check_target(get_target(gpu.target))
     assert (config.dtype, config.group_size, config.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
     assert ceil_div(layer.k, config.tile_k) >= config.cluster_k, "each CTA of a cluster has a stage"
-    assert config == choose_by_cost(Problem(layer, m), gpu)
+    assert config == choose_untuned(Problem(layer, m), gpu)
 
 
 @given(problems, st.integers(1, 5000), gpus)

@@ -20,7 +20,7 @@ from threads import in_threads
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels import choice, tuning
 from cudatma.kernels.gpu import H200, Gpu
-from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_by_cost, decide
+from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_untuned, decide
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import ceil_div
@@ -71,7 +71,7 @@ def decided(m: int, gpu: Gpu = H200, **layer: Any) -> tuple[str, Any]:
 
 
 def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
-    assert decided(64) == ("rule", choose_by_cost(Problem(LAYER, 64), H200))
+    assert decided(64) == ("rule", choose_untuned(Problem(LAYER, 64), H200))
     store_entry(file, GPU, MARLIN, entry(64))
     assert decided(64)[0] == "rule", "the file is read once a process"
     choice.forget()
@@ -259,7 +259,7 @@ def test_a_pinned_configuration_is_for_its_thread_alone() -> None:
         with pinned(WGMMA):
             assert decided(500) == ("pinned", WGMMA)
         assert decided(500) == ("pinned", SKINNY)
-    assert found == [("rule", choose_by_cost(Problem(LAYER, 500), H200))] == [decided(500)]
+    assert found == [("rule", choose_untuned(Problem(LAYER, 500), H200))] == [decided(500)]
 
 
 # ---- The table that ships

@@ -15,7 +15,7 @@ from cudatma.errors import ArgumentError, HazardError
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.candidates import WGMMA_TILES, WgmmaTile, fitted
-from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.choose import choose_untuned
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import schedule
@@ -390,5 +390,5 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
             served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).scale_form == "as_stored"
         )
     if not batch_invariant:
-        rule = choose_by_cost(Problem.of(w, 33), H200)
+        rule = choose_untuned(Problem.of(w, 33), H200)
         assert chosen.in_form("none") == rule

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cudatma import LaunchError, Workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.arguments import sizes_for
-from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.choose import choose_untuned
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, schedule
 from cudatma.quantization import GROUP_SIZES
@@ -44,7 +44,7 @@ def sizes() -> Workspace:
 )
 def test_every_launch_finds_room(sizes: Workspace, layer: LinearShape, m: int, target: Target) -> None:
     """A workspace then never grows, and a graph may hold one."""
-    config = choose_by_cost(Problem(layer, m), imagined_gpu(target, PROCESSORS))
+    config = choose_untuned(Problem(layer, m), imagined_gpu(target, PROCESSORS))
     work = schedule(config, m, layer.n, layer.k, PROCESSORS * config.ctas_per_sm)
     launch = sizes_for(Problem(layer, m), config, lambda m: work, target)(Problem(layer, m))
     sizes.require_room(launch.partials_bytes, launch.flags_bytes)

@@ -18,7 +18,7 @@ from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.choose import choose_untuned
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.marlin.problem import Problem
@@ -72,7 +72,7 @@ def run_marlin(
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
     problem = problem_of(x, w, out)
-    config = config or choose_by_cost(problem, imagined_gpu(chosen, processors))
+    config = config or choose_untuned(problem, imagined_gpu(chosen, processors))
     work = work or schedule(config, problem.m, n, k, processors, divide=divide, eager=True)
     arguments = gemm_arguments(problem, config, work, chosen)
     arrays = {"x": describe(x), "out": describe(out), **weight_of(w).arrays}

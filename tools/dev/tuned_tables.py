@@ -38,6 +38,8 @@ def add(files: Sequence[Path], kernel_family: Family[Any, Any], table: Path) -> 
         for raw in section["entries"]
         if raw["family"] == kernel_family.name
     ]
+    if not additions:
+        raise SystemExit(f"the files contain no entries of the family {kernel_family.name}")
     order: tuple[str, ...] = ()
     for gpu, raw in additions:
         order = tuple(parse_entry(raw, kernel_family, get_target(gpu["target"])).problem.as_json())

@@ -163,9 +163,9 @@ class LayerConfig(Config):
             config.check_target(target)
 
     def adapted(self, problem: MoeProblem) -> LayerConfig | None:
-        """Return the config for other formats of the weights, or None if some experts are on another GPU.
+        """Return the config for another dtype or group size, or None if some experts are on another GPU.
 
-        Other formats divide the work in the same way, but experts on other GPUs leave fewer rows for the same M.
+        These options divide the work in the same way, but experts on other GPUs leave fewer rows for the same M.
         """
         return self if problem.experts == problem.global_experts else None
 

@@ -96,6 +96,8 @@ class MoeProblem:
                 raise ArgumentError(name, value, "at least 1")
         m, n, k, experts, top_k = sizes.values()
         check_sizes(k, n, experts, "k", "n", "experts")
+        if top_k > experts:
+            raise ArgumentError("top_k", top_k, f"at most {experts}, the number of experts")
         if m * top_k > MAX_PAIRS:
             raise ArgumentError("m", m, f"at most {MAX_PAIRS // top_k} with top_k = {top_k}", "split the batch")
         kind = {name: raw[name] for name in PROBLEM_FIELDS}

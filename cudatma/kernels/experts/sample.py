@@ -218,8 +218,11 @@ class ExpertsTrial:
         with pinned(candidate.config):
             launch = launch_of(MARLIN_MOE, checked.problem, self.device, stream, named, weights[0])
         launched = tuple([replay.config for replay in launch.replays])
-        if launched != candidate.config.launches(checked.problem, detect(self.device)):
-            raise LaunchError("candidate", launched[-2].entry, f"the kernel of {candidate.label}")
+        for config, expected in zip(
+            launched, candidate.config.launches(checked.problem, detect(self.device)), strict=True
+        ):
+            if config != expected:
+                raise LaunchError("candidate", config.entry, f"{expected.entry}, a kernel of {candidate.label}")
         addresses = MARLIN_MOE.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight) for weight in weights])
 

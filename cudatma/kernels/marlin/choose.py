@@ -81,8 +81,8 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
 )
 
 
-#: The family for decide() and choose_by_cost().
-decide, choose_by_cost = partial(choice.decide, MARLIN), partial(choice.choose_by_cost, MARLIN)
+#: The family for decide() and choose_untuned().
+decide, choose_untuned = partial(choice.decide, MARLIN), partial(choice.choose_untuned, MARLIN)
 
 
 def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:

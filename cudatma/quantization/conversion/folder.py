@@ -223,8 +223,13 @@ def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, s
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    with replaced(target) as aside:
-        shutil.copyfile(source, aside)
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        got = f"a file that cannot be read ({reason_of(error)})"
+        raise WeightFileError(str(source), got, "a readable file", "check its permissions") from error
+    with file, replaced(target) as aside, aside.open("wb") as copy:
+        shutil.copyfileobj(file, copy)
 
 
 def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:

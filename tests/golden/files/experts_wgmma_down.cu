@@ -474,7 +474,7 @@ __device__ __forceinline__ Biases load_biases(const Problem& problem, const u16*
     return Biases{low < problem.n ? low_to_float(own[low]) : 0.0f, high < problem.n ? low_to_float(own[high]) : 0.0f};
 }
 
-// Add the bias. `column` is the warp's first column in the
+// Scale the sums, unless the mainloop has applied all scales, and add the bias. `column` is the warp's first column in the
 // expert's weight. The warp's fragments are FRAGMENT_STRIDE_N columns apart.
 template <u32 ROWS>
 __device__ __forceinline__ void scale_and_bias(Sums<ROWS>& acc, const Problem& problem, const Epilogue& epilogue, const CtaTile& tile, u32 column,
