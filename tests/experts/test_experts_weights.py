@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,9 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
 def test_an_error_names_the_field(make: Any, error: type[Exception], field: str) -> None:
     with pytest.raises(error, match=f"^{field} must be .+, got .+"):
         make()
+
+
+def test_tensor_scales_must_be_an_array() -> None:
+    packed = quantize_experts(dense(2, 64, 64), format="nvfp4")
+    with pytest.raises(ArgumentTypeError, match=r"^tensor_scales must be an array or None, got list"):
+        replace(packed, tensor_scales=[[1.0], [1.0]])

@@ -117,6 +117,7 @@ def test_a_tuned_layer_is_used_for_nearby_sizes_and_other_formats(
         replace(problem, global_experts=256),
         replace(problem, batch_invariant=True),
         problem_of("qwen3", 60, top_k=4),
+        problem_of("qwen3", 60, format="fp8"),
         problem.with_m(200),
     ):
         assert decide(EXPERTS, ruled, H200).source == "rule"
@@ -137,6 +138,7 @@ def test_an_entry_that_does_not_fit_is_not_used(file: Path) -> None:
         ({"n": 8}, ArgumentError, "n"),
         ({"experts": 1025}, ArgumentError, "experts"),
         ({"top_k": 0}, ArgumentError, "top_k"),
+        ({"top_k": 129}, ArgumentError, "top_k"),
         ({"m": 1.5}, ArgumentTypeError, "m"),
         ({"m": 2**29}, ArgumentError, "m"),
     ):

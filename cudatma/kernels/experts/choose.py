@@ -152,7 +152,7 @@ EXPERTS: Family[MoeProblem, LayerConfig] = Family(
     times=times,
     schedule=_schedule,
     rule=rule,
-    index=("k", "n", "experts", "top_k", "format"),
+    index=("k", "n", "experts", "top_k"),
     table=Path(__file__).with_name("tuned.json"),
     options=(
         Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),

@@ -163,11 +163,12 @@ class LayerConfig(Config):
             config.check_target(target)
 
     def adapted(self, problem: MoeProblem) -> LayerConfig | None:
-        """Return the config for another dtype or group size, or None if some experts are on another GPU.
+        """Return the config for weights with another dtype, group size or four-bit format, or None for other problems.
 
-        These options divide the work in the same way, but experts on other GPUs leave fewer rows for the same M.
+        Weights of eight bits have shorter rings, and experts on other GPUs leave fewer rows for the same M.
         """
-        return self if problem.experts == problem.global_experts else None
+        is_whole = problem.experts == problem.global_experts
+        return self if is_whole and problem.up.weight.bits == problem.down.weight.bits == 4 else None
 
     def cost_at(self, m: Any, problem: MoeProblem, gpu: Gpu) -> Cost:
         return layer_cost(self, m, problem, gpu)
