@@ -68,7 +68,7 @@ def products(path: Path, kernel_family: Any) -> list[Any]:
 
 
 def tiles_table(cells: Sequence[Cell]) -> Table:
-    """Return the fastest configuration of each product, and the relative time of the cost model's choice."""
+    """Return the fastest configuration of each product, and the relative time of the untuned choice."""
     rows = []
     for cell in cells:
         if not cell["us"]:

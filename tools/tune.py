@@ -221,7 +221,7 @@ def _show_plan(tasks: Sequence[Task], gpu: Gpu, as_json: bool) -> None:
         return
     print(f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs")
     for task in tasks:
-        print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the cost model's choice first")
+        print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the untuned choice first")
         for candidate in task.candidates:
             print(f"  {duration(1e-6 * candidate.cost.us):>9} predicted, {candidate.cost.bound:<9} {candidate.label}")
 

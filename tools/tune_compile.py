@@ -41,7 +41,7 @@ class Kernels:
 def kernels_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> dict[Any, list[Listed[Any]]]:
     """Return the configs of all kernels to compile, and the candidates that launch each kernel.
 
-    ``skip`` contains labels of candidates to leave out. The cost model's choice is never left out, because every
+    ``skip`` contains labels of candidates to leave out. The untuned choice is never left out, because every
     problem needs it.
     """
     users: dict[Any, list[Listed[Any]]] = {}

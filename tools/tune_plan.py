@@ -18,7 +18,7 @@ M_VALUES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem and its candidates. The first candidate is the cost model's choice."""
+    """A problem and its candidates. The first candidate is the untuned choice."""
 
     problem: Any
     candidates: tuple[Listed[Any], ...]

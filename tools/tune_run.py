@@ -19,9 +19,9 @@ from cudatma.kernels.tuning import Entry, GpuClass, store_entry
 from .tune_check import difference
 from .tune_plan import Task
 
-#: Minimum speedup. A smaller speedup is noise, so the cost model's choice stays.
+#: Minimum speedup. A smaller speedup is noise, so the untuned choice stays.
 _MIN_GAIN = 0.01
-#: Maximum number of candidates to measure: the cost model's choice, and the fastest candidates in screening.
+#: Maximum number of candidates to measure: the untuned choice, and the fastest candidates in screening.
 _FINALISTS = 12
 _NONE: Mapping[Any, str] = MappingProxyType({})
 
@@ -58,9 +58,9 @@ class Bench(Protocol):
 class Outcome:
     """Outcome of a problem.
 
-    ``status`` is ``"tuned"`` (another candidate is faster than the cost model's choice), ``"kept"`` (no candidate is
+    ``status`` is ``"tuned"`` (another candidate is faster than the untuned choice), ``"kept"`` (no candidate is
     faster), ``"known"`` (measured before) or ``"failed"``. ``times`` has the microseconds of each candidate.
-    ``glances`` has the microseconds of each candidate in screening, without the cost model's choice. It is empty if
+    ``glances`` has the microseconds of each candidate in screening, without the untuned choice. It is empty if
     there are few candidates. ``dropped`` has the reason for each candidate that was dropped.
     """
 
@@ -86,7 +86,7 @@ class Outcome:
             why = next(iter(self.dropped.values()), "nothing could be measured")
             return f"{task}: failed: {why}"
         time, rule_time = duration(1e-6 * self.us), duration(1e-6 * self.rule_us)
-        gain = f"{time}, the cost model's choice {rule_time} ({self.rule_us / self.us:.2f} x)"
+        gain = f"{time}, the untuned choice {rule_time} ({self.rule_us / self.us:.2f} x)"
         return f"{task}: {self.status}: {gain}, {self.winner.label}"
 
 
@@ -133,7 +133,7 @@ def tune_problem(
     skip: Collection[str] = (),
     refused: Mapping[Any, str] = _NONE,
 ) -> Outcome:
-    """Measure one problem. The result of the first candidate, the cost model's choice, is the reference."""
+    """Measure one problem. The result of the first candidate, the untuned choice, is the reference."""
     outcome = Outcome(task, "failed")
     rule, *others = task.candidates
     if rule in refused:
@@ -182,7 +182,7 @@ def tune_problem(
 
 
 def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
-    """Return the cost model's choice, then the fastest candidates in screening.
+    """Return the untuned choice, then the fastest candidates in screening.
 
     Drop candidates that cannot be timed.
     """

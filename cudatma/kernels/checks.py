@@ -43,7 +43,7 @@ def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
     """Raise ArgumentError unless an array is in memory that the backend uses. ``field`` is the argument's name."""
     device = info.device
     if (device is None) != (chosen != "cuda"):
-        allowed = "the host for backend 'emulator' or 'reference', or a CUDA device for 'cuda'"
+        allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} for backend {chosen!r}"
         remedy = device_remedy("move the array with cupy.asarray", device)
         raise ArgumentError(f"{field}.device", place_name(device), allowed, remedy)
 

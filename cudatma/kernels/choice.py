@@ -330,7 +330,7 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     if (match := choice.match) is not None:
         entry, source = match.entry, "shipped" if match.shipped else "tuned"
         time, rule_time = duration(1e-6 * entry.us), duration(1e-6 * entry.rule_us)
-        gain = f"{time}; the cost model's choice took {rule_time}"
+        gain = f"{time}; the untuned choice took {rule_time}"
         shared = " and ".join(name.upper() for name in family.index)
         which = "this problem" if match.exact else f"one of this {shared} ({entry.problem.description})"
         return Decision(
@@ -368,7 +368,7 @@ class Listed(Generic[S]):
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
     """Return up to ``limit`` configurations that are worth measuring.
 
-    The cost model's choice comes first, followed by the cheapest tiles and variants of the two best tiles.
+    The untuned choice comes first, followed by the cheapest tiles and variants of the two best tiles.
     """
 
     target = get_target(gpu.target)

@@ -12,7 +12,7 @@ Reading a file validates it, and writing a file preserves all entries::
 
 A section holds the measurements for one class of GPUs. Sections of other GPUs are not changed. An entry is valid for
 its kernel, its config and the kernel's ``revision``, which is incremented whenever the kernel's timing changes. ``us``
-and ``rule_us`` are the times of the entry and of the cost model's choice in the same run.
+and ``rule_us`` are the times of the entry and of the untuned choice in the same run.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Entry(Generic[P, S]):
     us : float
         Time of this configuration in microseconds.
     rule_us : float
-        Time of the cost model's choice in microseconds.
+        Time of the untuned choice in microseconds.
     """
 
     problem: P

@@ -83,7 +83,7 @@ def test_of_many_candidates_the_fastest_at_screening_are_measured(file: Path) ->
     outcome = tune_run.tune_problem(task, bench, 1.0)
     (measured,) = bench.timed
     assert len(measured) == 12
-    assert measured[:2] == [rule.label, wanted.label], "the cost model's choice, whatever it takes, then the fastest"
+    assert measured[:2] == [rule.label, wanted.label], "the untuned choice, whatever it takes, then the fastest"
     assert outcome.winner == wanted
     assert (len(outcome.times), len(outcome.glances)) == (12, len(others))
     # What looked faster for a moment does not win, and what cannot be timed is out, with its reason.

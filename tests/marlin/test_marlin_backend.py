@@ -143,7 +143,7 @@ def test_a_view_at_any_element() -> None:
 
 
 def test_a_pinned_configuration_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tuner runs its candidates in this way. This config is not the cost model's choice."""
+    """The tuner runs its candidates in this way. This config is not the untuned choice."""
     layer, m = LinearShape(512, 136, 128, False, "float16"), 9
     mine = shortlist(MARLIN, Problem(layer, m), H200, 12)[-1].config
     weight = quantize(np.random.default_rng(0).standard_normal((layer.k, layer.n)).astype(np.float32))

@@ -314,7 +314,7 @@ def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path:
     said = explained(LAYER, 13)
     choice.forget()
     assert (said.decision.source, said.config) == ("tuned", config)
-    gain = "5.50 us; the cost model's choice took 5.90 us"
+    gain = "5.50 us; the untuned choice took 5.90 us"
     assert f"{path} contains this problem, measured at M = 16: {gain}" in str(said)
     assert "marlin_skinny_f16_g128_16x32x256_k4_s5" in str(said)
 

@@ -43,7 +43,7 @@ def test_what_gains_two_percent_ships_in_place_of_what_shipped(
     assert "3 entries read, 2 in shipped.json" in capsys.readouterr().out
     assert table.stat().st_mode & 0o777 == 0o644
     measured(second, 64, SKINNY, 8.0)
-    measured(second, 16, SKINNY, 10.0)  # measured again, and no better than the cost model's choice
+    measured(second, 16, SKINNY, 10.0)  # measured again, and no better than the untuned choice
     assert tuned_tables.main([str(second)]) == 0
     (section,) = read_sections(table)
     assert [(raw["m"], raw["kernel"], raw["us"]) for raw in section["entries"]] == [(64, "skinny", 8.0)]

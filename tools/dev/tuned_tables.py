@@ -1,6 +1,6 @@
 """Add a tuner's entries for a kernel family to the family's table, which is part of the package.
 
-An entry is added only if it is at least 2% faster than the cost model's choice.
+An entry is added only if it is at least 2% faster than the untuned choice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cudatma.kernels.registry import FAMILIES, family
 from cudatma.kernels.tuning import parse_entry, put_entry, read_sections, shipped, write_sections
 from cudatma.target import get_target
 
-#: Minimum speedup over the cost model's choice.
+#: Minimum speedup over the untuned choice.
 MIN_GAIN = 1.02
 
 

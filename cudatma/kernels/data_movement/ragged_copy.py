@@ -151,7 +151,7 @@ class RaggedCopy:
         self.kind = pairs[0][0].kind if pairs else "numpy"
         self.device = pairs[0][0].device if pairs else None
         if pairs and (self.device is None) != (chosen == "emulator"):
-            allowed = "the host for backend 'emulator', or a CUDA device for 'cuda'"
+            allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} for backend {chosen!r}"
             raise ArgumentError(
                 "sources[0].device",
                 place_name(self.device),
