@@ -196,7 +196,7 @@ def _float_layers(
     for group in kept.values():
         layers |= {layer: {"weight": layer if group.is_stacked else f"{layer}.weight"} for layer in group.layers}
     if not layers and any(why.startswith(_EXCLUDED) for why in reasons.values()):
-        allowed = "fewer patterns, which must leave at least one layer to quantize"
+        allowed = "narrow enough to leave at least one layer to quantize"
         raise ArgumentError("exclude", ", ".join(exclude), allowed, "omit a pattern (--exclude)")
     _require_layers(layers, where)
     return Inventory(layers, kept), {layer: why for layer, why in reasons.items() if why}
