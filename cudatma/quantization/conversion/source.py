@@ -205,7 +205,8 @@ def _float_layers(
 def _require_layers(layers: Mapping[str, object], where: str) -> None:
     """Raise WeightFileError if a float checkpoint has no layer to quantize."""
     if not layers:
-        raise WeightFileError(where, "no such matrix", "a model that has matrices named *.N.*.weight in fp16, bf16 or fp32")
+        allowed = "a model that has matrices named *.N.*.weight in fp16, bf16 or fp32"
+        raise WeightFileError(where, "no such matrix", allowed)
 
 
 def _matrices(checkpoint: Checkpoint) -> list[str]:
