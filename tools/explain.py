@@ -1,7 +1,7 @@
 """Explain a kind of hazard or the choice of a kernel for a problem.
 
-NAME is one or more kinds of hazards, or a kernel family (marlin, gemm, attention, experts) with the sizes of a problem.
-Without NAME, the command lists all kinds of hazards. No GPU is needed.
+NAME is a kernel family (marlin, gemm, attention or experts) with the sizes of a problem, or one or more kinds of
+hazards. Without NAME, the command lists all kinds of hazards. No GPU is needed.
 """
 
 from __future__ import annotations

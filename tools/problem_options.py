@@ -28,7 +28,7 @@ def meanings(*sizes: str) -> str:
     families: dict[str, list[str]] = {}
     for name in FAMILIES:
         families.setdefault(" x ".join(getattr(family(name).sizes, size) for size in sizes), []).append(name)
-    return "; ".join(f"{', '.join(names)}: {meaning}" for meaning, names in families.items())
+    return ", ".join(f"{meaning} ({', '.join(names)})" for meaning, names in families.items())
 
 
 def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:

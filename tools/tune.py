@@ -242,9 +242,9 @@ def parser() -> Parser:
         action="append",
         default=[],
         metavar="KxN",
-        help=f"sizes k and n; repeatable: {meanings('k', 'n')}",
+        help=f"sizes k and n, repeatable: {meanings('k', 'n')}",
     )
-    help_models = f"measure the layers of this model; repeatable: {', '.join(MODELS)}"
+    help_models = f"measure the layers of this model, repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
     help_gpus = (
         "number of GPUs across which the model is sharded: qkv and gate_up along N, o and down along K (default: 1)"

@@ -240,7 +240,7 @@ def family(name: str) -> Family[Any, Any]:
 
 
 def entry_of(config: Any) -> KernelEntry:
-    """Return the entry of the kernel with this config, whose name begins with the name of the kernel."""
+    """Return the entry with the longest name that begins the config's entry."""
     entries = (entry for entry in REGISTRY.values() if config.entry.startswith(entry.name))
     return max(entries, key=lambda entry: len(entry.name))
 

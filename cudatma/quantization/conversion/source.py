@@ -196,7 +196,7 @@ def _float_layers(
     for group in kept.values():
         layers |= {layer: {"weight": layer if group.is_stacked else f"{layer}.weight"} for layer in group.layers}
     if not layers and any(why.startswith(_EXCLUDED) for why in reasons.values()):
-        allowed = "patterns that leave at least one layer to quantize"
+        allowed = "narrow enough to leave at least one layer to quantize"
         raise ArgumentError("exclude", ", ".join(exclude), allowed, "omit a pattern (--exclude)")
     _require_layers(layers, where)
     return Inventory(layers, kept), {layer: why for layer, why in reasons.items() if why}
@@ -205,7 +205,8 @@ def _float_layers(
 def _require_layers(layers: Mapping[str, object], where: str) -> None:
     """Raise WeightFileError if a float checkpoint has no layer to quantize."""
     if not layers:
-        raise WeightFileError(where, "none", "a model with matrices named *.N.*.weight in fp16, bf16 or fp32")
+        allowed = "a model that has matrices named *.N.*.weight in fp16, bf16 or fp32"
+        raise WeightFileError(where, "no such matrix", allowed)
 
 
 def _matrices(checkpoint: Checkpoint) -> list[str]:

@@ -404,7 +404,7 @@ attention_a2_bf16_d64_softcap_128x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);

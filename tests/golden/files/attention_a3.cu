@@ -547,7 +547,7 @@ attention_a3_bf16_d64_causal_window_varlen_128x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
     Ring k_ring, v_ring;

@@ -660,7 +660,7 @@ attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 32 * CONSUMER_WARPS) {
         prefetch_tensormap(&k_map);

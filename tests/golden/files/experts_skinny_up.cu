@@ -532,7 +532,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     CtaTile* const records = (CtaTile*)(dynamic_shared + TILES);
     const Routing routing(space, problem);

@@ -347,7 +347,7 @@ __device__ __forceinline__ u32 mainloop(Sums<ROWS>& acc, WeightFragments& weight
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        // The shuffle shows ptxas that the address is uniform within a warp. Without it, ptxas would emit two moves to uniform registers
+        // The shuffle makes the address provably uniform for ptxas. Without it, ptxas would emit two moves to uniform registers
         // for each descriptor.
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
@@ -589,7 +589,7 @@ experts_wgmma_down_f16_g128_64x256x128_k1_s6_w2_g21_r232(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     CtaTile* const records = (CtaTile*)(dynamic_shared + TILES);
     const Routing routing(space, problem);

@@ -397,7 +397,7 @@ gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     clear_unloaded(problem, smem);

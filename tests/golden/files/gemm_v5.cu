@@ -514,7 +514,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     prefetch_maps(Maps{&a_map, &b_map, &a_scale_map});

@@ -384,7 +384,7 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     // The CTAs of a cluster split the stages of the tile's K in the order of their ranks.
     const u32 rank = cluster_ctarank();

@@ -423,7 +423,7 @@ gemm_v7_f16_cc_128x128x64_w1_s4(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     prefetch_maps(Maps{&a_map, &b_map});

@@ -550,7 +550,7 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool is_producer = warp == CONSUMER_WARPS;
 

@@ -498,7 +498,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        // The shuffle shows ptxas that the address is uniform within a warp. Without it, ptxas would emit two moves to uniform registers
+        // The shuffle makes the address provably uniform for ptxas. Without it, ptxas would emit two moves to uniform registers
         // for each descriptor.
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
@@ -686,7 +686,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle shows ptxas that the value is uniform within a warp.
+    // The shuffle makes the value provably uniform for ptxas.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const Operands operands{&weight_map, &scale_map, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
