@@ -364,12 +364,13 @@ class EmulatedModule:
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
             raise ArgumentError("hazards", hazards, "raise, collect, off")
+        remedy = "run `cudatma explain` to list the kinds"
+        if isinstance(stop_at, str):
+            raise ArgumentTypeError("stop_at", "str", "a sequence of kinds of hazards", remedy)
         stop_at = tuple(stop_at)
         for kind in stop_at:
             if kind not in CAUSES:
-                raise ArgumentError(
-                    "stop_at", kind, "a sequence of kinds of hazards", "run `cudatma explain` to list the kinds"
-                )
+                raise ArgumentError("stop_at", kind, "kinds of hazards, such as 'data_race'", remedy)
         schedules, seed = natural("schedules", schedules, 1), natural("seed", seed)
         replay = None if replay is None else natural("replay", replay)
         if trace is not None and not isinstance(trace, Trace):

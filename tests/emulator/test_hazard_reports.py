@@ -14,7 +14,7 @@ from test_hazard_catalogue_pipelines import CASES
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import Report
 from cudatma.emulator.ptx.parser import parse
-from cudatma.errors import ArgumentError, HazardError
+from cudatma.errors import ArgumentError, ArgumentTypeError, HazardError
 
 RING = CASES[0]
 HEADER = ".version 8.0\n.target sm_90a\n.address_size 64\n"
@@ -104,9 +104,11 @@ def test_a_schedule_ends_at_a_kind_that_is_asked_for() -> None:
     assert ring("NO_WAIT", stop_at=("data_race",)).findings == whole.findings
 
 
-@pytest.mark.parametrize("stop_at", [("races",), "data_race"])
-def test_a_kind_to_stop_at_that_there_is_not(stop_at: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"^stop_at must be .*data_race.*got"):
+@pytest.mark.parametrize(
+    ("stop_at", "error", "got"), [(("races",), ArgumentError, "races"), ("data_race", ArgumentTypeError, "str")]
+)
+def test_a_kind_to_stop_at_that_there_is_not(stop_at: Any, error: type[Exception], got: str) -> None:
+    with pytest.raises(error, match=rf"^stop_at must be .*kinds of hazards.*, got {got}"):
         ring(stop_at=stop_at)
 
 

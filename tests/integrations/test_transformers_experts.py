@@ -83,7 +83,7 @@ def test_quantized_experts_compute_what_their_integers_represent(tmp_path: Path,
     assert len(packed_experts(converted)) == 2 * BLOCKS
     assert converted.config._experts_implementation == "cudatma"
     assert type(converted.model.layers[0].mlp.gate).__name__.endswith("Router")
-    assert (logits(converted) - expected).abs().max() < 1e-2
+    assert (logits(converted) - expected).abs().max() < 2e-2
 
     loaded = load(tmp_path / "in", dtype=torch.float16)
     assert torch.equal(logits(loaded), logits(converted))
