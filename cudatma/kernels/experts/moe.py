@@ -309,9 +309,7 @@ def _host_weight(
     weight = PackedWeight(**parts, perm=None, shape=(shape.k, experts * columns), tensor_scale=tensor_scale)
     values = weight.dequantize().reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
     if (info := arrays.get(f"{name}_tensor_scales")) is not None:
-        factors = np.repeat(
-            host_array(info), GATE_COLUMNS, axis=1
-        )  # One per 8 columns, or per 8 columns of gate and up.
+        factors = np.repeat(host_array(info), GATE_COLUMNS, axis=1)  # one per 8 columns (of gate and of up)
         values *= np.tile(factors, shape.n // factors.shape[1])[:, None]
     return values
 
