@@ -509,7 +509,7 @@ __device__ __forceinline__ void store_results(const Sums<ROWS>& acc, const Probl
         warpgroup_sync(warp.warpgroup);   // the stores below overwrite the staging rows, which all warps must have read
         const u32 at = staging + ((warp.lane & 7) + (warp.lane >> 4) * 8) * STAGING_PITCH_BYTES;
 #pragma unroll
-        for (u32 row = 0; row < ROWS_AT_ONCE; row += 16) {
+        for (u32 row = 0; row < ROWS_AT_ONCE && first + row < ROWS; row += 16) {
             const u32 r = (first + row) / 8;
             // Two matrices contain the two halves of a fragment in 8 rows, and the other two contain the next 8 rows.
 #pragma unroll
