@@ -143,7 +143,7 @@ class Report:
         Returns
         -------
         dict
-            The attributes except ``trace``, ``sources`` and ``variables``, and ``passed``. Seconds are rounded to
+            ``passed`` and the attributes, except ``trace``, ``sources`` and ``variables``. ``seconds`` is rounded to
             milliseconds.
         """
         return {
@@ -179,7 +179,7 @@ class Report:
         Parameters
         ----------
         path : str or Path
-            The file.
+            Path of the file.
         """
         Path(path).write_text(self.to_html(), encoding="utf-8")
 
@@ -199,7 +199,7 @@ class Report:
         Parameters
         ----------
         path : str or Path
-            The file.
+            Path of the file.
         """
         Path(path).write_text(self.to_sarif(), encoding="utf-8")
 

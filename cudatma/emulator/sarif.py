@@ -1,4 +1,4 @@
-"""Write hazards as SARIF, a format that code-scanning services show next to the source.
+"""Conversion of hazards to SARIF, a format that code-scanning services show next to the source.
 
 Source: OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
 """
@@ -104,8 +104,8 @@ def _location(source: str, ptx_line: int, kernel: str, sources: Sources, call: s
 
 
 def _uri(path: str) -> str:
-    """Return the URI of a file. For a file below the working directory, it is relative, as code scanning expects."""
-    if not os.path.isabs(path) or not os.path.isfile(path):  # NVRTC puts a name without a folder into the root
+    """Return the URI of a file. The URI of a file below the working directory is relative, as code scanning expects."""
+    if not os.path.isabs(path) or not os.path.isfile(path):  # NVRTC places a name without a folder in the root.
         return quote(path.lstrip("/"))
     try:
         return quote(Path(path).relative_to(Path.cwd()).as_posix())

@@ -1,4 +1,4 @@
-"""Conversions between integers and floats, which are exact to the bit for floats of at most 16 bits.
+"""Conversions between integers and floats. Conversions of floats with at most 16 bits are bit-exact.
 
 Source: PTX ISA, "cvt", "cvt.pack", "Alternate Floating-Point Data Formats"; OCP Microscaling Formats for floats of 8, 6
 and 4 bits.

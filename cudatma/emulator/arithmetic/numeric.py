@@ -157,7 +157,7 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def fma32_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
-    """Return a * b + c in a rounding mode. For "rm", two negations make an exact zero sum of opposite terms -0."""
+    """Return a * b + c in a rounding mode. In mode "rm", an exact zero sum of opposite terms is -0."""
     exact = -fma_odd(-a, b, -c) if mode == "rm" else fma_odd(a, b, c)
     return canon(round32(exact, mode))
 

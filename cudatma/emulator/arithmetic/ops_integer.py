@@ -15,7 +15,7 @@ _WIDER = {"u16": "u32", "i16": "i32", "u32": "u64", "i32": "i64"}
 
 
 def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
-    """Return the emulator type of a type in the opcode, by default of the last part."""
+    """Return the emulator type of a type in the opcode, by default the last part."""
     name = i.parts[position]
     if name not in CODES:
         raise e.error(f"type `.{name}` is not supported")

@@ -185,8 +185,8 @@ def arrive(
 ) -> Array:
     """Execute mbarrier.arrive, .arrive_drop or .arrive.expect_tx, and return each lane's token.
 
-    A token contains the state before the lane's arrival. ``order`` is, for example, "release.cta". ``remote`` is the
-    same as for find(). ``is_partial`` is true for .noComplete.
+    A token contains the state before the lane's arrival. ``order`` is, for example, "release.cta". ``remote`` has
+    the same meaning as in find(). ``is_partial`` is true for .noComplete.
     """
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
@@ -254,8 +254,8 @@ def wait(
 ) -> Array | None:
     """Execute test_wait or try_wait. Return the lanes whose phases have ended, or None if the split must wait.
 
-    ``order`` is, for example, "acquire.cta". A try_wait times out if the schedule decides so, or if no operation can
-    end the phase.
+    ``order`` is, for example, "acquire.cta". A try_wait times out if the schedule selects a timeout, or if no
+    operation can end the phase.
     """
     split = w.split
     result = np.zeros(LANES, bool)

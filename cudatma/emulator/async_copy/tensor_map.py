@@ -55,7 +55,7 @@ def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
 
 
 def _check_value(w: Warp, at: int, field: str, new: int) -> None:
-    """Report a value that exceeds the field. The hardware inserts only the low bits of such a value."""
+    """Report a value that does not fit in the field. The hardware inserts only the low bits of such a value."""
     if field == "global_stride":
         fits, allowed = new % 16 == 0 and new < 1 << 40, "multiples of 16 below 2^40"
     elif field in _FIELDS:

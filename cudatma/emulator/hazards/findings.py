@@ -84,9 +84,9 @@ class Findings:
         Parameters
         ----------
         places, is_derived, advice, others, where, address
-            See report.Finding and report.Hazard.
+            See hazard.Finding and hazard.Hazard.
         blocks
-            CTAs that the hazard concerns in addition to the warp's CTA.
+            CTAs that the hazard affects in addition to the warp's CTA.
         cause
             Cause, if it differs from the usual cause of this kind.
         """
@@ -167,7 +167,7 @@ class Reporter(Observer):
 
     def __init__(self, launch: Launch, findings: Findings) -> None:
         self.launch, self.findings, self.body = launch, findings, launch.program.function.body
-        #: Whether threads first got out of step because of an unordered access (True) or a wrong byte count (False).
+        #: True if an unordered access first put threads out of step, False if a wrong byte count did, otherwise None.
         self._order_broke: bool | None = None
 
     def violation(self, kind: str, w: Warp, at: int, message: str, places: Sequence[Place] = ()) -> None:
@@ -355,7 +355,7 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
 
 
 def _waits_of(deadlock: Deadlock, without: tuple[Program, int]) -> list[Access]:
-    """Return the instructions at which splits wait, except the instruction ``without``."""
+    """Return the instructions at which splits wait, except the instruction at ``without``."""
     positions = dict.fromkeys(_position(split, deadlock)[:2] for split in deadlock.blocked)
     waits = []
     for program, at in positions:
@@ -366,7 +366,7 @@ def _waits_of(deadlock: Deadlock, without: tuple[Program, int]) -> list[Access]:
 
 
 def _arrivals(barrier: MBarrier) -> str:
-    """Return a text that states which warps have arrived on an mbarrier in the current phase."""
+    """Return text that states which warps have arrived on an mbarrier in the current phase."""
     arrived = barrier.arrived_by
     warps = sorted({agent for agent, _ in arrived})
     named = f"warp{'s' * (len(warps) > 1)} {', '.join(map(str, warps))}"

@@ -30,7 +30,8 @@ CAUSES: dict[str, str] = {
     "mbarrier.inval",
     "missing_init_fence": "the thread that executes mbarrier.init does not execute fence.mbarrier_init (or "
     "fence.proxy.async) afterward",
-    "missing_init_sync": "no __syncthreads follows mbarrier.init, or no cluster barrier if other CTAs use the mbarrier",
+    "missing_init_sync": "mbarrier.init is not followed by __syncthreads, or by barrier.cluster if other CTAs use the "
+    "mbarrier",
     "read_before_load": "the reader does not wait on the load's mbarrier, or its wait returned because an earlier "
     "phase was complete",
     "wrong_parity": "the wait always uses the same parity, or the kernel toggles the parity at the wrong time; toggle "
@@ -234,7 +235,7 @@ class Hazard:
 
     @property
     def notes(self) -> list[str]:
-        """Lines that state the missing call (if it is known), other places with the same cause, and the consequences."""
+        """Lines that state the missing call (if known), other places with the same cause, and the consequences."""
         missing = [f"missing: {self.advice}"] if self.advice else []
         also = [f"also at {other.place}, {counted(other.count, 'time')}" for other in self.also]
         return missing + also + [f"then {c.kind} at {c.place}, {counted(c.count, 'time')}" for c in self.consequences]

@@ -196,7 +196,7 @@ def atomic(
 
 
 def _yield_after(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
-    """Yield to other splits after an operation that changed memory, or that again observed the same value.
+    """Yield to other splits after an operation that changed memory, or that observed the same value again.
 
     ``address`` is the generic address of the first element of ``old``.
     """

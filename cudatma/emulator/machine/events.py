@@ -4,7 +4,7 @@ An observer of a cluster is a subclass of Observer that overrides the methods of
 for example, ``w.events.shared_read(...)`` and ignores the result, because observers do not change what a kernel
 computes. Hazard checks (hazards/) and the trace (trace/recording.py) are observers.
 
-Unless its description states otherwise, an event precedes its effect: memory, barriers and registers still have their
+Unless its description states otherwise, an event precedes its effect: memory, barriers and registers still have the
 values from before the instruction. The observers of a cluster are called in the order in which they were given.
 """
 
@@ -88,7 +88,7 @@ class Observer:
     ----------------
     w, at
         Warp (state.Warp), and index of its instruction in the function's body. ``w.split`` contains the lanes that
-        execute the instruction, and ``w.guard`` the lanes whose guard holds (None for all).
+        execute the instruction, and ``w.guard`` the lanes whose guard is true (None for all).
     block, offsets
         CTA (state.Block) whose shared memory is accessed, and byte offsets in it, one per lane or per piece.
     region
@@ -141,7 +141,7 @@ class Observer:
     def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
         """The machine has found a hazard: an instruction that violates a rule of execution.
 
-        ``kind`` is a key of hazards.hazard.CAUSES. ``places`` contains the locations that the hazard concerns
+        ``kind`` is a key of hazards.hazard.CAUSES. ``places`` contains the locations that the hazard affects
         (hazards.hazard.Place).
         """
 
@@ -367,7 +367,7 @@ class Observer:
     def wgmma_waited(self, w: Any, at: int, done: int, warps: list[Any], /) -> None:
         """A warp's wgmma.wait_group returns.
 
-        ``done`` is the number of complete groups. ``warps`` contains the warps of the warpgroup.
+        ``done`` is the number of completed groups. ``warps`` contains the warps of the warpgroup.
         """
 
     def registers_set(self, w: Any, at: int, count: int, is_increase: bool, /) -> None:
@@ -384,7 +384,7 @@ def combined(observers: Sequence[Observer]) -> Observer:
 
 
 class _Combined:
-    """Observer that determines the handlers of an event when it first occurs.
+    """Observer that determines the handlers of an event when the event first occurs.
 
     If only one observer handles an event, its method is called directly.
     """

@@ -112,7 +112,7 @@ def in_units(offsets: Array, shift: int) -> Array:
 def bytes_of(array: Any, name: str = "array") -> Array:
     """Return the bytes of a NumPy array as (n,) uint8 without a copy.
 
-    For a view with gaps, return the bytes of the contiguous array that contains the view. Raises ArgumentError if there
+    For a view with gaps, return the bytes of the contiguous array that contains the view. Raise ArgumentError if there
     is no such array.
     """
     if not isinstance(array, np.ndarray):

@@ -203,7 +203,7 @@ def nanosleep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("setmaxnreg", "pmevent", "prefetchu", "applypriority", "discard")
 def no_effect(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for instructions that do not affect values but only registers, caches or counters.
+    """Emit code for instructions that affect only caches, counters or the number of registers.
 
     setmaxnreg.inc can block until the CTA's register pool has enough registers.
     """
@@ -261,4 +261,4 @@ def restore_stack(w: Warp, top: Array, mask: Array | None) -> None:
 
 @emitter(*REFUSED)
 def refuse(e: SegmentWriter, i: Instruction) -> None:
-    raise e.error(f"`{i.parts[0]}` is not supported: {REFUSED[i.parts[0]]}")
+    raise e.error(f"`{i.parts[0]}` is not supported ({REFUSED[i.parts[0]]})")

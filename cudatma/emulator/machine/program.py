@@ -220,11 +220,11 @@ class Image:
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """Return the function with a number, or None if there is none."""
+        """Return the name of the function with this number, or None if there is none."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """Return the kernel that matches a name. Raises ArgumentError like find_name()."""
+        """Return the kernel that matches a name, or raise ArgumentError as find_name() does."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
         return self.program(find_name(name, entries, "entry", "kernels"))
 

@@ -42,7 +42,7 @@ class ClusterWait:
 
 
 def executing(w: Warp) -> Array:
-    """Return the lanes that execute the current instruction: the split's lanes whose guard holds."""
+    """Return the lanes that execute the current instruction, which are the split's lanes whose guard is true."""
     return w.split.mask if w.guard is None else w.split.mask & w.guard
 
 
@@ -101,7 +101,7 @@ def complete_named(block: Block, barrier: NamedBarrier) -> bool:
 
 
 def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
-    """Return the popc, and and or reductions over all threads, or None if no thread has executed bar.red."""
+    """Return the popc, AND and OR reductions over all threads, or None if no thread has executed bar.red."""
     if not barrier.reductions:
         return None
     votes = np.concatenate([predicate[mask] for _, mask, predicate in barrier.reductions])
@@ -161,7 +161,7 @@ def groups_of(members: Array, here: Array) -> list[Group]:
 def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     """Synchronize the lanes of each member mask.
 
-    Reports a mask that omits executing lanes or includes live lanes that do not execute the instruction. PTX ISA,
+    Report a mask that omits executing lanes or includes live lanes that do not execute the instruction. PTX ISA,
     "shfl.sync": the behavior is undefined if the executing thread is not in the membermask.
     """
     alive = lane_bits(w.alive)

@@ -57,7 +57,7 @@ def lane_mask(bits: int) -> Array:
 
 
 def active_lanes(mask: Array | None) -> list[int]:
-    """Return the numbers of the lanes in a mask. None selects all lanes."""
+    """Return the indices of the lanes in a mask. None selects all lanes."""
     return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
 
 

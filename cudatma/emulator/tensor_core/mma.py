@@ -188,7 +188,7 @@ def quad_mma(
 ) -> Array:
     """Compute mma.m8n8k4 for f16, which consists of four products, each computed by four lanes of each half-warp.
 
-    Returns the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` contains raw
+    Return the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` contains raw
     bits in the same shape.
     """
     left, right = _operand(a, not columns_of_a), _operand(b, columns_of_b)

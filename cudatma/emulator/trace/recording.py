@@ -41,7 +41,7 @@ class Event:
         shared memory), "wait", "acquire" (a wait that returned), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
         consecutive instructions), "access" (an access of a hazard), "hazard", or "warp" (its lifetime).
     block
-        CTA of the event. For a copy, this is the destination.
+        CTA of the event. For a copy, this is the destination CTA.
     end
         Last step, or None if the schedule ended before the event did.
     barrier, phase
@@ -76,7 +76,7 @@ class Event:
 
 @dataclass(slots=True)
 class _Accessed:
-    """An access to memory, to the ``size`` bytes from ``base + offsets[i]`` for each lane or piece."""
+    """An access to memory. Lane or piece ``i`` accesses ``size`` bytes from ``base + offsets[i]``."""
 
     verb: str
     step: int
@@ -307,7 +307,7 @@ class Recording(Observer):
         self._access("issues a copy to", w, at, box.spec.address, box.gmem[written], 16)
 
     def hazard_found(self, hazard: Hazard, w: Warp) -> None:
-        """Record a hazard and those of its accesses that are recent."""
+        """Record a hazard and its recent accesses."""
         here = self._latest(hazard.ptx_line, hazard.address, w)
         earlier = [
             # An earlier access may be by the same instruction, for example in the previous iteration of a loop.
