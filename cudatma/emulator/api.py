@@ -623,7 +623,7 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
         raise ArgumentError("args", f"{setup.program.param_bytes} bytes", f"at most {MAX_PARAM_BYTES} bytes in total")
     if setup.program.local_bytes > MAX_LOCAL_BYTES:
         raise ArgumentError(
-            "local", f"{setup.program.local_bytes} bytes", f"at most {MAX_LOCAL_BYTES} bytes per thread"
+            "local memory", f"{setup.program.local_bytes} bytes", f"at most {MAX_LOCAL_BYTES} bytes per thread"
         )
     total = static_bytes + setup.dynamic_bytes
     if total > MAX_SHARED_BYTES:

@@ -32,14 +32,14 @@ CAUSES: dict[str, str] = {
     "fence.proxy.async) afterward",
     "missing_init_sync": "mbarrier.init is not followed by __syncthreads, or by barrier.cluster if other CTAs use the "
     "mbarrier",
-    "read_before_load": "the reader does not wait on the load's mbarrier, or its wait returned because an earlier "
-    "phase was complete",
+    "read_before_load": "the reader does not wait on the load's mbarrier, or its wait returns because an earlier "
+    "phase is complete",
     "wrong_parity": "the wait always uses the same parity, or the kernel toggles the parity at the wrong time; toggle "
     "it after each pass through the ring",
     "overwritten_while_read": "the producer does not wait on the empty barrier, or a reader arrives on the empty "
     "barrier before its last read",
     "write_race": "two writers use the same slot, or the second writer does not wait for the first",
-    "missing_proxy_fence": "the threads that stored did not execute fence.proxy.async before the barrier that precedes "
+    "missing_proxy_fence": "the threads that stored do not execute fence.proxy.async before the barrier that precedes "
     "the asynchronous access",
     "store_source_reused": "the kernel reuses the source of a bulk copy without a wait; execute "
     "cp.async.bulk.wait_group.read after a store, or wait for an arrival by the destination CTA after a copy between "
@@ -48,8 +48,8 @@ CAUSES: dict[str, str] = {
     "before it exits",
     "exit_with_pending_load": "an early return skips the wait for the copy, or the producer loads one tile too many; "
     "wait for every copy",
-    "uncommitted_group": "the thread that issued the bulk stores did not execute cp.async.bulk.commit_group before the "
-    "wait",
+    "uncommitted_group": "the thread that issued the bulk stores does not execute cp.async.bulk.commit_group before "
+    "the wait",
     "wgmma_registers": "the kernel uses accumulators or fragments before it executes wgmma.wait_group",
     "wgmma_missing_fence": "the kernel omits wgmma.fence between the instructions that write the registers and the "
     "next wgmma",
@@ -60,8 +60,8 @@ CAUSES: dict[str, str] = {
     "swizzle modes in reverse order",
     "swizzle_alignment": "the offset of the tile or the start of dynamic shared memory is not aligned to the swizzle "
     "pattern (256, 512 or 1024 bytes)",
-    "register_pool": "a warpgroup omits setmaxnreg.dec, or the register counts of all warpgroups exceed the registers "
-    "of the CTA",
+    "register_pool": "a warpgroup omits setmaxnreg.dec, or the warpgroups together request more registers than the "
+    "CTA started with",
     "divergent_barrier": "bar.sync is inside a branch that some lanes of a warp do not take; move it out of the branch",
     "divergent_warp": "the instruction is inside a branch that some threads do not take, or its mask includes lanes "
     "that do not execute it",
@@ -87,7 +87,7 @@ CAUSES: dict[str, str] = {
     "alternate between maps to avoid the wait",
     "target": "the kernel executes code for another architecture; choose that target, or compile the code "
     "conditionally",
-    "trap": "an operand has a value that the hardware does not support, or the kernel executes trap",
+    "trap": "an operand has a value that the hardware does not allow, or the kernel executes trap",
 }
 
 
