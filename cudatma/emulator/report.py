@@ -168,7 +168,7 @@ class Report:
         Returns
         -------
         str
-            HTML with the hazards, their source lines and the results. If the launch had a trace, the page also shows
+            HTML with the hazards, their source lines and the results. If the launch has a trace, the page also shows
             the order of events and the pipeline.
         """
         return report_page([self])

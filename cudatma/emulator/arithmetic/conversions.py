@@ -20,10 +20,11 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Binary floating-point format with a sign bit and these numbers of exponent and mantissa bits.
+    """Binary floating-point format with a sign bit.
 
-    ``top`` is the bit pattern of the largest finite value. ``nan`` is the NaN that conversions write, or ``top`` if the
-    format has no NaN. If ``has_inf`` is true, infinity is top + 1.
+    ``exponent`` and ``mantissa`` are the bit counts of these fields. ``top`` is the bit pattern of the largest finite
+    value. ``nan`` is the NaN that conversions write, or ``top`` if the format has no NaN. If ``has_inf`` is true,
+    infinity is top + 1.
     """
 
     exponent: int

@@ -182,7 +182,7 @@ _TYPES: dict[str, Any] = {
 
 
 def reduce_into(place: Array, data: Array, operation: str, kind: str) -> None:
-    """Copy or reduce a byte range into another one."""
+    """Copy or reduce ``data`` into the bytes of ``place``."""
     if not operation:
         place[:] = data
         return

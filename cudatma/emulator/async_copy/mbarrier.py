@@ -154,7 +154,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
             w.events.violation("barrier_misaligned", w, at, message)
             access.trap(w, at, f"an mbarrier must be 8-byte aligned, got {address:#x}")
         if not 1 <= number <= MAX_COUNT:
-            access.trap(w, at, f"the count of mbarrier.init must be 1 to {MAX_COUNT}, got {number}")
+            access.trap(w, at, f"the count of mbarrier.init must be from 1 to {MAX_COUNT}, got {number}")
         old = block.mbarriers.get(offset)
         barrier = MBarrier(block, offset, number)
         w.events.mbarrier_init(w, at, barrier, old, lanes)

@@ -310,8 +310,8 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 class Finding:
     """A hazard during collection.
 
-    `places` holds the affected bytes and mbarriers. `blocks` holds the CTAs in which the hazard occurred. `is_derived`
-    is True if another hazard preceded every occurrence.
+    `places` contains the affected bytes and mbarriers. `blocks` contains the CTAs in which the hazard occurred.
+    `is_derived` is True if another hazard preceded every occurrence.
     """
 
     hazard: Hazard

@@ -233,7 +233,7 @@ class SharedRaces(Observer):
             self._unwritten.append((w, w.split.frame.program, at, shadow, indices, self._early_kind(w)))
 
     def _read_before_issue(self, shadow: Shadow, indices: Array, agent: int, awaited: Awaited) -> bool:
-        """Report earlier reads by ``agent`` of bytes whose copy is issued only now. Return whether there are any."""
+        """Report earlier reads by ``agent`` of bytes whose copy is issued now. Return whether any were reported."""
         has_read = False
         for w, program, at, where, read, kind in self._unwritten:
             if where is shadow and w.agent == agent % self._agents.warps and np.isin(indices, read).any():

@@ -235,7 +235,7 @@ class Swizzles(Observer):
         self._compare(w, at, modes, box.spec.swizzle, "the store's tensor map")
 
     def _compare(self, w: Warp, at: int, modes: Array, mode: Swizzle, reader: str) -> bool:
-        """Report bytes that a tensor copy wrote with a different swizzle. Return whether there are any."""
+        """Report bytes that a tensor copy wrote with a different swizzle. Return whether any were reported."""
         modes = modes & (_MISALIGNED - 1)
         wrong = (modes != 0) & (modes != int(mode) + 1)
         if wrong.any():

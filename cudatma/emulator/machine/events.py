@@ -1,7 +1,7 @@
 """Events that the machine reports to observers while it runs.
 
-An observer of a cluster is a subclass of Observer that overrides the methods of the events it needs. The machine calls,
-for example, ``w.events.shared_read(...)`` and ignores the result, because observers do not change what a kernel
+An observer of a cluster is a subclass of Observer that overrides the methods of the events that it handles. The machine
+calls, for example, ``w.events.shared_read(...)`` and ignores the result, because observers do not change what a kernel
 computes. Hazard checks (hazards/) and the trace (trace/recording.py) are observers.
 
 Unless its description states otherwise, an event precedes its effect: memory, barriers and registers still have the
@@ -311,7 +311,7 @@ class Observer:
         """
 
     def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
-        """An instruction arrives more often than there are pending arrivals.
+        """An instruction arrives more times than the number of pending arrivals.
 
         ``number`` is the number of arrivals by this instruction. ``expects`` is true if the instruction has .expect_tx.
         """

@@ -19,7 +19,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
 
 
 def _guard_lanes(e: SegmentWriter, i: Instruction) -> str | None:
-    """Emit the mask of lanes whose guard holds, and return the mask's name, or None if there is no guard."""
+    """Emit the mask of lanes whose guard is true, and return the mask's name, or None if there is no guard."""
     if i.guard is None:
         return None
     register, negated = i.guard
@@ -138,8 +138,8 @@ def call_function(w: Warp, name: str, arguments: list[str], results: list[str], 
     program = w.launch.image.program(name)
     expected = (len(program.function.params), len(program.function.returns))
     if expected != (len(arguments), len(results)):
-        message = f"{name} is called with {len(arguments)} arguments and {len(results)} results"
-        raise TrapError(f"{message}, but it declares {expected[0]} and {expected[1]}")
+        message = f"the call of {name} has {len(arguments)} arguments and {len(results)} results"
+        raise TrapError(f"{message}, but {name} declares {expected[0]} and {expected[1]}")
     return divergence.call(w, program, arguments, results, following)
 
 

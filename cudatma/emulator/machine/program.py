@@ -73,7 +73,7 @@ class Program:
 
     @cached_property
     def unfenced(self) -> dict[int, int]:
-        """Return a map from the index of each wgmma to those of its registers that are written without a fence."""
+        """Return a map from the index of each wgmma to its registers that are written without a fence."""
         return unfenced_wgmmas(self.flow)
 
     def compile_full(self, index: int) -> SegmentFunction:
@@ -185,7 +185,9 @@ class Image:
         placed = [v for v in self.module.variables.values() if v.space in ("global", "const")]
         total = sum(v.size_bytes + v.align for v in placed)
         if total > MAX_VARIABLES_BYTES:
-            raise PtxError(f"global and constant variables must have at most {MAX_VARIABLES_BYTES} bytes, got {total}")
+            raise PtxError(
+                f"global and constant variables must occupy at most {MAX_VARIABLES_BYTES} bytes, got {total}"
+            )
         for variable in placed:
             self._place(variable)
         for variable in self.module.variables.values():

@@ -52,7 +52,7 @@ def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool)
     lane = int(here.argmax())
     index = int(number[lane])
     if index > 15:
-        raise TrapError(f"the barrier number must be 0 to 15, got {index}")
+        raise TrapError(f"the barrier number must be from 0 to 15, got {index}")
     barrier = w.block.barriers[index]
     w.meetings += 1
     if aligned and not (here == w.alive).all():

@@ -189,7 +189,7 @@ class BodyParser:
                 count = cursor.integer()
                 cursor.expect(">")
                 if not 0 <= count <= _MAX_REGISTERS:
-                    raise cursor.error(f"the number of registers must be 0 to {_MAX_REGISTERS}, got {count}")
+                    raise cursor.error(f"the number of registers must be from 0 to {_MAX_REGISTERS}, got {count}")
                 if name in scope.ranges:
                     raise cursor.error(f"registers `{name}` are declared twice")
                 scope.ranges[name] = (kind, count)

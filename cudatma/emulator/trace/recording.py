@@ -45,7 +45,7 @@ class Event:
     end
         Last step, or None if the schedule ended before the event did.
     barrier, phase
-        Shared-memory offset of the mbarrier, or -1 if there is none, and the number of phases that it had completed.
+        Shared-memory offset of the mbarrier, or -1 if there is none, and the number of its completed phases.
     offset, size_bytes
         Range of shared memory.
     issuer
