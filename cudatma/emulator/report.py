@@ -100,7 +100,7 @@ class Report:
 
     @property
     def findings(self) -> list[Hazard]:
-        """All hazards; each is followed by other places with the same cause and by its consequences."""
+        """All hazards, each followed by other places with the same cause and by its consequences."""
         return [finding for hazard in self.hazards for finding in (hazard, *hazard.also, *hazard.consequences)]
 
     @property
@@ -270,7 +270,7 @@ class _LaunchView:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """Content of the section, for the comparison of launches, or () if the launch needs no section."""
+        """Content of the section, used to compare launches, or () if the launch has no section."""
         report = self.report
         hazards = [(h.kind, h.ptx_line, h.source) for h in (*report.hazards, *report.warnings)]
         results = [(comparison.name, comparison.error) for comparison in report.compared]

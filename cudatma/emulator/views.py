@@ -164,7 +164,7 @@ def _marks(hazard: Hazard, history: list[Event]) -> list[tuple[int, str, str, st
 
 
 def _excerpts(marked: Iterable[tuple[str, int, str, str]], files: Lines, around: int) -> list[Excerpt]:
-    """Return the lines around marked (file, line, mark, note), one excerpt for each file."""
+    """Return one excerpt per file with the lines around each marked (file, line, mark, note)."""
     by_file: dict[str, dict[int, list[tuple[str, str]]]] = {}
     for file, number, mark, note in marked:
         by_file.setdefault(file, {}).setdefault(number, []).append((mark, note))
@@ -228,7 +228,7 @@ def _related(
         mbarriers = mbarriers | {
             (e.block, e.barrier) for e in (*recent, *stuck) if _issuer(e) in warps and e.barrier >= 0
         }
-    # A wait that passes is also an "acquire".
+    # A wait that has returned is also recorded as an "acquire".
     passed = {(e.block, e.warp, e.barrier, e.phase) for e in recent if e.kind == "acquire"}
     return [
         event

@@ -123,9 +123,10 @@ def queue(w: Warp, lane: int) -> Queue:
 
 
 def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
-    """Return the cp.async queues of lanes. A warp has one queue until some of its lanes commit or wait separately.
+    """Return the cp.async queues of the active lanes.
 
-    If ``parts`` is true, split queues so that the returned queues contain only active lanes.
+    A warp has one queue until some of its lanes commit or wait separately. If ``parts`` is true, split queues so that
+    the returned queues contain only active lanes.
     """
     queues: list[Queue] | None = w.async_state.get("cp")
     if queues is None:

@@ -141,7 +141,7 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
     """Execute mbarrier.init.
 
-    If several lanes initialize an mbarrier with equal counts in one instruction, it is initialized once.
+    If several lanes initialize an mbarrier with equal counts in one instruction, the mbarrier is initialized once.
     """
     lanes_of: dict[tuple[int, int], int] = {}
     for lane in active_lanes(mask):
@@ -162,7 +162,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
 
 
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
-    """Execute mbarrier.inval: write back the state, and then treat the bytes as ordinary memory."""
+    """Execute mbarrier.inval, which writes back the state. Afterward, the bytes are ordinary memory."""
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval", False)
         w.events.mbarrier_inval(w, at, barrier)

@@ -23,7 +23,7 @@ from cudatma.emulator.ptx.writer import RUNTIME
 def _submit_write(
     w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any, scope: str = ""
 ) -> None:
-    """Submit a write of a few bytes that completes on an mbarrier. ``scope`` is not empty for a reduction."""
+    """Submit a write of a few bytes that completes on an mbarrier. ``scope`` is as in Copy."""
     copy = Copy(w, at, "st.async", block, np.array([offset]), size, barrier, scope=scope)
     w.events.copy_issued(copy)
 

@@ -65,7 +65,7 @@ class Box:
 
     @property
     def plane_rows(self) -> int:
-        """Number of box rows along the tensor's second dimension, which form a two-dimensional plane."""
+        """Number of box rows along the tensor's second dimension. These rows form a two-dimensional plane."""
         spec = self.spec
         if not isinstance(spec, TiledSpec) or spec.rank < 2 or spec.interleave is not Interleave.NONE:
             return len(self.smem)
@@ -145,7 +145,7 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
 def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
     """Return the position of each pixel of a column, W first, and its image number, shape (pixels, spatial + 1).
 
-    Positions do not include the filter offset. ``coords`` are as for im2col_box().
+    Positions do not include the filter offset. ``coords`` has the same meaning as in im2col_box().
     """
     spatial, first = spec.rank - 2, first_pixel_dim(spec)
     steps = (*spec.element_strides[first : first + spatial], spec.element_strides[-1])

@@ -114,7 +114,7 @@ def replace(
 
 
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
-    """Execute tensormap.cp_fenceproxy: copy a tensor map from shared to global memory and release it.
+    """Execute tensormap.cp_fenceproxy, which copies a tensor map from shared to global memory and releases it.
 
     Each lane copies four bytes at its own addresses, like the code that ptxas generates.
     """

@@ -137,7 +137,7 @@ def _float_result(operation: str, old: Array, new: Array, result: Array) -> Arra
     if operation in ("min", "max"):
         signs = (old.view(bits) & new.view(bits)) if operation == "max" else (old.view(bits) | new.view(bits))
         result = np.where((old == 0) & (new == 0), signs.view(old.dtype), result)
-    # A NaN result is an unchanged NaN operand: the new one if both are NaN.
+    # A NaN result is an unchanged NaN operand. If both are NaN, it is the new operand.
     if bits.itemsize == 8 and operation == "add":
         result = np.where(np.isnan(new), new, np.where(np.isnan(old), old, result))
         invalid = np.isnan(result) & ~np.isnan(old) & ~np.isnan(new)

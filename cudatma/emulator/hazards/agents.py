@@ -127,7 +127,7 @@ class Agents(Observer):
     def flag_agent(self, w: Warp) -> int:
         """Return the agent of a warp's strong writes to global memory.
 
-        It is a separate agent because a thread can acquire a published flag without the warp's other accesses.
+        This agent is separate because a thread can acquire a published flag without the warp's other accesses.
         """
         return 4 * self.warps + w.agent
 
@@ -155,7 +155,7 @@ class Agents(Observer):
             self._stamp_groups(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
-        """Return the clock that all lanes of a warp share, and the clocks of lanes that have acquired more."""
+        """Return the clock that all lanes of a warp share, and the clocks of lanes that have acquired more accesses."""
         parted = self._parted.get(w.agent)
         if parted is None:
             return [self.clocks[w.agent]]
@@ -273,7 +273,7 @@ class Agents(Observer):
         """Return the agent and clock of an access by ``lanes`` lanes.
 
         A release by a single lane publishes accesses by several independent lanes only after these lanes have
-        synchronized. It always publishes accesses by one lane or one warp-wide instruction (``together``).
+        synchronized. The release always publishes accesses by one lane or one warp-wide instruction (``together``).
         """
         clock = self.clocks[w.agent]
         if lanes == 1 or together:

@@ -239,7 +239,7 @@ def joined(clock: Clock, other: Clock) -> Clock:
 
 
 class LaneClocks:
-    """Clocks of a warp's lanes while some lanes have acquired more than others.
+    """Clocks of a warp's lanes while some lanes have acquired more accesses than others.
 
     These clocks exist from an acquire by some lanes until all lanes synchronize. ``meetings`` is the number of the
     warp's synchronizations before the acquire. ``parts`` contains (lane bits, clock) pairs. All other lanes have the
@@ -383,7 +383,7 @@ class LaneGroups:
         return [(lowest, of == lowest) for lowest in np.unique(of).tolist()]
 
     def publishable(self, lanes: Array, alone: bool) -> Array:
-        """Return the part of each group's clock that these lanes publish. ``alone`` means a release by one lane."""
+        """Return the part of each group's clock that these lanes publish. ``alone`` is true if one lane releases."""
         clocks: Array = self.known[lanes].max(axis=0)
         if not alone:
             clocks = np.where(np.isin(self.first, self.first[lanes]), self.now, clocks)

@@ -149,7 +149,7 @@ class Findings:
         self.add("trap", str(error), split.frame.program, at, split.warp)
 
     def has(self, place: Place, *kinds: str) -> bool:
-        """Return whether a hazard of one of these kinds has been recorded at a place or without a place."""
+        """Return whether a hazard of one of these kinds has been recorded at this place, or without a place."""
         known = (finding for key, finding in self._hazards.items() if key[0] in kinds)
         return any(not finding.places or place in finding.places for finding in known)
 
@@ -210,7 +210,7 @@ class Reporter(Observer):
         self.report(kind, w, at, f"{text} ({shown})", others=others, where=where, address=generic, **more)
 
     def earlier(self, read_at: int, written_at: int, copied_at: int = -1) -> list[Access]:
-        """Return the read, the last write and the copy at these instructions of the kernel."""
+        """Return the earlier read, the last write and the copy in flight at these instructions of the kernel."""
         accesses = []
         for verb, at in (("copied", copied_at), ("read", read_at), ("last written", written_at)):
             if 0 <= at < len(self.body):
@@ -267,7 +267,7 @@ def _cause(waits: list[Any]) -> str:
 
 
 def _loop(split: Split, deadlock: Deadlock) -> tuple[Loop | None, FlagWait | None]:
-    """Return the infinite loop of a split and the flag that its CTA polls in the loop, if there are any."""
+    """Return the infinite loop of a split (or None) and the flag that its CTA polls in the loop (or None)."""
     loop = deadlock.loops.loop(split.warp) if deadlock.loops is not None else None
     if loop is None or (split.waits_for is not None and split.waits_for.at not in dict(loop.instructions)):
         return None, None

@@ -474,7 +474,7 @@ class GlobalRaces(Observer):
                 report()
 
     def _defer(self, w: Warp, agent: int, lanes: int, load: int, report: Callable[[], None]) -> bool:
-        """Defer a race to UnusedLoads if only guarded stores use the load's value. Return whether it was deferred."""
+        """Defer a race to UnusedLoads if only guarded stores use the loaded value. Return whether it was deferred."""
         program = w.split.frame.program
         stores = stores_of(program, load) if 0 <= load < len(program.function.body) else None
         if stores is not None:

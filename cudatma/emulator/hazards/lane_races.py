@@ -35,7 +35,7 @@ _CONTENDED = (
 )
 
 
-#: Cause of a race at bytes that another instruction has read before.
+#: Cause of a race at bytes that another instruction has read earlier.
 _UPDATED = (
     "several lanes read and then write the same bytes; use atomicAdd or another atomic operation to update a value, or "
     "__syncwarp between the read and the write"

@@ -119,7 +119,8 @@ def as_shared(w: Warp, at: int, address: int) -> int:
     """Return the address of a shared-memory operand in the .shared state space.
 
     Hardware uses only the low half of a generic address, which for shared memory is the address in the .shared state
-    space. PTX does not guarantee this behavior, so the emulator warns. A generic address of other memory traps.
+    space. PTX does not guarantee this behavior, so the emulator warns. A generic address of any other memory causes a
+    trap.
     """
     if address >> 60 == SHARED_WINDOW >> 60:
         message = f"the operand must be {SHARED_OPERAND}, got {address:#x}, a generic address of shared memory"

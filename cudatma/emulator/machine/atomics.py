@@ -53,7 +53,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
 
 
 def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bool, order: str) -> tuple[Region, int]:
-    """Return the region and offset of one lane's operand. ``remote`` allows the memory of other CTAs."""
+    """Return the region and offset of one lane's operand. ``remote`` allows access to other CTAs."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
     if space == "shared" or (not space and window == 1):

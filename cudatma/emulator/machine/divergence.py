@@ -144,7 +144,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Decrement the number of splits and inner joins that a join waits for, and resume execution at zero."""
+    """Decrement the number of splits and inner joins that a join waits for, and resume execution when none remain."""
     join.missing -= 1
     if join.missing:
         return
@@ -186,7 +186,7 @@ def _release(w: Warp, lanes: Array) -> Array:
 
 
 def release_parked(w: Warp) -> bool:
-    """Release all lanes that are parked at joins. Return whether there were any."""
+    """Release all lanes that are parked at joins. Return whether any lanes were released."""
     released = bool(_release(w, w.alive).any())
     w.has_left_joins = w.has_left_joins or released
     return released

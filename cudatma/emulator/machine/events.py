@@ -1,8 +1,8 @@
 """Events that the machine reports to observers while it runs.
 
 An observer of a cluster is a subclass of Observer that overrides the methods of the events that it handles. The machine
-calls, for example, ``w.events.shared_read(...)`` and ignores the result, because observers do not change what a kernel
-computes. Hazard checks (hazards/) and the trace (trace/recording.py) are observers.
+calls, for example, ``w.events.shared_read(...)`` and ignores the result, because observers do not affect the results
+of a kernel. Hazard checks (hazards/) and the trace (trace/recording.py) are observers.
 
 Unless its description states otherwise, an event precedes its effect: memory, barriers and registers still have the
 values from before the instruction. The observers of a cluster are called in the order in which they were given.
@@ -25,7 +25,7 @@ Same = Callable[[], bool]
 
 
 def never() -> bool:
-    """Return False (the ``same`` argument of a store whose bytes are not compared)."""
+    """Return False, as the ``same`` argument of stores whose bytes are not compared."""
     return False
 
 
@@ -386,7 +386,7 @@ def combined(observers: Sequence[Observer]) -> Observer:
 class _Combined:
     """Observer that determines the handlers of an event when the event first occurs.
 
-    If only one observer handles an event, its method is called directly.
+    If only one observer handles an event, the machine calls its method directly.
     """
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:

@@ -142,7 +142,7 @@ class GridLaunch:
         Raise ResidencyError if the live clusters would use too much memory.
         """
         started = False
-        for _ in range(max(1, len(self.resident) // 4)):  # Batches keep long chains of waiting clusters fast.
+        for _ in range(max(1, len(self.resident) // 4)):  # Batches speed up long chains of waiting clusters.
             origin = self._take(lambda count: 0)
             if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MAX_LIVE_BYTES:
                 live, blocks = len(self.resident), self.cluster[0] * self.cluster[1] * self.cluster[2]
@@ -209,7 +209,7 @@ class GridLaunch:
             self.setup.show_steps(steps)
 
     def clock(self, name: str) -> int:
-        """Return %clock, %globaltimer or half of one of them: the number of steps plus the idle time."""
+        """Return %clock, %globaltimer or half of one of these registers, which count the steps plus the idle time."""
         self._has_read_clock = True
         steps = self.scheduler.steps * 32 + self._waited_ns
         if name in ("clock", "globaltimer_lo"):

@@ -46,7 +46,7 @@ def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, s
 def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
     """Return expressions for the second operand in all synchronized lanes, and for their groups.
 
-    For an instruction without .sync, the only group is the active lanes.
+    For an instruction without .sync, the active lanes form the only group.
     """
     value = e.temporary(e.src(i.operands[1], code))
     if "sync" in i.parts:

@@ -158,7 +158,7 @@ MAX_VARIABLES_BYTES = 1 << 28
 
 
 class Image:
-    """A module in memory. Programs are created on first use. Variables exist as long as the image."""
+    """A module in memory. Programs are created on first use. Variables exist as long as the image exists."""
 
     def __init__(self, module: Module) -> None:
         self.module = module

@@ -15,7 +15,7 @@ from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
 
-#: Number of registers per SM. The number of registers per thread is a multiple of the unit, up to the maximum.
+#: Number of registers per SM, and the unit and the maximum of the number of registers per thread.
 _SM_REGISTERS, _UNIT, _MAX_REGISTERS = 65536, 8, 256
 _UNKNOWN = (
     "register_pool: the initial number of registers per thread is unknown, so the waits of setmaxnreg.inc cannot be "

@@ -22,7 +22,7 @@ from cudatma.errors import counted
 STARVATION = 2000
 #: Counts of live clusters from which a random schedule chooses.
 WIDTHS = (1, 2, 4, 8)
-#: Number of segments after which another cluster starts, because the live clusters may wait for it.
+#: Number of segments after which another cluster starts, because the live clusters may be waiting for it.
 PATIENCE = 20000
 #: Number of steps between two checks for progress, and number of steps between two checks of a recording.
 LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
@@ -248,7 +248,7 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Double the number of live clusters because they may wait for new ones. Return whether a cluster started."""
+        """Double the number of live clusters, which may be waiting for new clusters. Return whether a cluster started."""
         started = [self.launch.admit() for _ in range(len(self.launch.resident))]
         return any(started) or self.launch.admit_beyond()
 
@@ -344,7 +344,7 @@ class Scheduler:
     def _quantum(self, split: Split, is_whole: bool) -> None:
         """Run a split until it blocks, ends, polls, or exhausts its time slice.
 
-        If ``is_whole`` is true, the time slice is the long one of schedules 0 and 1.
+        ``is_whole`` selects the long time slice of schedules 0 and 1.
         """
         warp = split.warp
         warp.split = self.running = split

@@ -1,6 +1,6 @@
 """State of a running grid: clusters, CTAs and their barriers, warps, and splits of diverged lanes.
 
-Lanes of a warp that diverge at a branch become splits. Splits run independently, so that a split may wait for another
+Lanes of a warp that diverge at a branch become splits. Splits run independently, so a split may wait for another
 split of its warp. Splits reconverge at the immediate post-dominator of the branch (divergence.py).
 """
 
@@ -274,7 +274,7 @@ class Cluster:
 
 
 class Block:
-    """A CTA: its shared memory, barriers and warps. ``index`` is blockIdx; ``rank`` is the rank in its cluster."""
+    """A CTA: its shared memory, barriers and warps. ``index`` is blockIdx. ``rank`` is the rank in its cluster."""
 
     launch: Launch
     cluster: Cluster

@@ -193,7 +193,7 @@ def all_meet(w: Warp, at: int, what: str, members: Array) -> tuple[Array, ...]:
 def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     """Report an .aligned instruction that only some threads of the warp (``mask``) execute.
 
-    MMAs, matrix loads and matrix stores are also undefined if a thread of the warp has exited.
+    The behavior of MMAs, matrix loads and matrix stores is also undefined if a thread of the warp has exited.
     """
     here = w.split.mask if mask is None else mask
     if here.all():

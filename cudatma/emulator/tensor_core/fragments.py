@@ -215,8 +215,8 @@ def store_byte_rows(registers: Array) -> Array:
 
 
 _ROWS = 16
-#: Types for which the metadata of a thread consists of 16 bits of row g and 16 bits of row g + 8. For other types, it
-#: is one word of one row.
+#: Types for which the metadata of a thread consists of 16 bits of row g and 16 bits of row g + 8. For other types, the
+#: metadata is one word of one row.
 _HALF_WORDS = ("f16", "bf16", "tf32")
 
 

@@ -127,7 +127,7 @@ class _Process:
     # ---- copies, arrows, counters
 
     def _in_flight(self, piece: Slice, phases: dict[tuple[int, int], Slice]) -> list[dict[str, Any]]:
-        """Return a copy or store from issue to completion, and the arrow to the phase that it completes."""
+        """Return the events of a copy or store from issue to completion, and the arrow to the completed phase."""
         event = piece.event
         by = "" if event.kind == "cp.async" else "TMA "
         name = f"{by}{'stores' if event.kind == 'store' else self._what(event)}"

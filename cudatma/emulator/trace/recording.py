@@ -26,7 +26,7 @@ from cudatma.emulator.ptx.types import Array, lane_bits
 _COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
 #: Maximum number of events. Further events are dropped.
 MAX_EVENTS = 200_000
-#: Number of most recent accesses among which the accesses of a hazard are searched.
+#: Number of recent accesses that are searched for the accesses of a hazard.
 _MAX_ACCESSES = 20_000
 
 
@@ -310,7 +310,7 @@ class Recording(Observer):
         """Record a hazard and its recent accesses."""
         here = self._latest(hazard.ptx_line, hazard.address, w)
         earlier = [
-            # An earlier access may be by the same instruction, for example in the previous iteration of a loop.
+            # The same instruction may have made an earlier access, for example in the previous iteration of a loop.
             self._latest(other.ptx_line, hazard.address, before=here.begin)
             if here is not None and other.ptx_line == hazard.ptx_line and hazard.kind != "lane_race"
             else self._latest(other.ptx_line, hazard.address)
