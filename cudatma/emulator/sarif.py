@@ -89,7 +89,7 @@ def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources, call: s
 
 
 def _location(source: str, ptx_line: int, kernel: str, sources: Sources, call: str) -> dict[str, Any]:
-    """Return the place of the source line. If there is none, return the place of the launch or of the PTX line."""
+    """Return the place of the source line. If its file is unknown, return the place of the launch or the PTX line."""
     place = sources.locate(source) or next(iter(places(source)), None)
     file, line = place or ("", max(1, ptx_line))
     path = sources.paths.get(file) or file or f"{kernel}.ptx"

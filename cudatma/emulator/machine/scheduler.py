@@ -248,7 +248,7 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Double the number of live clusters, which may be waiting for new clusters. Return whether a cluster started."""
+        """Double the number of live clusters, which may be waiting for new clusters. Return whether any started."""
         started = [self.launch.admit() for _ in range(len(self.launch.resident))]
         return any(started) or self.launch.admit_beyond()
 
