@@ -32,7 +32,7 @@ _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 def parse(text: str) -> Module:
     """Parse a PTX module from NVRTC or nvcc (PTX 7.x to 9.x).
 
-    Raises PtxError with the line number if the text is malformed. Unknown instructions are reported when a kernel that
+    Raise PtxError with the line number if the text is malformed. Unknown instructions are reported when a kernel that
     contains them is prepared.
     """
     if not isinstance(text, str):
