@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import sys
 import types
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +13,10 @@ from fake_gpu import FakeGpu
 
 from benchmarks import attention
 from benchmarks import attention_decode as decoding
-from benchmarks.attention import LENGTHS, Operands, Shape, entrant, errors
+from benchmarks.attention import Operands, Shape, entrant, errors
 from benchmarks.attention_decode import FP8, OURS, PAGED, Decoding, decode_summary, decode_table
-from benchmarks.contest import Entrant, field_of, find_entrants
+from benchmarks.contest import field_of, find_entrants
 from benchmarks.rivals import attention as rivals
-from cudatma.errors import ArgumentError
 
 SMALL = Shape(2, 4, 2, 48, 64, True, "bfloat16")
 
@@ -37,16 +31,6 @@ def cell(length: int = 1024, mask: str = "full", **more: Any) -> dict[str, Any]:
 
 
 # ---- What is measured -----------------------------------------------------------------------------------------------
-
-
-def test_all_calls_are_asked_for_by_default() -> None:
-    found = attention.calls_of(attention._parser().parse_args([]))
-    assert len(found) == len(LENGTHS) * 2 * 4
-    assert {(each.heads, each.kv_heads, each.head_dim) for each in found} == {
-        *((32, 32, 64), (16, 16, 128), (8, 8, 256), (32, 8, 128)),
-    }
-    assert {each.batch * each.length for each in found if each.length <= 16384} == {16384}
-    assert {each.batch for each in found if each.length == 32768} == {1}
 
 
 # ---- Turns ----------------------------------------------------------------------------------------------------------
@@ -75,74 +59,6 @@ def test_who_is_too_slow_or_fails_is_refused_with_the_reason(gpu: FakeGpu) -> No
         entrant(gpu, "slow", lambda index: gpu.launch(9e5), None)
     with pytest.raises(RuntimeError, match="no kernel"):
         entrant(gpu, "broken", broken, None)
-
-
-SPEEDS = {"cuDNN": 10.0, "FA2": 16.0, "FA3": 8.0, "a2": 20.0, "a4": 6.0, "auto": 5.0}
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
-    """Replace everything that needs a GPU or torch."""
-
-    @contextlib.contextmanager
-    def stream() -> Iterator[FakeGpu]:
-        yield gpu
-
-    def launching(name: str) -> Any:
-        return lambda stream, operands: [entrant(gpu, name, lambda index: gpu.launch(SPEEDS[name]), name)]
-
-    def absent(library: Any, stream: Any, operands: Any) -> list[Entrant]:
-        if library is None:
-            raise ImportError("no library")
-        found: list[Entrant] = launching("FA3")(stream, operands)
-        return found
-
-    def configs_of(shape: Shape, versions: Any, refused: dict[str, str]) -> dict[str, Any]:
-        refused["a3"] = "ArgumentError: no kernel"
-        return {name: SimpleNamespace(entry=f"attention_{name}") for name in ("a2", "a4", "auto") if name != "a3"}
-
-    cuda = SimpleNamespace(init=lambda: None, empty_cache=lambda: None)
-    torch = SimpleNamespace(cuda=cuda, set_grad_enabled=lambda wanted: None)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    replaced = {
-        "require_gpu": lambda parser: None,
-        "measuring_stream": stream,
-        "precompile": lambda configs: f"{len(configs())} kernels",
-        "Operands": lambda shape: SimpleNamespace(shape=shape),
-        "configs_of": configs_of,
-        "_ours": lambda name, stream, operands: launching(name)(stream, operands),
-        "errors": lambda operands, outs: {name: (2e-3, 1e-2) if name != "FA2" else (0.5, 9.0) for name in outs},
-    }
-    for name, value in replaced.items():
-        monkeypatch.setattr(attention, name, value)
-
-    def always(library: Any) -> dict[str, Any]:
-        both: dict[str, Any] = {name: launching(name) for name in ("cuDNN", "FA2")}
-        return both | {"FA3": lambda stream, operands: absent(library, stream, operands)}
-
-    monkeypatch.setattr(rivals, "always", always)
-    return gpu
-
-
-def test_a_run_from_its_command_line_to_its_file(
-    world: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where = tmp_path / "it.json"
-    asked = ["--head-dim", "128", "--length", "512", "--length", "1024", "--full", "--no-gqa", "--fa3", "lib.so"]
-    assert attention.main([*asked, "--replays", "3", "--json", str(where)]) == 1
-    stored = json.loads(where.read_text())
-    first = stored["cells"][0]
-    assert first["us"] == pytest.approx({name: us for name, us in SPEEDS.items() if name != "FA2"})
-    assert list(first["us"]) == ["cuDNN", "FA3", "a2", "a4", "auto"]
-    assert first["error"] == "FA2: wrong result, relative RMS error 5.00e-01"
-    assert first["refused"] == {"a3": "ArgumentError: no kernel"}
-    assert first["entries"] == {name: f"attention_{name}" for name in ("a2", "a4", "auto")}
-    said = capsys.readouterr().out
-    assert "6 kernels" in said
-    assert "auto / best 1.600, auto 2.0e-03 off" in said
-    for group in ("all, 512 to 16384", "16 heads of 128, full"):
-        assert f"bfloat16, {group}: auto / best: geometric mean 1.600" in said
 
 
 def test_without_a_library_of_fa3_the_packages_are_looked_through(
@@ -200,21 +116,6 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pyt
     assert why in capsys.readouterr().err
 
 
-def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def explain(q: Any, k: Any, v: Any, *, causal: bool, version: str) -> Any:
-        if version == "a2":
-            raise ArgumentError("version", version, "one with a kernel")
-        return SimpleNamespace(config=(q, k, causal, version))
-
-    torch = SimpleNamespace(bfloat16="bf16", empty=lambda sizes, dtype, device: sizes)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(attention, "attention_explain", explain)
-    refused: dict[str, str] = {}
-    found = attention.configs_of(SMALL, ("a2", "a4"), refused)
-    assert found == {name: ((2, 48, 4, 64), (2, 48, 2, 64), True, name) for name in ("a4", "auto")}
-    assert list(refused) == ["a2"]
-
-
 # ---- With torch alone -----------------------------------------------------------------------------------------------
 
 
@@ -244,59 +145,6 @@ def test_results_are_compared_with_float64() -> None:
 
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-
-
-def exact(q: Any, k: Any, v: Any) -> Any:
-    """Return the exact result for one query (heads, dim) and the keys and values of a sequence (length, kv_heads,
-    dim)."""
-    k, v = (each.double().repeat_interleave(len(q) // each.shape[1], 1) for each in (k, v))
-    weights = torch.einsum("hd,khd->hk", q.double(), k).mul(q.shape[1] ** -0.5).softmax(-1)
-    return torch.einsum("hk,khd->hd", weights, v)
-
-
-class Paged:
-    """Fake of FlashInfer's BatchDecodeWithPagedKVCacheWrapper."""
-
-    def __init__(self, workspace: Any, layout: str, *, use_tensor_cores: bool) -> None:
-        assert layout == "NHD"
-        self.workspace = workspace
-
-    def plan(
-        self, begins: Any, pages: Any, last: Any, heads: int, kv_heads: int, dim: int, page: int, **kinds: Any
-    ) -> None:
-        self.lists = [pages[begin:end].long() for begin, end in pairwise(begins)]
-        assert last.tolist() == [page] * len(self.lists)
-
-    def run(self, q: Any, cache: tuple[Any, Any], *, out: Any) -> None:
-        for sequence, pages in enumerate(self.lists):
-            out[sequence] = exact(q[sequence], *(each[pages].flatten(0, 1) for each in cache))
-
-
-def forward(q: Any, k: Any, v: Any, *, out: Any) -> None:
-    """Fake of FA4's _flash_attn_fwd."""
-    for sequence in range(len(q)):
-        out[sequence, 0] = exact(q[sequence, 0], k[sequence], v[sequence])
-
-
-def test_fa4_and_flashinfer_read_the_cache_that_ours_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Paged)
-    monkeypatch.setitem(sys.modules, "flashinfer", package)
-    monkeypatch.setattr(decoding, "fa4_forward", lambda: forward)
-    monkeypatch.setattr(decoding, "flashinfer_workspace", lambda name: name)
-    monkeypatch.setattr(decoding, "copies_for", lambda nbytes: 2)
-    monkeypatch.setattr(decoding, "launches_for", lambda nbytes, copies: 2)
-    caches = decoding.Caches(Decoding(3, 48))
-    rivals = [*(rival for _, _, rival in decoding.OPTIONAL.values()), decoding._flashinfer(decoding.FLASHINFER_FP8)]
-    entrants = [each for rival in rivals for each in rival(None, caches)]
-    assert [each.rival for each in entrants] == ["FA4", "FlashInfer", "FlashInfer, CUDA cores", "FlashInfer, e4m3"]
-    assert {each.rival for each in entrants[:3]} <= set(decoding.RIVALS)
-    for each in entrants:
-        each.contender.run(caches.copies - 1)
-    for rms, _ in decoding.errors(caches, {each.rival: each.out for each in entrants}).values():
-        assert rms < decoding._ALLOWED
-    for each in entrants:
-        each.contender.run(0)  # the first copy, which the result is not compared with
-    assert min(rms for rms, _ in decoding.errors(caches, {each.rival: each.out for each in entrants}).values()) > 0.5
 
 
 def test_who_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
