@@ -71,6 +71,13 @@ def test_results_of_different_machines_are_not_drawn_together() -> None:
         plot.picture(result(), other)
 
 
+def test_the_committed_result_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to = tmp_path / "marlin.svg"
+    assert plot.main([str(ROOT / "benchmarks" / "results" / "marlin_rivals.json"), "--out", str(to)]) == 0
+    assert str(to) in capsys.readouterr().out
+    assert ElementTree.parse(to).getroot().tag.endswith("svg")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"cells": []}'])
 def test_what_cannot_be_drawn_is_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text(text)

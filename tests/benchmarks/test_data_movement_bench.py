@@ -83,3 +83,20 @@ def test_the_better_way_of_each_counts() -> None:
         "cudatma": None,
         "cupy": 9.0,
     }
+
+
+def test_the_table() -> None:
+    whole = {
+        "case": "copy",
+        "us": {"cudatma": 10.0, "cupy": 20.0},
+        "tb_s": 3.0,
+        "cupy_tb_s": 1.5,
+        "x_cupy": 2.0,
+        "way": {"cudatma": "graph", "cupy": "calls"},
+        "host_us": 9.54,
+    }
+    table = data_movement.data_movement_table([whole, {"case": "broken", "error": "x"}])
+    assert table.rows == (
+        ("copy", "10.0", "3.00", "20.0", "1.50", "2.00", "graph, calls", "9.5"),
+        ("broken", *"-" * 7),
+    )

@@ -46,6 +46,15 @@ def test_a_result_becomes_a_table(name: str, root: Path) -> None:
     assert readme_tables.main(["--check"], root) == 0
 
 
+def test_a_page_that_is_not_current_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(root, RESULT)
+    readme_tables.main([], root)
+    (root / readme_tables.PAGES[1]).write_text(PAGE)
+    capsys.readouterr()
+    assert readme_tables.main(["--check"], root) == 1
+    assert capsys.readouterr().err.startswith(f"{readme_tables.PAGES[1]} is not current")
+
+
 @pytest.mark.parametrize(
     ("selection", "table"),
     [
@@ -94,6 +103,12 @@ def test_a_page_says_that_a_result_is_missing(root: Path) -> None:
 def test_a_result_without_a_table_is_refused(result: object, root: Path) -> None:
     put(root, result)
     with pytest.raises(ArgumentError, match=r"speed\.json"):
+        readme_tables.main([], root)
+
+
+def test_a_damaged_result_is_refused(root: Path) -> None:
+    (root / "benchmarks" / "results" / "speed.json").write_text("{")
+    with pytest.raises(ArgumentError, match="JSON"):
         readme_tables.main([], root)
 
 

@@ -385,8 +385,10 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
     assert chosen.scale_form == "as_stored"
     assert served(monkeypatch, scaled(w, *WIDE_LARGE)).scale_form == "shifted"
     _, brain, _ = operands(1, 128, 64, config(dtype="bfloat16"))
-    brain = scaled(brain, *BF16_LARGE)
-    assert served(monkeypatch, brain, batch_invariant=batch_invariant).scale_form == "as_stored"
+    for largest, fit in (BF16_SMALL, BF16_LARGE):
+        assert (
+            served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).scale_form == "as_stored"
+        )
     if not batch_invariant:
         rule = choose_untuned(Problem.of(w, 33), H200)
         assert chosen.in_form("none") == rule
