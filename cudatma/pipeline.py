@@ -479,7 +479,8 @@ class PipelineSpec:
             Lines of the comment.
         """
         lines = [
-            f"ring: {self.stages} stages of {self.stage_bytes} bytes; per stage, expect_tx of {self.stage_tx_bytes} bytes, "
+            f"ring: {self.stages} stages of {self.stage_bytes} bytes; per stage, "
+            f"expect_tx of {self.stage_tx_bytes} bytes, "
             f"{counted(self.producer_arrivals, 'producer arrival')} and "
             f"{counted(self.empty_arrivals, 'consumer arrival')}; "
             f"{self.smem_bytes} bytes of shared memory in total"

@@ -29,7 +29,7 @@ Field = tuple[str, int]
 
 
 class At(NamedTuple):
-    """Address ``offset_bytes`` past the first element of a named array, or null if the call has no such array."""
+    """Address ``offset_bytes`` past the first element of a named array, or null if the call lacks this array."""
 
     array: str
     offset_bytes: int = 0

@@ -321,8 +321,8 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
 
     A pinned configuration takes precedence over a tuning entry, and a tuning entry over the family's rule or the
     cheapest kernel on the menu. The user's tuning entries take precedence over shipped tuning entries. For a problem
-    with a constraint, pinned configurations and tuning entries are ignored. The result stays the same until the process
-    ends or calls forget().
+    with a constraint, pinned configurations and tuning entries are ignored. The result does not change until the
+    process ends or calls forget().
     """
     if (config := pinned_config(family, problem, gpu)) is not None:
         return Decision(config, "pinned", "pinned by the caller")

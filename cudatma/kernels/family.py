@@ -126,7 +126,7 @@ def _never(config: object) -> bool:
     return False
 
 
-#: Configurations that may run a shape, and their predicted times in microseconds at each M.
+#: Configurations that may run a shape, with their predicted times in microseconds at each M.
 Times = Sequence[tuple[S, NDArray[np.float64]]]
 
 

@@ -4,8 +4,8 @@ CTAs that share a tile store fp32 partial sums and a flag in the workspace. Pers
 the first flag. Every kernel resets all flags to zero. Two launches that may run at the same time must not share a
 workspace. A workspace belongs to a stream or to a graph branch, unless the caller passes a workspace. A capture uses
 memory that was reserved outside of captures. Activations that TMA cannot load in place are first copied to a row buffer
-(marlin/permute_columns.py), which grows to the largest batch that needs copying. marlin_moe() stores its sorted rows
-and its results in this buffer, too.
+(marlin/permute_columns.py), which grows to the largest batch that needs copying. marlin_moe() also stores its sorted
+rows and its results in this buffer.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _MAX_STAGES = 4
 #: times, the first one is chosen.
 _LADDER, _MMA_SYNC = ("a4", "a3", "a2", "a1"), ("mma_sync",)
 #: Preferred and maximum number of stages of attention_decode(). A tile with enough stages is preferred over a tile with
-#: two stages. More stages than the maximum bring no gain.
+#: two stages. Stages beyond the maximum bring no gain.
 _ENOUGH_DECODE_STAGES, _MAX_DECODE_STAGES = 3, 8
 #: Representative page sizes: no pages, less than a block, one block, and a size that cannot be divided into boxes.
 _DUMPED_PAGES, _DUMPED_FP8_PAGES = (0, 16, 64, 5), (0, 16, 64, 8)
@@ -76,7 +76,7 @@ def _lacking(preset: AttentionPreset, problem: Problem) -> list[KernelOption]:
 def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConfig | None:
     """Return the config with the longest ring that fits in shared memory, or None if two stages do not fit.
 
-    Versions without a producer keep two stages, so that several CTAs share an SM.
+    Versions that have no producer use two stages, so that several CTAs share an SM.
     """
     smem_bytes = target.smem_share_bytes(config.ctas_per_sm)
     if config.producer_warps:

@@ -159,7 +159,7 @@ def halo_tiles(
     tile, halo : sequence of int
         Number of elements per axis of a tile, and of its border on each side. A tile with its border must be a valid
         box of ``gather``. Along the last axis, both must be multiples of 16 bytes.
-    out : array (tiles of axis 0, .., tile[0] + 2 halo[0], ..), optional
+    out : array (tiles of axis 0, ..., tile[0] + 2 halo[0], ...), optional
         The result, in C order, with ceil(n / tile) tiles per axis. Default: a new array.
     pad : {"zeros", "nan"}, default "zeros"
         Fill value for elements outside the source.

@@ -134,7 +134,7 @@ def simplify(window: Window) -> Window:
 
 
 def _join(outer: Axis, inner: Axis) -> Axis | None:
-    """Return two adjacent axes as one if each step of the outer axis follows the last element of the inner one."""
+    """Return two adjacent axes as one if each step of the outer axis begins where the inner axis ends, else None."""
     follows = (
         inner.is_whole
         and outer.source_stride == inner.size * inner.source_stride

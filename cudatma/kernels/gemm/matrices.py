@@ -53,9 +53,10 @@ def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
 
 
 def letter_of(info: ArrayInfo, field: str) -> str:
-    """Return C for a column-major operand (.., rows, columns), and R for any other operand.
+    """Return "C" for a column-major operand (..., rows, columns), and "R" for any other operand.
 
-    For fp8, return the layout that the MMAs require: R for a, C for b. ``field`` is the name of the operand.
+    For fp8, return the layout that MMAs require: "R" for ``a``, and "C" for ``b``. ``field`` is the name of the
+    operand.
     """
     (rows, columns), (down, across), element = info.shape[-2:], info.strides_bytes[-2:], info.dtype.itemsize
     if element == 1:

@@ -411,7 +411,7 @@ def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """
     if b[-2] != a[-1]:
         remedy = "pass the transposed view, b.T, or b.mT for a batch" if b[-1] == a[-1] else ""
-        raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N) for a of shape {tuple(a)}", remedy)
+        raise ArgumentError("b.shape", tuple(b), f"(..., {a[-1]}, N) for a of shape {tuple(a)}", remedy)
     batches = [shape[0] for shape in (a, b) if len(shape) == 3]
     several = [batch for batch in batches if batch != 1]
     if len(several) == 2 and several[0] != several[1]:

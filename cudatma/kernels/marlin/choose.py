@@ -153,7 +153,7 @@ def marlin_explain(
         Number of rows of x.
     target : str or Target, optional
         Target to assume. Default: the target of the GPU that holds the weight, otherwise of the first GPU of this
-        machine. On a machine without a GPU, the default is $CUDATMA_TARGET, or an H200 if this variable is not set.
+        machine. If there is no GPU, the default is $CUDATMA_TARGET, or an H200 if this variable is not set.
     sm_count : int, optional
         Number of SMs to assume. Default: that of the first known GPU of the target, 132 for sm_90a and 170
         for sm_120a.

@@ -59,7 +59,7 @@ class DequantizeConfig:
     warps : int
         Number of 64 x 64 blocks in a tile, along N.
     stages : int
-        Number of tiles in flight.
+        Number of packed tiles in flight.
 
     Raises
     ------
