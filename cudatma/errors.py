@@ -32,6 +32,11 @@ def alternatives(names: Iterable[object]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
+def quoted(names: Iterable[object]) -> str:
+    """Return names as a choice of strings, such as ``'"a", "b" or "c"'``."""
+    return alternatives(f'"{name}"' for name in names)
+
+
 def reason_of(error: BaseException) -> str:
     """Return the cause of an exception in one line, without the path that an OSError appends."""
     text = str(getattr(error, "strerror", None) or error) or type(error).__name__
@@ -134,7 +139,7 @@ class FieldError(CudaTmaError):
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         is_typed = isinstance(got, str) and not field.endswith(".dtype") and not got.startswith(("torch.", "no "))
         # Suggest a correction only for a name that the user has typed.
-        meant = similar(str(got), allowed.split(", ")) if is_typed else ""
+        meant = similar(str(got), re.split(", | or ", allowed.replace('"', ""))) if is_typed else ""
         hint = f" (did you mean {meant}?)" if meant else ""
         text = f"{field} must be {_complement(allowed)}, got {_given(got)}{hint}"
         super().__init__(f"{text}; {remedy}" if remedy else text)

@@ -2,8 +2,8 @@
 
 The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers. The
 arrivals of the producer and the bytes of its TMA loads complete `full`, and the arrivals of the consumers complete
-`empty`. Kernel configs describe their ring with a PipelineSpec and read all offsets and counts from it, so that a
-contradiction raises an error instead of hanging the kernel. Source: PTX ISA, "mbarrier" (counts, phases) and
+`empty`. Kernel configs describe their ring with a PipelineSpec and read all offsets and counts from it, so that
+inconsistent values raise an error instead of hanging the kernel. Source: PTX ISA, "mbarrier" (counts, phases) and
 "cp.async.bulk" (alignment).
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted, quoted
 from cudatma.target import Target
 
 MBARRIER_BYTES = 8
@@ -41,7 +41,7 @@ def _whole(field: str, value: object, minimum: int, maximum: int | None = None, 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An array with one part in each stage of a ring.
+    """An array of which each stage of a ring holds one part.
 
     Parameters
     ----------
@@ -71,14 +71,16 @@ class Operand:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ArgumentError(
-                "operand.name", self.name, "an identifier", "choose a name for the template's constants"
+                "operand.name", self.name, "an identifier", "choose a name that the template can use for its constants"
             )
         field = f"operand {self.name}"
         _whole(f"{field}.footprint_bytes", self.footprint_bytes, 1)
         _whole(f"{field}.expected_bytes", self.expected_bytes, 0)
         _whole(f"{field}.alignment", self.alignment, BULK_UNIT_BYTES)
         if self.alignment & (self.alignment - 1):
-            raise ArgumentError(f"{field}.alignment", self.alignment, "a power of two", "pass 128 without swizzle")
+            raise ArgumentError(
+                f"{field}.alignment", self.alignment, "a power of two", "pass 128 for a box without swizzle"
+            )
         if self.expected_bytes % BULK_UNIT_BYTES:
             allowed = f"a multiple of {BULK_UNIT_BYTES}"
             raise ArgumentError(f"{field}.expected_bytes", self.expected_bytes, allowed, "pad the rows to 16 bytes")
@@ -96,7 +98,7 @@ class PipelineSpec:
     """A ring of slots that one producer fills and many consumers read.
 
     The slots come first in shared memory, and each slot contains the operands in order, each at its alignment. The
-    barriers full[stages] and empty[stages] follow.
+    barriers full[stages] and empty[stages] follow the last slot.
 
     Parameters
     ----------
@@ -154,7 +156,7 @@ class PipelineSpec:
             raise ArgumentError(
                 "operands",
                 f"several operands named {', '.join(repeated)}",
-                "operands with different names",
+                "a tuple of operands with different names",
                 "rename an operand",
             )
         waiter = "count the thread that calls expect_tx, because consumers would otherwise wait forever"
@@ -164,11 +166,14 @@ class PipelineSpec:
         if self.empty_arrivals > MBARRIER_MAX_COUNT:
             allowed = f"at most {MBARRIER_MAX_COUNT}"
             raise ArgumentError(
-                "consumer_arrivals * cluster", self.empty_arrivals, allowed, "release the slot with one thread per warp"
+                "consumer_arrivals * cluster",
+                self.empty_arrivals,
+                allowed,
+                "release each slot with one thread per warp",
             )
         if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
-            allowed = f"small enough for {MBARRIER_MAX_TX_BYTES} bytes per stage"
-            raise ArgumentError("operands", self.stage_tx_bytes, allowed, "use smaller boxes")
+            allowed = f"small enough that TMA loads at most {MBARRIER_MAX_TX_BYTES} bytes per stage"
+            raise ArgumentError("operands", f"{self.stage_tx_bytes} bytes per stage", allowed, "use smaller boxes")
         if self.consumer_arrivals == 0 and self.cluster > 1:
             raise ArgumentError(
                 "consumer_arrivals",
@@ -186,12 +191,12 @@ class PipelineSpec:
 
     @property
     def stage_tx_bytes(self) -> int:
-        """Number of bytes that the loads of one stage report to `full`, the argument of expect_tx."""
+        """Number of bytes that the loads of one stage report to `full`, which is the argument of expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
 
     @property
     def empty_arrivals(self) -> int:
-        """Number of consumer arrivals from all CTAs that free a slot, the arrival count of `empty`."""
+        """Number of consumer arrivals from all CTAs that free a slot, which is the arrival count of `empty`."""
         return self.cluster * self.consumer_arrivals
 
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
@@ -246,7 +251,7 @@ class PipelineSpec:
                 if count < expected
                 else f"remove the extra arrivals, because {waiter} would otherwise continue too early"
             )
-            raise ArgumentError(field, expected, f"{count}, the number of arrivals in the kernel", fate)
+            raise ArgumentError(field, expected, f"{count} (the number of arrivals in the kernel)", fate)
 
     # ---- Shared memory
 
@@ -274,7 +279,7 @@ class PipelineSpec:
             if operand.name == name:
                 return position
             position += self.slot_distance(operand.name) * self.stages if self.by_operand else operand.footprint_bytes
-        raise ArgumentError("operand", name, ", ".join(o.name for o in self.operands))
+        raise ArgumentError("operand", name, quoted(o.name for o in self.operands))
 
     @property
     def alignment(self) -> int:
@@ -311,7 +316,7 @@ class PipelineSpec:
             return self.stage_bytes
         operand = next((o for o in self.operands if o.name == name), None)
         if operand is None:
-            raise ArgumentError("operand", name, ", ".join(o.name for o in self.operands))
+            raise ArgumentError("operand", name, quoted(o.name for o in self.operands))
         return align_up(operand.footprint_bytes, operand.alignment)
 
     def address(self, name: str, slot: int) -> int:
@@ -361,7 +366,7 @@ class PipelineSpec:
         return self.stages * self.stage_barrier_bytes
 
     def barrier_layout(self, *, base: int = 0) -> list[tuple[str, int, int]]:
-        """Return the positions of the barriers.
+        """Return the offset and the size of each array of barriers.
 
         Parameters
         ----------
@@ -407,9 +412,12 @@ class PipelineSpec:
             remedy = f"use at most {max_stages} stages"
             if max_stages < min_stages:
                 fewest = "one stage fits" if min_stages == 1 else f"{min_stages} stages fit"
-                remedy = f"choose smaller boxes because not even {fewest}"
+                remedy = f"choose smaller boxes, because not even {fewest}"
             raise ArgumentError(
-                "stages", f"{self.stages} ({total} bytes)", f"small enough for {limit} bytes on {target.name}", remedy
+                "stages",
+                f"{self.stages} ({total} bytes)",
+                f"small enough for {limit} bytes of shared memory on {target.name}",
+                remedy,
             )
 
     # ---- Slots and parities of the waits in a producer's or consumer's loop
@@ -430,7 +438,7 @@ class PipelineSpec:
         return iteration % self.stages
 
     def consumer_parity(self, iteration: int) -> int:
-        """Return the parity for which a consumer waits.
+        """Return the phase parity that a consumer passes to wait().
 
         Parameters
         ----------
@@ -440,13 +448,13 @@ class PipelineSpec:
         Returns
         -------
         int
-            Parity to pass to wait(). The wait ends after the producer has filled the slot ``iteration // stages + 1``
+            The parity. The wait ends after the producer has filled the slot ``iteration // stages + 1``
             times.
         """
         return iteration // self.stages & 1
 
     def producer_parity(self, iteration: int) -> int:
-        """Return the parity for which the producer waits.
+        """Return the phase parity that the producer passes to acquire().
 
         Parameters
         ----------
@@ -456,7 +464,7 @@ class PipelineSpec:
         Returns
         -------
         int
-            Parity to pass to acquire(). The wait ends after the consumers have released the slot in the previous lap of
+            The parity. The wait ends after the consumers have released the slot in the previous lap of
             the ring. In the first lap, the wait ends at once, because a new barrier counts the phase with parity 1 as
             completed.
         """
@@ -471,12 +479,13 @@ class PipelineSpec:
             Lines of the comment.
         """
         lines = [
-            f"ring: {self.stages} stages of {self.stage_bytes} bytes, expect_tx {self.stage_tx_bytes}, "
-            f"{self.producer_arrivals} producer and {self.empty_arrivals} consumer arrivals; "
+            f"ring: {self.stages} stages of {self.stage_bytes} bytes, expect_tx {self.stage_tx_bytes} bytes per stage, "
+            f"{counted(self.producer_arrivals, 'producer arrival')} and "
+            f"{counted(self.empty_arrivals, 'consumer arrival')}; "
             f"{self.smem_bytes} bytes of shared memory"
         ]
         for operand in self.operands:
-            fed = f"{operand.expected_bytes} by TMA" if operand.expected_bytes else "written by threads"
+            fed = f"{operand.expected_bytes} loaded by TMA" if operand.expected_bytes else "written by threads"
             lines.append(f"  +{self.offset(operand.name)} {operand.name}: {operand.footprint_bytes} bytes, {fed}")
         empty = f", empty[{self.stages}]" if self.has_empty_barriers else ""
         lines.append(f"  barriers at +{self.barriers_offset}: full[{self.stages}]{empty}")

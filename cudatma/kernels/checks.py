@@ -86,10 +86,10 @@ def check_gradient(array: Any, field: str, function: str) -> None:
     """Raise ArgumentError for a tensor that requires a gradient or has a tangent."""
     torch: Any = sys.modules.get("torch")
     if getattr(array, "requires_grad", False) and torch.is_grad_enabled():
-        remedy = f"{function} has no backward pass, so call it under torch.no_grad() or detach the tensor"
+        remedy = f"call {function} under torch.no_grad() or detach the tensor, because {function} has no backward pass"
         raise ArgumentError(field, "a tensor that requires grad", "a tensor that does not require grad", remedy)
     if has_tangents() and is_torch(array) and torch.autograd.forward_ad.unpack_dual(array).tangent is not None:
-        remedy = f"{function} has no derivative, so unpack the dual tensor"
+        remedy = f"unpack the dual tensor, because {function} has no derivative"
         raise ArgumentError(field, "a tensor with a tangent", "a tensor without a tangent", remedy)
 
 

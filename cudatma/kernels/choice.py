@@ -2,9 +2,9 @@
 
 A table is built when a shape is first needed: the cost model predicts the times of all configurations at all intervals,
 a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices for the values of M to which
-they apply. Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is
-therefore a small set of kernels that contains, for every M, a kernel that takes only slightly longer than the cheapest
-one. A greedy set cover computes the menu.
+they apply. Each M has its own cheapest tile, but every kernel must be compiled and loaded before its first launch. A
+menu is therefore a small set of kernels that contains, for every M, a kernel that takes only slightly longer than the
+cheapest one. A greedy set cover computes the menu.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.tuning import FILE_VARIABLE, NOTHING, Match, entry_points, lookup, pinned_config, pinned_scope
 from cudatma.target import Target, get_target
 
-#: Step by which the allowed loss rises while a menu exceeds its limit.
+#: Step by which the allowed loss is increased while a menu exceeds its limit.
 _GROWTH = 0.005
 #: Allowed loss at M = 1, which is about the error of the cost model there.
 _AT_ONE = 0.002
@@ -52,7 +52,8 @@ class _Range:
     loss : float
         Allowed loss at all other M.
     max_loss : float
-        Maximum ``loss`` for meeting the limit. If the limit would require a larger loss, it is exceeded.
+        Maximum value to which ``loss`` is raised to meet the limit. If this loss is not enough, the menu exceeds the
+        limit.
     """
 
     last: int
@@ -225,7 +226,7 @@ def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> Choi
 
 
 def forget() -> None:
-    """Discard all tables and their plans, so that tuning files are read again."""
+    """Discard all tables and plans, so that tuning files are read again."""
     parts = runtime().parts
     for key in [key for key, part in list(parts.items()) if getattr(part, "holds_choices", False)]:
         parts.pop(key, None)
@@ -300,7 +301,7 @@ def _starts(max_m: int) -> NDArray[np.int64]:
     return np.array(sorted(starts))
 
 
-#: Fraction of a short list that is used for different tiles. The other entries are variants of the two best tiles.
+#: Fraction of a shortlist that is used for different tiles. The other entries are variants of the two best tiles.
 _TILES = 2 / 3
 #: A configuration is not measured if its predicted time exceeds that of the first one by more than this factor.
 _HOPELESS = 1.25

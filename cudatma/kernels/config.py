@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeVar
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, alternatives, counted, quoted
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
@@ -51,9 +51,9 @@ class Preset:
 
 
 class Config(ABC):
-    """Base class of the configs among which a family chooses, which determine the kernels of a call.
+    """Base class of the configs from which a family chooses. A config determines the kernels of a call.
 
-    A family's config is a flat, frozen dataclass, which tuning files store.
+    A family's config is a flat, frozen dataclass that tuning files store.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Config(ABC):
 
 
 class KernelConfig(Config):
-    """Base class of the config of one kernel. One dataclass serves all kernels of a family.
+    """Base class of the config of one kernel. All kernels of a family use the same dataclass.
 
     A family implements the abstract methods and properties, and validates the fields in ``__post_init__``. ``check()``
     raises an error if the config does not support a problem or a target.
@@ -218,7 +218,7 @@ class KernelConfig(Config):
     def check_values(self) -> None:
         """Raise ArgumentError for an unknown version, or for a value that the preset does not allow."""
         if not isinstance(self.version, str) or self.version not in self.presets:
-            raise ArgumentError("version", self.version, ", ".join(self.presets))
+            raise ArgumentError("version", self.version, quoted(self.presets))
         for name, values in self.preset.allowed.items():
             value = getattr(self, name)
             if type(value) is not type(values[0]) or value not in values:
@@ -290,11 +290,11 @@ class KernelConfig(Config):
         return self._slot_bytes * self.stages + self._epilogue_bytes
 
     def max_stages(self, smem_bytes: int) -> int:
-        """Return the number of stages that fit in ``smem_bytes``. The result is 0 or negative if no stage fits."""
+        """Return the number of stages that fit in ``smem_bytes``, or a number below 1 if no stage fits."""
         return (smem_bytes - self._epilogue_bytes) // self._slot_bytes
 
     def with_longest_ring(self: C, smem_bytes: int, max_stages: int) -> C | None:
-        """Return the config with the most stages that fit in shared memory, or None if two do not fit."""
+        """Return the config with the most stages that fit in shared memory, or None if fewer than two fit."""
         stages = min(max_stages, self.max_stages(smem_bytes))
         if stages < 2:
             return None
@@ -316,16 +316,18 @@ class KernelConfig(Config):
         return self.template, *tile, -(-m // self.tile_m)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield changes to fields other than the tile that are worth measuring. By default, these are shorter rings."""
+        """Yield changes to fields other than the tile that are worth measuring. By default, they shorten the ring."""
         yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
 
     @property
     def notes(self) -> list[str]:
-        """Lines after the fields in the opening comment of the generated source."""
-        stage = [f"  {size:6d} B  {name}" for name, size in self.stage_layout()]
+        """Lines that follow the fields in the opening comment of the generated source."""
+        stage = [f"  {size:6d} bytes: {name}" for name, size in self.stage_layout()]
+        producers = counted(self.producer_warps, "producer warp") if self.producer_warps else "no producer warps"
         return [
-            f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a CTA takes {self.smem_bytes} B.",
-            "One stage holds",
+            f"{counted(self.consumer_warps, 'consumer warp')} and {producers}; "
+            f"{self.smem_bytes} bytes of shared memory per CTA.",
+            "Arrays of a stage:",
             *stage,
         ]
 
@@ -333,5 +335,5 @@ class KernelConfig(Config):
 def _text(values: Sequence[Any]) -> str:
     """Return a description of allowed values."""
     if not isinstance(values, range) or len(values) < 3:
-        return ", ".join(str(value) or '""' for value in values)
+        return quoted(values) if isinstance(values[0], str) else alternatives(values)
     return f"{'' if values.step == 1 else f'a multiple of {values.step} from '}{values[0]} to {values[-1]}"

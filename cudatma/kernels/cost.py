@@ -15,7 +15,7 @@ from cudatma.target import Target
 
 
 class _Divides(Protocol):
-    """A config, as far as cheapest_first() uses it."""
+    """Members of a config that cheapest_first() reads."""
 
     def work(self, m: int) -> Hashable: ...
 
@@ -41,7 +41,7 @@ class Cost:
     reduction_us : float
         Time to exchange partial sums among the CTAs of a grid or a cluster.
     memory_us, tensor_us : float
-        Time of memory and of the tensor cores that the work of the SMs does not hide.
+        Memory time and tensor-core time that the work of the SMs does not hide.
     """
 
     launch_us: float

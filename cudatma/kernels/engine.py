@@ -1,9 +1,9 @@
-"""The path of a call from its arrays to a launch, which ``run()`` implements.
+"""Process a call, from its arrays to the launch.
 
 A call is handled by the first level that recognizes it. The levels differ only in how much they reuse from earlier
 calls:
 
-1. A call with the layouts and options of an earlier call reuses its launch with other addresses.
+1. A call with the same layouts and options as an earlier call reuses that call's launch with new addresses.
 2. A call that differs from an earlier call only in sizes reuses the plan of the shape with new sizes and addresses.
 3. Any other call runs the family's checks, configuration and arguments, and creates a plan.
 
@@ -60,7 +60,7 @@ def run(
     operation : Operation
         The operation to compute.
     inputs : tuple
-        Arrays in the operation's order, with None for each missing array.
+        Arrays in the operation's order, or None for each missing array.
     out : array or None
         The result. Default: a new array.
     options : tuple

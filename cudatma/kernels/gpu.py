@@ -1,7 +1,7 @@
 """Properties of a GPU for cost models and launches. A comment states the source of each number.
 
-The driver reports the number of SMs, the clocks and the width of the memory bus. The rate of mma.sync, the number of
-resident clusters and the effective size of L2 were measured.
+The driver reports the number of SMs, the clock rates and the width of the memory bus. The rate of mma.sync, the number
+of resident clusters and the effective size of L2 were measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
 #: SMs in GPCs of at most 18 SMs runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, with one CTA per
 #: SM. [H200, cuOccupancyMaxActiveClusters]
 _IN_CLUSTERS = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 5: 0.84, 6: 0.78, 8: 0.91}
-#: Numbers of CTAs that may split K.
+#: Allowed values of cluster_k, the number of CTAs that split K.
 CLUSTER_K = tuple(_IN_CLUSTERS)
 
 
@@ -32,7 +32,8 @@ CLUSTER_K = tuple(_IN_CLUSTERS)
 class Gpu:
     """Properties of a GPU.
 
-    Clocks are maximum clocks. ``memory_bus_bits`` is the width of the memory bus, which transfers data twice per clock.
+    Clock rates are maximum rates. ``memory_bus_bits`` is the width of the memory bus, which transfers data twice per
+    clock cycle.
     """
 
     target: str
@@ -59,7 +60,7 @@ class Gpu:
 
 #: Most cost models were fitted to measurements on this GPU. [driver 580.159, device attributes]
 H200 = Gpu("sm_90a", 132, 1980, 3201, 6144)
-#: Clocks and bus widths of other GPUs. [data sheets; not measured]
+#: Clock rates and bus widths of other GPUs. [data sheets; not measured]
 _KNOWN = (
     Gpu("sm_90a", 114, 1755, 1593, 5120),  # H100 PCIe
     Gpu("sm_120a", 170, 2407, 14001, 512),  # RTX 5090
@@ -71,8 +72,8 @@ _KNOWN = (
 def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
     """Return a known GPU of a target with this number of SMs, or a GPU extrapolated from the nearest known GPU.
 
-    An extrapolated GPU has the clocks of the nearest GPU, and the same memory-bus width per SM. If ``sm_count`` is
-    None, the result is the first known GPU of the target. For sm_90a, this is an H200.
+    An extrapolated GPU has the same clock rates and the same memory-bus width per SM as the nearest GPU. If
+    ``sm_count`` is None, the result is the first known GPU of the target. For sm_90a, this is an H200.
     """
     name = get_target(target).name
     known = [gpu for gpu in (H200, *_KNOWN) if gpu.target == name] or [H200]

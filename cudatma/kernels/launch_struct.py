@@ -34,7 +34,7 @@ _ORDER = ("u32", "float", "Divisor", "u64")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Member of a struct.
+    """A member of a launch struct.
 
     Attributes
     ----------
@@ -69,9 +69,9 @@ MEMBERS: dict[str, Member] = {
         Member("k_iterations", "u32", "number of stages per tile"),
         Member("work_ranges", "u32", "number of work ranges: one per cluster, or per CTA without clusters"),
         Member("stream_tiles", "u32", "number of leading tiles that are split among all work ranges"),
-        Member("stream_stages", "u32", "number of stages of the split tiles per work range"),
-        Member("stream_extra", "u32", "number of leading work ranges that take one more stage"),
-        Member("output_vectors", "u32", "1: every row of the result is aligned to 16 bytes"),
+        Member("stream_stages", "u32", "number of stages per work range in the split tiles"),
+        Member("stream_extra", "u32", "number of leading work ranges that have one additional stage"),
+        Member("output_vectors", "u32", "1 if every row of the result is aligned to 16 bytes"),
         Member("by_k_iterations", "Divisor", "divides by k_iterations"),
         Member("by_raster_group", "Divisor", "divides by the number of tiles per raster group"),
         Member("by_raster_group_rows", "Divisor", "divides by raster_m"),

@@ -28,7 +28,7 @@ class Checked(NamedTuple, Generic[P]):
     out : ArrayInfo or None
         The caller's result, or None to allocate a new array.
     shape, dtype
-        Shape and dtype of the result. The shape is None if there is no result.
+        Shape and dtype of the result. The shape is None if the operation has no result.
     lse : tuple[int, ...] or None
         Shape of a second result in fp32, or None.
     """

@@ -21,7 +21,7 @@ NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
-    """Launches of a call without its addresses and stream.
+    """Launches of a call, without the addresses and the stream.
 
     ``partials_bytes`` is the size of the partial sums, or None if the call uses no workspace.
     """
@@ -109,7 +109,7 @@ class Plan(Generic[P, C]):
                 )
                 if held < 1:
                     raise ArgumentError(
-                        "device", self.device, f"a GPU with enough resources for a CTA of {kernel_config.entry}"
+                        "device", self.device, f"a GPU with enough resources for one CTA of {kernel_config.entry}"
                     )
                 resident.append(gpu.sm_count * min(held, ctas_on_sm(kernel_config, held)))
             known = {name: info.pointer for name, info in named.items()}

@@ -192,7 +192,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "experts_route",
             "kernels/experts_route.cu.j2",
             "cudatma.kernels.experts.choose:route_configs",
-            "sort pairs of tokens and experts by expert",
+            "sort (token, expert) pairs by expert",
             "cudatma.kernels.experts.sample:route_sample",
         ),
         *(

@@ -78,7 +78,7 @@ class Trial(Protocol):
     copies : int
         Number of copies of the operand that must be cold in L2.
     prepare(problem)
-        Creates the operands, and may free the operands of the previous problem.
+        Creates the operands of a problem. The operands of the previous problem may be freed.
     launcher(candidate, copies, stream)
         Loads the candidate's kernel, and returns a function that launches the kernel on one of ``copies`` copies in the
         same way as a call to the family's function. Raises LaunchError if the call would launch another kernel.

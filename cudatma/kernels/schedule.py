@@ -1,4 +1,4 @@
-"""Divide a problem into tiles, and assign the tiles to CTAs (in waves, by stream-K, or by cluster split-K)."""
+"""Divide a problem into tiles, and assign the tiles to CTAs in waves, by stream-K, or by split-K in a cluster."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
 
 def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
-    """Return the first assignment with the shortest longest work range.
+    """Return the first assignment whose longest work range takes the least time.
 
     ``division`` is DividingConfig.division() as a function of ``others``.
     """
@@ -207,8 +207,8 @@ def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int 
     tiles_m, tiles_n = ceil_div(m, config.cluster_tile_m), ceil_div(n, config.cluster_tile_n)
     clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.tile_k)
     if k_iterations < config.cluster_k:
-        raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, the number of stages along K")
-    if resident_ctas is not None:  # The fewest clusters that do not need more waves.
+        raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations} (the number of stages along K)")
+    if resident_ctas is not None:  # Use the fewest clusters that do not add a wave.
         clusters = ceil_div(clusters, ceil_div(clusters, max(1, resident_ctas // config.cluster)))
     return Schedule(clusters * config.launch_cluster, tiles_m, tiles_n, k_iterations, 0, config.cluster)
 
@@ -239,7 +239,9 @@ def schedule(
     tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.tile_k), config.cluster
     resident = max(1, resident_ctas // cluster)
     if tiles * k_iterations > _MAX_UNITS:
-        raise ArgumentError("m", m, f"small enough for {_MAX_UNITS} stages in total", "split the batch")
+        raise ArgumentError(
+            "m", m, f"small enough that all tiles together have at most {_MAX_UNITS} stages", "split the batch"
+        )
     options = assignments(tiles, tiles_m, resident, k_iterations)
     by_bytes = config.partial_bytes // config.loaded_stage_bytes, 1.0
     chosen = shortest(

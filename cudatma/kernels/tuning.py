@@ -1,4 +1,4 @@
-"""Configurations that take precedence over the cost model because the caller pinned them or because they were measured.
+"""Configurations that take precedence over the cost model because the caller pinned or measured them.
 
 Measured exceptions are tuning entries. Entries in the user's file take precedence over entries in the shipped table.
 Each file is read once per process. An entry was measured for one problem. The entry also applies to nearby values of M
@@ -32,7 +32,15 @@ from typing import Any, Generic
 
 from cudatma.build.files import locked, read_regular
 from cudatma.context import Cache, runtime
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, shown
+from cudatma.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CudaTmaError,
+    TargetError,
+    TuneFileWarning,
+    quoted,
+    shown,
+)
 from cudatma.kernels.config import Config
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
@@ -130,7 +138,7 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
     problem = family.read_problem(raw)
     revision, kernel = _typed(raw, "revision", int), _typed(raw, "kernel", str)
     if kernel not in family.kernels:
-        raise ArgumentError("kernel", kernel, ", ".join(family.kernels), retune_command(problem, family))
+        raise ArgumentError("kernel", kernel, quoted(family.kernels), retune_command(problem, family))
     if revision != family.config.revision:
         remedy = f"{retune_command(problem, family)}, because the kernel has changed"
         raise ArgumentError("revision", revision, str(family.config.revision), remedy)
@@ -156,7 +164,9 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in _fields(kernel)}
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
         raise ArgumentError(
-            "config", ", ".join(unknown), f"a set of fields of {kernel.__name__} that the problem does not determine"
+            "config",
+            ", ".join(unknown),
+            f"a set of those fields of {kernel.__name__} that the problem does not determine",
         )
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
@@ -186,7 +196,7 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(read_regular(path).decode())
     except RecursionError as error:
-        raise ValueError("the file is nested too deeply") from error
+        raise ValueError("the JSON in the file is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"the file is not JSON: {error}") from error
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
@@ -297,14 +307,14 @@ def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
 
 def entry_fault(error: Exception) -> str:
     """Return an error of parse_entry() as one line."""
-    return f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+    return f"field {error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
 
 
 #: Configuration that pinned() has set.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
-#: An entry with at least this number of tiles applies up to twice its M, because one more tile changes little.
+#: An entry with at least this number of tiles applies up to twice its M, because one more tile hardly changes the work.
 _MANY_TILES = 8
-#: Maximum ratio of an entry's M to a smaller M to which the entry applies.
+#: Maximum ratio of an entry's M to the smallest M to which the entry applies.
 _LARGER_M = 1.25
 
 
@@ -365,7 +375,7 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
     entries = [entry for path, _ in _files(family) for entry in _entries(path, family, gpu, index)]
     measured = {entry.problem.m for entry in entries}
     points = {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
-    # Other problems use the entry with the nearest M, so the entry changes halfway between two entries.
+    # Problems with other fields use the entry with the nearest M, so the choice changes halfway between two entries.
     points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
     for entry in entries:
         tiles = ceil_div(entry.problem.m, entry.config.tile_m)

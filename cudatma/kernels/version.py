@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cudatma import context
 from cudatma.build.files import read_regular
-from cudatma.errors import ArgumentError, FieldError, reason_of
+from cudatma.errors import ArgumentError, FieldError, alternatives, quoted, reason_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,7 +57,7 @@ class Versions:
             return "", ""
         for name in content:
             if name not in SECTIONS:
-                raise ArgumentError(f"{path}: section name", name, ", ".join(SECTIONS))
+                raise ArgumentError(f"{path}: section name", name, alternatives(SECTIONS))
         section = content.get(self.family, {})
         if not isinstance(section, dict):
             raise ArgumentError(f"{path}: {self.family}", section, f"a section, [{self.family}]")
@@ -68,12 +68,11 @@ class Versions:
 
     def _known(self, field: str, value: object) -> str:
         if not isinstance(value, str) or value not in (ANY, *self.names):
-            names = (f'"{name}"' for name in (ANY, *self.names))
-            raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(names))
+            raise ArgumentError(field, repr(value) if isinstance(value, str) else value, quoted((ANY, *self.names)))
         return "" if value == ANY else value
 
 
-class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
+class naming:  # noqa: N801 (used as a function; a generator-based context manager would take 1 us)
     """Name the environment variable or file that selected the version in errors about the version.
 
     Errors about a version passed in the call stay unchanged. ``selected_by`` is the source that chosen() returned.

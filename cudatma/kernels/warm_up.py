@@ -11,13 +11,13 @@ from typing import Any
 from cudatma import context
 from cudatma.build.kernel import compiling_alone, is_cached, load_kernel
 from cudatma.build.prebuild import compile_all, usable_cores
-from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, alternatives, counted
 from cudatma.kernels.engine import intercept, launch_of
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.target import Target, detect
 
-#: Up to this number, kernels are compiled in this process, because starting a worker takes as long as compiling one
+#: Maximum number of kernels that are compiled in this process. Starting a worker process takes as long as compiling one
 #: kernel.
 _FEW_KERNELS = 2
 #: Largest allowed max_m.
@@ -36,23 +36,24 @@ def warm_up(
 ) -> None:
     """Compile and load every kernel that calls to a function may need.
 
-    Later calls with such operands, these options and sizes up to ``max_m`` do not compile anything. Kernels that are
-    not in the cache are compiled in parallel. Nothing is launched. Results are bitwise identical with and without
-    warm-up.
+    Later calls with the same kinds of operands, the same options and sizes up to ``max_m`` do not compile anything.
+    Kernels that are not in the cache are compiled in parallel. Nothing is launched. Results are bitwise identical with
+    and without warm-up.
 
     Parameters
     ----------
     function : callable
         ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode``, ``marlin_gemm`` or ``marlin_moe``.
     operands : sequence
-        Positional arguments of such a call, on a CUDA device. The arrays must have at least two rows. Their values are
-        ignored.
+        Positional arguments of a representative call, on a CUDA device. The arrays must have at least two rows. Their
+        values are ignored.
     max_m : int
-        Upper bound of the size, from 1 to 131072. For ``gemm`` and ``marlin_gemm``, it limits the number of rows of a
-        or x, counted over all matrices that share b. For attention, it limits the numbers of queries and of keys per
-        sequence, but not the number of sequences.
+        Upper bound on the size, from 1 to 131072. For ``gemm`` and ``marlin_gemm``, it limits the number of rows of a
+        or x, counted over all matrices that share b. For attention, it limits the number of queries and the number of
+        keys per sequence, but not the number of sequences.
     progress : bool, optional
-        Whether to show a progress bar on stderr while kernels compile. Default: whether stderr is a terminal.
+        Whether to show a progress bar on stderr while kernels compile. Default: True if stderr is a
+        terminal.
     **options
         Keyword arguments of the calls, including arrays. ``backend`` and ``stream`` are ignored.
 
@@ -66,7 +67,7 @@ def warm_up(
     Notes
     -----
     Later calls may differ from this call in the sizes that ``max_m`` limits, and in the alignment and pitch of a or x.
-    Calls with other options, dtypes, head dims or numbers of heads, or with another layout of b, need a separate
+    Calls with other options, dtypes, head dims or head counts, or with another layout of b, need a separate
     warm-up.
 
     Examples
@@ -80,7 +81,7 @@ def warm_up(
         raise ArgumentTypeError("operands", type(operands).__name__, "a tuple of the call's arrays, such as (a, b)")
     name = getattr(function, "__name__", type(function).__name__)
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
-        raise ArgumentError("function", name, ", ".join(_FUNCTIONS))
+        raise ArgumentError("function", name, alternatives(_FUNCTIONS))
 
     def prepare_call(operation: Operation[Any, Any], checked: Checked[Any], device: int, weight: Weight | None) -> None:
         prepare([(operation, checked, weight)], device, max_m, progress)

@@ -200,7 +200,7 @@ def check_workspace(workspace: object, device: int) -> Workspace:
         raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
         raise LaunchError(
-            "workspace", f"a workspace on device {workspace.device}", f"on device {device}, the device of x"
+            "workspace", f"a workspace on device {workspace.device}", f"on device {device} (the device of x)"
         )
     return workspace
 

@@ -160,7 +160,7 @@ def test_a_head_dim_of_v_of_its_own_is_for_192_only() -> None:
     q, k = (np.zeros((1, 3, 2, 192), np.float16) for _ in range(2))
     assert attention(q, k, k[..., :128], backend="reference").shape == (1, 3, 2, 128)
     with pytest.raises(
-        ArgumentError, match=r"^v\.shape must be a shape with a head dim of 192 or 128 because q and k have 192.*got .*"
+        ArgumentError, match=r"^v\.shape must be a shape with a head dim of 192 or 128 \(q and k have 192\).*got .*"
     ):
         attention(q, k, k[..., :64], backend="reference")
 

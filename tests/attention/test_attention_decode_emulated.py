@@ -342,7 +342,7 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"box_rows": 16}, "^box_rows must be 64, the number of keys per block.*got 16"),
+        ({"box_rows": 16}, r"^box_rows must be 64 \(the number of keys per block.*got 16"),
         ({"box_rows": 4, "is_paged": True}, "^box_rows must be .*got 4"),
         ({"tile_m": 128}, "^tile_m must be .*got 128"),
         ({"version": "decode_fp8", "box_rows": 0, "is_paged": True}, "^box_rows must be .*got 0"),

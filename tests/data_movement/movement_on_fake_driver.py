@@ -203,7 +203,7 @@ def case_addresses_are_still_looked_at() -> None:
     raises(c.ArgumentError, "with its own memory", lambda: c.copy(source, out=Array(32, (64, 80), more=160), via="tma"))
     raises(c.DescriptorError, "16", lambda: c.copy(source, out=Array(64, (64, 80), more=4), via="tma"))
     raises(c.DescriptorError, "16", lambda: c.copy(Array(32, (64, 80), more=8), out=Array(64, (64, 80)), via="tma"))
-    raises(c.ArgumentError, "device 0, the device of src", lambda: c.copy(source, out=Array(64, (64, 80), device=1)))
+    raises(c.ArgumentError, "device 0 (the device of src)", lambda: c.copy(source, out=Array(64, (64, 80), device=1)))
     raises(
         c.ArgumentError, "src.device", lambda: c.copy(source, out=Array(64, (64, 80)), via="tma", backend="emulator")
     )

@@ -190,7 +190,7 @@ def test_scales_of_blocks_need_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_version_without_a_kernel_for_the_problem_is_named() -> None:
     a, b = (np.zeros(shape, E4M3) for shape in ((M, K), (N, K)))
     scales = {"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}
-    with pytest.raises(ArgumentError, match=r"^version must be v4 or v5 for block scales.*got v3"):
+    with pytest.raises(ArgumentError, match=r'^version must be "v4" or "v5" for block scales.*got v3'):
         gemm_explain(a, b.T, version="v3", **scales)
     assert gemm_explain(a, b.T, **scales).config.version in ("v4", "v5")
 
@@ -381,7 +381,7 @@ def test_a_kernel_that_reads_scales_by_tma_refuses_others() -> None:
     scales = {"a_scale": np.ones((40, 3), np.float32), "b_scale": np.ones((3, 1), np.float32)}
     problem = checked_call(a, b, **scales).problem
     made = config("v4", dtype=problem.dtype, tile_m=128, warpgroups=1).adapted(problem)
-    with pytest.raises(ArgumentError, match=r"^scales_by_tma must be False because TMA.*got True"):
+    with pytest.raises(ArgumentError, match=r"^scales_by_tma must be False .TMA.*got True"):
         gemm_arguments(problem, replace(made, scales_by_tma=True), H200)
 
 

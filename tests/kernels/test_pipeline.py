@@ -131,8 +131,8 @@ def test_a_ring_by_hand() -> None:
     assert [config.producer_parity(i) for i in range(7)] == [1, 1, 1, 0, 0, 0, 1]
     assert config.notes()[1:] == (
         "  +0 activation: 5000 bytes, written by threads",
-        "  +5120 weight: 8192 bytes, 8192 by TMA",
-        "  +13312 scale: 256 bytes, 256 by TMA",
+        "  +5120 weight: 8192 bytes, 8192 loaded by TMA",
+        "  +13312 scale: 256 bytes, 256 loaded by TMA",
         "  barriers at +40704: full[3], empty[3]",
     )
     assert align_up(1, 8) == 8
@@ -228,9 +228,9 @@ def test_an_operand_that_cannot_work_is_refused(arguments: tuple[object, ...], f
 
 def test_unknown_names_and_slots_are_refused() -> None:
     config = PipelineSpec(2, (WEIGHT,))
-    with pytest.raises(ArgumentError, match="must be weight"):
+    with pytest.raises(ArgumentError, match='must be "weight"'):
         config.offset("bias")
-    with pytest.raises(ArgumentError, match="must be weight"):
+    with pytest.raises(ArgumentError, match='must be "weight"'):
         PipelineSpec(2, (WEIGHT,), by_operand=True).slot_distance("bias")
     with pytest.raises(ArgumentError, match=r"must be from 0 to 1"):
         config.address("weight", 2)

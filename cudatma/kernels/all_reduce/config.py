@@ -139,7 +139,7 @@ class Inbox:
 
 
 def initial_state() -> bytes:
-    """Return the initial bytes of a rank's memory. The rest of the memory must be zero."""
+    """Return the initial bytes of a rank's memory. All other bytes must be zero."""
     return (1).to_bytes(WORD_BYTES, "little") * _MAX_CTAS
 
 

@@ -23,8 +23,8 @@ _LOG2_E = 1.4426950408889634
 #: A distance larger than any sequence length.
 _FAR = 1 << 30
 _COUNTER_BYTES = 4
-#: Maximum number of bytes of keys and values in a raster group of several heads, and maximum ratio of the number of
-#: heads in the last group to that in the other groups. [H100, docs/lab/attention.md]
+#: Maximum number of bytes of keys and values in a raster group of several heads, and maximum ratio of the last group's
+#: number of heads to that of the other groups. [H100, docs/lab/attention.md]
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
 #: Maximum number of parts into which a sequence's keys are split, microseconds to add each part, and microseconds to
 #: start and end a CTA. [H200, attention_decode with 2 to 1024 tiles]
@@ -63,7 +63,7 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
         rows, columns = problem.batch * heads, -(-q_length // tile_m)
         tiles = rows * columns
         if tiles > MAX_EXTENT:
-            allowed = f"small enough for {MAX_EXTENT} tiles of {tile_m} queries per head"
+            allowed = f"small enough for at most {MAX_EXTENT} tiles of {tile_m} queries per head"
             raise ArgumentError("q.shape", layouts.q.shape, allowed)
         values = {"tiles_m": rows, "tiles_n": columns, "q_length": q_length, "k_length": k_length}
         if is_varlen:
@@ -127,7 +127,7 @@ def decode_sizes(
         row_tiles, partial_rows = -(-rows // tile_m), min(rows, tile_m)
         tiles, tile_bytes = problem.batch * problem.kv_heads * row_tiles, partial_rows * row_bytes
         if tiles > MAX_EXTENT:
-            allowed = f"small enough for {MAX_EXTENT} tiles of {tile_m} rows"
+            allowed = f"small enough for at most {MAX_EXTENT} tiles of {tile_m} rows"
             raise ArgumentError("q.shape", layouts.q.shape, allowed)
         count = divided(problem, tiles, tile_bytes)
         left, right = _bounds(problem)
@@ -199,7 +199,7 @@ def _bounds(problem: Problem) -> tuple[int, int]:
 def raster(config: AttentionConfig, problem: Problem) -> tuple[int, int]:
     """Return the number of heads per raster group of causal tiles, and the index of the last group's first head.
 
-    Heads of q are counted over the whole batch.
+    The query heads of all sequences are counted.
     """
     group, kv_heads = problem.group, problem.batch * problem.kv_heads
     kv_bytes = 2 * problem.k_length * (config.head_dim + config.v_head_dim)

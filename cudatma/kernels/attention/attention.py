@@ -54,16 +54,18 @@ def attention(
     """Compute softmax(scale q k^T) v for each head.
 
     The computation is in fp32 with a single rounding, and the result is bitwise reproducible. There is no backward
-    pass: tensors that require grad raise an error while autograd is recording.
+    pass. Tensors that require grad raise an error while autograd is recording.
 
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
         Queries in fp16 or bf16: a CuPy array, a torch tensor, or an object that supports DLPack or
-        ``__cuda_array_interface__``. On the emulator, also a NumPy array. The last dimension must be contiguous, and
-        the other strides must be multiples of 16 bytes. Transposed views that meet these conditions are read in place.
+        ``__cuda_array_interface__``. The emulator also accepts a NumPy array. The last dimension must be contiguous,
+        and the other strides must be multiples of 16 bytes. Transposed views that meet these conditions are read in
+        place.
     k : array (batch, k_length, kv_heads, dim)
-        Keys. ``heads`` must be a multiple of ``kv_heads``. Neighboring heads of q share a head of k and v.
+        Keys. ``heads`` must be a multiple of ``kv_heads``. Each KV head is shared by
+        ``heads / kv_heads`` neighboring query heads.
     v : array (batch, k_length, kv_heads, v_dim)
         Values. ``dim`` must be 32, 64, 96, 128, 192 or 256. ``v_dim`` must be equal to ``dim``, or 128 if ``dim`` is
         192.
@@ -78,9 +80,9 @@ def attention(
     sink : array (heads,), optional
         One fp32 logit per head for an additional key with value zero that all queries attend to.
     out : array (batch, q_length, heads, v_dim), optional
-        The result. Default: a new array of q's library.
+        The result. Default: a new array from the library of ``q``.
     return_lse : bool, default False
-        Whether to also return the logarithm of the sum of the exponentials of each query's logits.
+        Whether to also return the logsumexp of each query's logits.
     version : str, default "auto"
         Version of the kernel (docs/design/attention.md). ``$CUDATMA_ATTENTION_VERSION`` or cudatma.toml can also set
         it.
@@ -94,8 +96,8 @@ def attention(
     out : array (batch, q_length, heads, v_dim)
         The result. The row of a query that attends to no key is zero.
     lse : array (batch, heads, q_length)
-        The logarithms in fp32, returned only with ``return_lse``. The value for a query that attends to no key is the
-        head's sink if there is one, otherwise -inf.
+        The logsumexp in fp32, returned only if ``return_lse`` is True. The value for a query that attends to no key is
+        the head's sink if there is one, otherwise -inf.
 
     Raises
     ------
@@ -171,7 +173,7 @@ def attention_varlen(
 
     Notes
     -----
-    SM90 runs version a3; SM120 runs version mma_sync.
+    Version a3 runs on SM90, and version mma_sync runs on SM120.
     """
     kinds = kinds_of(window, causal, scale, softcap, return_lse, max_seqlen_q, max_seqlen_k)
     options = VarlenOptions(max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, kinds)

@@ -27,7 +27,7 @@ from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked
 
 ATTENTION, VARLEN, DECODE = "attention", "attention_varlen", "attention_decode"
-#: Largest softcap. Other numbers must be below 2**127, so that their products with log2(e) are finite.
+#: Maximum softcap. Scales must be below 2**127, so that their products with log2(e) are finite.
 _MAX_SOFTCAP, _MAX_NUMBER = 4096, 2.0**127
 #: Names of the dimensions in error messages, keyed by the number of dimensions.
 _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
@@ -80,11 +80,11 @@ def check_varlen(
     if len(q_offsets.shape) != 1 or not q_offsets.size_elems:
         raise ArgumentError("cu_seqlens_q.shape", q_offsets.shape, "(sequences + 1,)")
     if k_offsets.shape != q_offsets.shape:
-        raise ArgumentError("cu_seqlens_k.shape", k_offsets.shape, f"{q_offsets.shape}, the shape of cu_seqlens_q")
+        raise ArgumentError("cu_seqlens_k.shape", k_offsets.shape, f"{q_offsets.shape} (the shape of cu_seqlens_q)")
     lengths = []
     for letter, info, max_length in (("q", q_offsets, max_seqlen_q), ("k", k_offsets, max_seqlen_k)):
         total = arrays[letter].shape[0]
-        longest = checked_count(max_length, f"max_seqlen_{letter}", "a non-negative int")
+        longest = checked_count(max_length, f"max_seqlen_{letter}", "a nonnegative int")
         if info.device is None:
             _check_offsets(host_array(info), letter, longest, total)
         lengths.append(min(longest, total))
@@ -115,17 +115,17 @@ def check_decode(
     arrays = _operands(DECODE, {"q": q, "k_cache": k_cache, "v_cache": v_cache}, has_batch=page_table is None)
     query, key = arrays["q"], arrays["k_cache"]
     batch, length, has_fp8_cache = query.shape[0], key.shape[1], key.dtype.name == CACHE_TYPE
-    allowed = f"({batch},), one length per sequence of q"
+    allowed = f"({batch},) for one length per sequence of q"
     lengths = _plain_array(seqlens, "seqlens", "int32", query, DECODE, [(batch,)], allowed)
     table, capacity = None, length
     if page_table is not None:
         table = _plain_array(page_table, "page_table", "int32", query, DECODE)
         if len(table.shape) != 2 or table.shape[0] != batch:
-            allowed = f"({batch}, pages per sequence), one row per sequence of q"
+            allowed = f"({batch}, pages per sequence) for one row per sequence of q"
             raise ArgumentError("page_table.shape", table.shape, allowed)
         capacity = length * table.shape[1]
         if has_fp8_cache and length % MIN_BOX_ROWS:
-            allowed = f"a shape with a page size that is a multiple of {MIN_BOX_ROWS} keys for {CACHE_TYPE}"
+            allowed = f"a shape with a page size that is a multiple of {MIN_BOX_ROWS} keys for a cache of {CACHE_TYPE}"
             raise ArgumentError("k_cache.shape", key.shape, allowed)
     k_factor, k_array = _checked_kv_scale(k_scale, "k_scale", key, query)
     v_factor, v_array = _checked_kv_scale(v_scale, "v_scale", key, query)
@@ -227,15 +227,15 @@ def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch
         info = describe(array, name)
         types = (*OPERAND_TYPES, CACHE_TYPE) if is_cache and name != "q" else tuple(OPERAND_TYPES)
         if info.dtype.name not in types or not info.dtype.isnative:
-            raise ArgumentTypeError(f"{name}.dtype", str(info.dtype), ", ".join(types))
+            raise ArgumentTypeError(f"{name}.dtype", str(info.dtype), alternatives(types))
         if len(info.shape) != rank:
             raise ArgumentError(f"{name}.shape", info.shape, _AXES[rank])
         infos[name] = info
     (_, q), (k_name, k), (v_name, v) = infos.items()
     if k.dtype not in (q.dtype, np.dtype(CACHE_TYPE)):
-        raise ArgumentTypeError(f"{k_name}.dtype", str(k.dtype), f"{q.dtype}, the dtype of q")
+        raise ArgumentTypeError(f"{k_name}.dtype", str(k.dtype), f"{q.dtype} (the dtype of q)")
     if v.dtype != k.dtype:
-        raise ArgumentTypeError(f"{v_name}.dtype", str(v.dtype), f"{k.dtype}, the dtype of {k_name}")
+        raise ArgumentTypeError(f"{v_name}.dtype", str(v.dtype), f"{k.dtype} (the dtype of {k_name})")
     check_shapes(q.shape, k.shape, v.shape, has_batch=has_batch, is_cache=is_cache)
     for name, info in infos.items():
         check_place(info, name, q, "q", function)
@@ -261,21 +261,24 @@ def check_shapes(
     if not heads:
         raise ArgumentError("q.shape", tuple(q), "a shape with at least 1 head")
     if k_dim != dim:
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with the head dim of q, {dim}")
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a head dim of {dim}, as in q")
     if not kv_heads or heads % kv_heads:
         remedy = f"pass the axes in the order {_AXES[len(q)]}"
         raise ArgumentError(
-            f"{k_name}.shape", tuple(k), f"a shape with a number of heads that divides q's {heads} heads", remedy
+            f"{k_name}.shape",
+            tuple(k),
+            f"a shape with a number of heads that divides {heads} (the number of query heads)",
+            remedy,
         )
     if has_batch and k[0] != q[0]:
         remedy = "pass page_table for a paged cache" if is_cache else ""
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with the batch size of q, {q[0]}", remedy)
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a batch size of {q[0]}, as in q", remedy)
     if cache != list(k[:-1]):
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim) to match {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:
-        allowed = " or ".join(str(v_dims) for q_dim, v_dims in HEAD_DIMS if q_dim == dim)
+        allowed = alternatives(v_dims for q_dim, v_dims in HEAD_DIMS if q_dim == dim)
         raise ArgumentError(
-            f"{v_name}.shape", tuple(v), f"a shape with a head dim of {allowed} because q and {k_name} have {dim}"
+            f"{v_name}.shape", tuple(v), f"a shape with a head dim of {allowed} (q and {k_name} have {dim})"
         )
 
 
@@ -342,7 +345,7 @@ def _checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
     if sink is None:
         return None
     heads = q.shape[-2:-1]
-    allowed = f"{heads}, one number per head of q"
+    allowed = f"{heads} (one number per query head)"
     return _plain_array(sink, "sink", "float32", q, function, [heads], allowed, "None, or ")
 
 
@@ -354,11 +357,11 @@ def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) ->
     if scale is None:
         return 1.0, None
     if cache.dtype.name != CACHE_TYPE:
-        raise ArgumentError(field, "a scale", f"None because the cache is {cache.dtype}")
+        raise ArgumentError(field, "a scale", f"None for a cache of {cache.dtype}")
     if isinstance(scale, Real):
         return _positive(scale, field, "pass None for 1"), None
     heads = cache.shape[2:3]
-    allowed = f"{heads}, one number per head of the cache, or (1,)"
+    allowed = f"{heads} (one number per KV head) or (1,)"
     shapes = [(), (1,), heads]
     return 1.0, _plain_array(scale, field, "float32", q, DECODE, shapes, allowed, "None, a number above 0, or ")
 
@@ -379,7 +382,7 @@ def _checked_softcap(softcap: Any, scale: float) -> float:
     if not 0 < number <= _MAX_SOFTCAP:
         raise ArgumentError("softcap", softcap, f"above 0 and at most {_MAX_SOFTCAP}", "pass None for no cap")
     if scale / number >= _MAX_NUMBER:
-        raise ArgumentError("softcap", softcap, f"above {scale / _MAX_NUMBER:.3g}, scale / 2**127")
+        raise ArgumentError("softcap", softcap, f"above {scale / _MAX_NUMBER:.3g} (scale / 2**127)")
     return number
 
 
@@ -414,7 +417,7 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
     field = f"cu_seqlens_{letter}"
     if len(offsets) == 1 and total:
         raise ArgumentError(
-            f"{field}.shape", (1,), f"(sequences + 1,) with at least 1 sequence, because {letter} has {total} rows"
+            f"{field}.shape", (1,), f"(sequences + 1,) with at least 1 sequence ({letter} has {total} rows)"
         )
     if offsets[0]:
         raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
@@ -423,26 +426,26 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
         allowed = f"at least {field}[{index}] = {offsets[index]}"
         raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
     if offsets[-1] != total:
-        raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
+        raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total} (the length of {letter})")
     if (longest := int(lengths.max(initial=0))) > max_length:
-        allowed = f"at least {longest}, the length of sequence {int(lengths.argmax())}"
+        allowed = f"at least {longest} (the length of sequence {int(lengths.argmax())})"
         raise ArgumentError(f"max_seqlen_{letter}", max_length, allowed)
 
 
 def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tuple[int, ...], capacity: int) -> None:
-    """Raise ArgumentError for a length beyond the capacity, or a page outside the cache."""
+    """Raise ArgumentError for a length that exceeds the capacity, or for a page outside the cache."""
     lengths = host_array(seqlens)
     table = None if page_table is None else host_array(page_table)
     pages, page_size = cache[:2]
     if not pages and lengths.any():
-        raise ArgumentError("k_cache.shape", cache, "a shape with at least one page because seqlens is not zero")
+        raise ArgumentError("k_cache.shape", cache, "a shape with at least one page unless all seqlens are 0")
     for index, length in enumerate(lengths.tolist()):
         if not 0 <= length <= capacity:
-            allowed = f"0 to {capacity}, the capacity of the cache per sequence"
+            allowed = f"0 to {capacity} (the capacity of the cache per sequence)"
             raise ArgumentError(f"seqlens[{index}]", length, allowed)
         if table is None:
             continue
         for place, page in enumerate(table[index, : -(-length // page_size) if length else 0].tolist()):
             if not 0 <= page < pages:
-                allowed = f"0 to {pages - 1}, the indices of the cache's pages"
+                allowed = f"0 to {pages - 1} (the indices of the cache's pages)"
                 raise ArgumentError(f"page_table[{index}, {place}]", page, allowed)

@@ -89,7 +89,7 @@ def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
 
     If several versions support the problem, a persistent version replaces a3's tiles of several warpgroups, because a3
     was slower in most of 48 measured calls and up to 4.5% faster in only 4 of them. [H100] A config with one slot of
-    queries is ranked only if its tile leaves no room for two slots.
+    queries is ranked only if two slots would not fit in shared memory.
     """
     if config.is_persistent:
         return config.q_stages > 1 or not runs(replace(config, q_stages=2), problem, target)
@@ -136,10 +136,10 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
     problem_fields=PROBLEM_FIELDS,
     options=(
         Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "dtype of q, k, v and the result"),
-        Option("is_causal", False, (False, True), "queries attend only to keys up to their own position"),
+        Option("is_causal", False, (False, True), "each query attends only to keys up to its own position"),
         Option("batch", 1, (), "sequences"),
-        Option("heads", 1, (), "number of heads of q"),
-        Option("kv_heads", 0, (), "number of heads of k and v; 0: same as q"),
+        Option("heads", 1, (), "number of query heads"),
+        Option("kv_heads", 0, (), "number of KV heads, or 0 for the number of query heads"),
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=VERSIONS,
@@ -208,7 +208,7 @@ def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
                 if longest is not None:
                     longest.check(problem, target)
                     dumped.append(longest)
-    # Variable-length sequences change only a few lines of the kernel, so every fourth config is enough to show them.
+    # Variable-length sequences change only a few lines of the kernel, so only every fourth config has them.
     return dumped + [replace(config, is_varlen=True) for config in dumped[::4] if True in preset.allowed["is_varlen"]]
 
 

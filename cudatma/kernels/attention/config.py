@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, quoted
 from cudatma.kernels.attention.cost import Clocks, cost_at
 from cudatma.kernels.attention.parameters import (
     DECODE,
@@ -68,7 +68,7 @@ class AttentionPreset(Preset):
     tiles : Tiles
         Tiles that the choice ranks. Among tiles with equal cost, the first one is chosen.
     clocks : tuple[Clocks, ...]
-        Clocks of the cost model for each tile_m.
+        Clock cycles in the cost model for each tile_m.
     """
 
     is_decode: bool = False
@@ -98,8 +98,8 @@ _DECODE_TILES: Tiles = dict.fromkeys(
 _WIDE_TILES = (Tile(m=128, n=64), Tile(m=64, n=64))
 #: Tiles of versions without a producer. [H100, attention_tiles.json]
 _SIMPLE_TILES: Tiles = {dims: _WIDE_TILES if dims[0] > 64 else (Tile(m=64, n=64),) for dims in HEAD_DIMS}
-#: Tiles of versions with a producer and wgmma. The registers of a thread must hold its share of the scores and
-#: probabilities of a block, and of the output.
+#: Tiles of versions with a producer and wgmma. Each thread must hold its share of the output, and of a block's scores
+#: and probabilities, in registers.
 _PRODUCER_TILES: Tiles = {
     (32, 32): (Tile(m=192, n=128), Tile(m=128, n=192), Tile(m=128, n=128)),
     (64, 64): (
@@ -123,8 +123,8 @@ _MMA_SYNC_TILES: Tiles = {
     **dict.fromkeys([(64, 64), (96, 96), (128, 128)], (Tile(m=128, n=64), Tile(m=64, n=64))),
     **dict.fromkeys([(192, 192), (192, 128), (256, 256)], (Tile(m=64, n=32),)),
 }
-#: The clocks were fitted to benchmarks/results/attention_tiles.json. The clocks of mma.sync are estimates for a GeForce
-#: GPU, whose tensor cores run at one eighth of the rate.
+#: The clock cycles were fitted to benchmarks/results/attention_tiles.json. Those of mma.sync are estimates for a
+#: GeForce GPU, whose tensor cores run at one eighth of the rate.
 PRESETS: Mapping[str, AttentionPreset] = {
     "scalar": AttentionPreset(
         summary="attention, scalar loops: the baseline",
@@ -257,7 +257,7 @@ class AttentionConfig(KernelConfig):
     is_paged : bool
         Whether the cache consists of pages.
     box_rows : int
-        Number of keys in a TMA box, all of them in one page of the cache, or 0 if cp.async copies each row.
+        Number of keys in a TMA box, which must be in one page of the cache, or 0 if cp.async copies each row.
 
     Raises
     ------
@@ -290,7 +290,7 @@ class AttentionConfig(KernelConfig):
         self.check_values()
         check_kind(self)
         if self.ctas_per_sm > 1 and self.warpgroups > 1:
-            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 because the tile has several warpgroups")
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 for a tile with several warpgroups")
         limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]
         if self.reallocates_registers and self.held_registers > limit:
             allowed = f"small enough that scores, probabilities and output need at most {limit} registers"
@@ -299,22 +299,22 @@ class AttentionConfig(KernelConfig):
         if self.preset.loader == "cp_async":
             rows = 128 * self.warpgroups // (self.span_bytes // 16)
             if self.tile_n % rows:
-                allowed = f"a multiple of {rows}, the number of rows that all threads copy at a time"
+                allowed = f"a multiple of {rows} (the number of rows that all threads copy at a time)"
                 raise ArgumentError("tile_n", self.tile_n, allowed)
         if not self.is_decode:
             if self.box_rows:
-                raise ArgumentError("box_rows", self.box_rows, "0 because the kernel does not read a cache")
+                raise ArgumentError("box_rows", self.box_rows, "0 for a kernel that does not read a cache")
             return
         if not self.is_paged and self.box_rows != self.tile_n:
             raise ArgumentError(
                 "box_rows",
                 self.box_rows,
-                f"{self.tile_n}, the number of keys per block, because the cache is not paged",
+                f"{self.tile_n} (the number of keys per block) for a cache without pages",
             )
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
             raise ArgumentError("box_rows", self.box_rows, f"0, or a divisor of tile_n that is at least {MIN_BOX_ROWS}")
         if self.kv_bytes == 1 and not self.box_rows:
-            allowed = f"at least {MIN_BOX_ROWS} because an e4m3 cache is loaded only by TMA"
+            allowed = f"at least {MIN_BOX_ROWS} for an e4m3 cache, which is loaded only by TMA"
             raise ArgumentError("box_rows", self.box_rows, allowed)
 
     def check_problem(self, problem: Problem) -> None:
@@ -329,7 +329,7 @@ class AttentionConfig(KernelConfig):
         if problem.has_fp8_cache != (self.kv_bytes == 1):
             dtype = CACHE_TYPE if problem.has_fp8_cache else problem.dtype
             serving = [name for name in DECODE_VERSIONS if (PRESETS[name].kv_bytes == 1) == problem.has_fp8_cache]
-            raise ArgumentError("version", self.version, f"{' or '.join(serving)} for a cache of {dtype}")
+            raise ArgumentError("version", self.version, f"{quoted(serving)} for a cache of {dtype}")
         if (problem.page_size > 0) != self.is_paged:
             raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged} to match the cache")
         if self.is_paged and self.box_rows and problem.page_size % self.box_rows:
@@ -560,8 +560,8 @@ class AttentionConfig(KernelConfig):
         k, v = self.block_bytes
         dtype = self.dtype if self.kv_bytes == 2 else CACHE_TYPE
         return [
-            (f"k {self.tile_n} x {self.head_dim} {dtype}, {self.swizzle} swizzle", k),
-            (f"v {self.tile_n} x {self.v_head_dim} {dtype}, {self.swizzle} swizzle", v),
+            (f"keys {self.tile_n} x {self.head_dim} {dtype}, {self.swizzle} swizzle", k),
+            (f"values {self.tile_n} x {self.v_head_dim} {dtype}, {self.swizzle} swizzle", v),
         ]
 
     # ---- Choice and tuning

@@ -18,14 +18,14 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
-#: Number of multiplications per clock of an SM's tensor cores. [H100 white paper]
+#: Number of multiplications per clock cycle on an SM's tensor cores. [H100 white paper]
 _MACS = 2048
 #: Number of CTAs for which an SM has enough registers, keyed by the number of warpgroups per CTA. [a1 and a2 with 96
 #: registers per thread]
 _MAX_CTAS: Mapping[int, int] = {1: 5, 2: 2}
 #: Microseconds of a launch. [H100]
 _LAUNCH_US = 1.0
-#: Fraction of the maximum clock that long launches reach under the power limit. [H200]
+#: Fraction of the maximum clock rate that long launches reach under the power limit. [H200]
 _CLOCK = 0.886
 
 
@@ -46,7 +46,7 @@ class Clocks:
     start : float
         Cycles per launch.
     shared : float
-        Exponent of the speedup when CTAs share an SM, or 0 for no speedup.
+        Exponent of the speedup if CTAs share an SM, or 0 for no speedup.
     """
 
     tile_m: int
@@ -82,7 +82,7 @@ def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
 
 
 def clocks_of(config: Any) -> Clocks:
-    """Return the preset's clocks for the tile."""
+    """Return the preset's Clocks for the tile."""
     preset_clocks: tuple[Clocks, ...] = config.preset.clocks
     tile = config.tile_m, config.q_stages
     return next(clocks for clocks in preset_clocks if (clocks.tile_m, clocks.q_stages) == tile)

@@ -40,15 +40,16 @@ def attention_decode(
 ) -> Any:
     """Compute attention for new queries over a cache that already contains their keys and values.
 
-    The result is bitwise reproducible: the split of a sequence's keys among CTAs depends only on the capacity, and
-    partial results are added in a fixed order.
+    The result is bitwise reproducible, because the split of a sequence's keys among CTAs depends only on the capacity,
+    and partial results are added in a fixed order.
 
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
         The last queries of each sequence. Each query attends to the keys up to its own position.
     k_cache : array (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads, dim) with a page_table
-        Keys in q's dtype, or in float8_e4m3fn. The page size of a float8_e4m3fn cache must be a multiple of 8 keys.
+        Keys with the same dtype as ``q``, or in float8_e4m3fn. The page size of a float8_e4m3fn cache must be a
+        multiple of 8 keys.
     v_cache : array (batch, capacity, kv_heads, v_dim), or (pages, page_size, kv_heads, v_dim) with a page_table
         Values in the dtype of k_cache.
     seqlens : int32 array (batch,)
@@ -59,7 +60,7 @@ def attention_decode(
         sequence i. The keys and values of a page outside the cache are treated as zeros. Entries after the end of a
         sequence are not read.
     k_scale, v_scale : float or fp32 array, optional
-        Scales of an e4m3 cache: a number, or an array with one element or with one element per head of the cache.
+        Scales of an e4m3 cache: a number, or an array with one element or with one element per KV head.
     scale, window, softcap, sink, out, return_lse, backend, stream : optional
         Options; see ``attention``. ``lse`` has the shape (batch, heads, q_length).
 

@@ -18,8 +18,8 @@ def _named(*members: Member) -> dict[str, Member]:
 
 #: The members of the struct, in order.
 MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
-    Member("tiles_m", "u32", "number of heads of all sequences"),
-    Member("tiles_n", "u32", "number of tiles of queries per head"),
+    Member("tiles_m", "u32", "number of query heads in all sequences"),
+    Member("tiles_n", "u32", "number of query tiles per head"),
     Member("raster_heads", "u32", "number of heads per raster group"),
     Member("last_group", "u32", "first head of the last raster group"),
     Member("by_tiles_n", "Divisor", "divides by tiles_n"),
@@ -28,13 +28,13 @@ MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
     Member("by_last_heads", "Divisor", "divides by the number of heads in the last raster group"),
     Member("q_length", "u32", "number of queries per sequence"),
     Member("k_length", "u32", "number of keys per sequence"),
-    Member("heads", "u32", "number of heads of q per sequence"),
-    Member("q_total", "u32", "number of queries of all sequences"),
-    Member("k_total", "u32", "number of keys of all sequences"),
-    Member("scale_log2", "float", "scale (or cap) of the scores for exponentials with base 2"),
+    Member("heads", "u32", "number of query heads"),
+    Member("q_total", "u32", "number of queries in all sequences"),
+    Member("k_total", "u32", "number of keys in all sequences"),
+    Member("scale_log2", "float", "multiplier for the scores (or their cap) before exp2"),
     *(member for option in OPTIONS for member in option.members),
     Member("by_heads", "Divisor", "divides by heads"),
-    Member("by_group", "Divisor", "divides by the number of heads of q that share a head of k and v"),
+    Member("by_group", "Divisor", "divides by the number of query heads per KV head"),
     Member("output_head", "u64", "elements from one head of the result to the next"),
     Member("output_batch", "u64", "elements from one sequence of the result to the next"),
     *(
@@ -43,26 +43,26 @@ MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
         for step, what in (("pitch", "row"), ("head", "head"), ("batch", "sequence"))
     ),
 )
-#: Members for attention_decode(). A row of its tiles is a query of one of the heads that share a head of k and v.
+#: Members for attention_decode(). A row of a tile is one query of one of the query heads that share a KV head.
 DECODE_MEMBERS: Mapping[str, Member] = {**MEMBERS} | _named(
-    Member("q_length", "u32", "rows per sequence and head of k: queries of all heads of q that share the head"),
+    Member("q_length", "u32", "number of rows per sequence and KV head, which is queries * group"),
     Member("k_length", "u32", "maximum number of keys per sequence"),
-    Member("upper", "u32", "row r attends to keys below r / group + upper + number of keys of the sequence; signed"),
-    Member("lower", "u32", "row r attends to keys from r / group + lower + number of keys of the sequence; signed"),
-    Member("queries", "u32", "number of queries per sequence and head"),
-    Member("group", "u32", "number of heads of q that share a head of k and v"),
-    Member("kv_heads", "u32", "number of heads of k and v"),
-    Member("row_tiles", "u32", "number of tiles of rows"),
-    Member("partial_rows", "u32", "number of rows of a tile in the workspace"),
+    Member("upper", "u32", "row r attends to keys below r / group + upper + the sequence's number of keys; signed"),
+    Member("lower", "u32", "row r attends to keys from r / group + lower + the sequence's number of keys; signed"),
+    Member("queries", "u32", "number of queries per sequence and query head"),
+    Member("group", "u32", "number of query heads per KV head"),
+    Member("kv_heads", "u32", "number of KV heads"),
+    Member("row_tiles", "u32", "number of row tiles per sequence and KV head"),
+    Member("partial_rows", "u32", "number of rows per tile in the workspace"),
     Member("by_kv_heads", "Divisor", "divides by kv_heads"),
     Member("by_row_tiles", "Divisor", "divides by row_tiles"),
     Member("page_size", "u32", "number of keys per page"),
     Member("by_page_size", "Divisor", "divides by page_size"),
-    Member("pages", "u32", "number of pages of the cache"),
+    Member("pages", "u32", "number of pages in the cache"),
     Member("v_scale", "float", "scale of v if there is no array of scales"),
     Member("k_scale_step", "u32", "elements from the scale of one head of k to the next"),
     Member("v_scale_step", "u32", "elements from the scale of one head of v to the next"),
-    Member("table_pitch", "u32", "entries from the pages of one sequence to the pages of the next"),
+    Member("table_pitch", "u32", "number of entries from one row of the page table to the next"),
 )
 
 # Names of the members that the kernels read.

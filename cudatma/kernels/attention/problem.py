@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from cudatma.descriptor.rules import STRIDE_LIMIT, TMA_ALIGNMENT_BYTES
-from cudatma.errors import ArgumentError, ArgumentTypeError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, alternatives, counted
 from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.launch_struct import Member
 
@@ -48,7 +48,7 @@ class KernelOption(NamedTuple):
 
 _UPPER = Member("upper", "u32", "query i attends to keys below i + upper; signed")
 _LOWER = Member("lower", "u32", "query i attends to keys from i + lower; signed")
-_CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the tanh of the cap")
+_CAP_SCALE = Member("cap_scale", "float", "multiplier for the scores in the argument of tanh")
 #: All options, in the order in which an entry's name lists them.
 OPTIONS = (
     KernelOption(field="is_causal", name="causal", words="causal", members=(_UPPER,)),
@@ -65,14 +65,14 @@ DUMPED_OPTIONS = ((), ("causal",), ("causal", "window", "sink"), ("window", "sof
 def check_kind(fields: Any) -> None:
     """Raise ArgumentError or ArgumentTypeError for head dims or a dtype without a kernel."""
     if (fields.head_dim, fields.v_head_dim) not in HEAD_DIMS:
-        allowed = ", ".join(f"{q}/{v}" if q != v else str(q) for q, v in HEAD_DIMS)
+        allowed = alternatives(f"{q}/{v}" if q != v else q for q, v in HEAD_DIMS)
         raise ArgumentError("head_dim", f"{fields.head_dim} of q and k, {fields.v_head_dim} of v", allowed)
     if not isinstance(fields.dtype, str) or fields.dtype not in OPERAND_TYPES:
-        raise ArgumentTypeError("dtype", fields.dtype, ", ".join(OPERAND_TYPES))
+        raise ArgumentTypeError("dtype", fields.dtype, alternatives(OPERAND_TYPES))
 
 
 def rounded_up(size: int) -> int:
-    """Round a size up to one of eight steps per octave, and clamp it to MAX_EXTENT.
+    """Round a size up to one of eight steps per power of two, and clamp it to MAX_EXTENT.
 
     Sizes up to 16 are exact. The result exceeds a larger size by at most an eighth.
     """
@@ -81,11 +81,11 @@ def rounded_up(size: int) -> int:
 
 
 def size_class(batch: int, q_length: int, k_length: int, is_varlen: bool) -> tuple[int, int]:
-    """Return the rounded numbers of keys and sequences on which the choice of a configuration depends.
+    """Return the rounded number of keys and the rounded number of sequences, on which the choice depends.
 
     The first number is 0 if ``k_length`` equals ``q_length``, so that both lengths change together. Otherwise, it is
-    ``k_length``, rounded up to eight steps per octave and at least 2. The number of variable-length sequences is also
-    rounded up.
+    ``k_length``, rounded up to eight steps per power of two and at least 2. The number of variable-length sequences is
+    also rounded up.
     """
     keys = 0 if q_length == k_length else rounded_up(max(2, k_length))
     return keys, rounded_up(batch) if is_varlen else batch
@@ -172,7 +172,7 @@ NO_LIMITS, NO_LAYOUTS = Mask(), Layouts()
 P = TypeVar("P", bound="Problem")
 
 
-@dataclass(frozen=True, kw_only=True)  # Without slots, for resized_copy()
+@dataclass(frozen=True, kw_only=True)  # without slots, as resized_copy() requires
 class Problem:
     """Computation of out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, separately for each head.
 
@@ -182,8 +182,7 @@ class Problem:
             Number of sequences, number of queries per sequence, and number of keys per sequence. For sequences of
             variable length, the last two are the lengths of the longest sequence.
     heads, kv_heads : int
-        Number of heads of q, and number of heads of k and v. ``heads // kv_heads`` heads of q share each head of k and
-        v.
+        Number of query heads, and number of KV heads. Each KV head is shared by ``heads // kv_heads`` query heads.
     head_dim, v_head_dim : int
         Head dim of q and k, and head dim of v and the result.
     dtype : str
@@ -240,7 +239,7 @@ class Problem:
             if not min_value <= value <= MAX_EXTENT:
                 raise ArgumentError(name, value, f"{min_value} to {MAX_EXTENT}")
         if self.heads % self.kv_heads:
-            raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of {self.heads}, the number of heads of q")
+            raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of {self.heads} (the number of query heads)")
         check_kind(self)
         for name in _FLAGS:
             if type(getattr(self, name)) is not bool:
@@ -250,8 +249,8 @@ class Problem:
     def of(cls: type[P], *, q_length: int, head_dim: int, dtype: str, **fields: Any) -> P:
         """Return a problem with defaults for fields that are not given.
 
-        By default, there is one sequence and one head, and the numbers of keys and queries, the two head dims, and the
-        two numbers of heads are equal.
+        By default, there is one sequence and one head. ``k_length``, ``v_head_dim`` and ``kv_heads`` default to
+        ``q_length``, ``head_dim`` and ``heads``.
         """
         heads = fields.get("heads", 1)
         given = {"batch": 1, "heads": heads, "kv_heads": heads, "k_length": q_length, "v_head_dim": head_dim}
@@ -259,14 +258,14 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """Number of heads of q that share one head of k and v."""
+        """Number of query heads per KV head."""
         return self.heads // self.kv_heads
 
     # ---- Call
 
     @property
     def has_keys(self) -> bool:
-        """Whether any query may attend to a key. Otherwise, no kernel is needed."""
+        """Whether any query may attend to a key. If False, no kernel is needed."""
         return bool(self.batch and self.q_length and self.k_length and self.layouts.k.shape[0])
 
     def check_not_empty(self) -> None:
@@ -283,7 +282,7 @@ class Problem:
     def resized(
         self: P, batch: int, q_length: int, k_length: int, shapes: Sequence[Any], strides_bytes: Sequence[Any]
     ) -> P | None:
-        """Return the problem with other sizes, or None if it may be invalid or if its limits are of another kind.
+        """Return the problem with other sizes, or None if it may be invalid or if its kind of mask differs.
 
         ``shapes`` and ``strides_bytes`` begin with q, k and v and end with out. The entries for out are None if the
         caller passes no out.
@@ -370,7 +369,7 @@ class Problem:
         parts += [counted(self.heads, "head") if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
         parts += [f"batch of {self.batch}"] if self.batch > 1 else []
         kinds = {option.field: option.words for option in OPTIONS}
-        kinds |= {"has_lse": "lse", "is_varlen": "of different lengths"}
+        kinds |= {"has_lse": "lse", "is_varlen": "sequences of different lengths"}
         return ", ".join([*parts, *(words for name, words in kinds.items() if getattr(self, name))])
 
     def as_json(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
 
 
 def _sequences(problem: Problem, named: Mapping[str, Array]) -> Iterator[tuple[Any, ...]]:
-    """Yield q, k, v, out and lse of each sequence. lse is None if the call returns none."""
+    """Yield q, k, v, out and lse of each sequence. lse is None if the call does not return it."""
     q, k, v, out = (named[name] for name in ("q", "k", "v", "out"))
     lse = named.get("lse")
     if problem.is_varlen:

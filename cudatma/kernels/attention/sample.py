@@ -12,7 +12,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.dtypes import activation_type
-from cudatma.errors import ArgumentError, counted
+from cudatma.errors import ArgumentError, alternatives, counted
 from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
@@ -77,8 +77,8 @@ def sample(
 ) -> Sample:
     """Return a launch of softmax(q k^T / sqrt(head_dim)) v on a GPU with ``sm_count`` SMs.
 
-    Each CTA computes several tiles. Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError
-    without NVRTC.
+    Each CTA computes several tiles. Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, or DriverError
+    if NVRTC is missing.
     """
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
     Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # Raises an error for impossible sizes.
@@ -136,7 +136,7 @@ def decode_sample(
     Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if dtype not in OPERAND_TYPES:
-        raise ArgumentError("dtype", dtype, ", ".join(OPERAND_TYPES))
+        raise ArgumentError("dtype", dtype, alternatives(OPERAND_TYPES))
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     lengths = np.array([max(1, k_length - 37 * index) for index in range(batch)], np.int32)
     table, cache = None, (batch, k_length, kv_heads, head_dim)

@@ -26,7 +26,7 @@ from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import Target
 
 TEMPLATE = "kernels/broadcast.cu.j2"
-#: Numbers of CTAs per cluster, beginning with the largest portable size. Only powers of two are used.
+#: Cluster sizes in CTAs, beginning with the largest portable size. Only powers of two are used.
 SIZES = (8, 4, 2)
 #: The size of each part of a tile is a multiple of this number of bytes, because TMA needs this alignment in shared
 #: memory.
@@ -63,7 +63,7 @@ class BroadcastConfig(CopyRing):
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.copies not in SIZES:
-            raise ArgumentError("copies", self.copies, "2, 4, 8")
+            raise ArgumentError("copies", self.copies, "2, 4 or 8")
         if self.stage_bytes % (_PART_UNIT * self.copies):
             raise ArgumentError("stage_bytes", self.stage_bytes, f"a multiple of {_PART_UNIT * self.copies}")
         self.check_ring()
@@ -72,7 +72,7 @@ class BroadcastConfig(CopyRing):
     def ring(self) -> PipelineSpec:
         """Ring with one tile per stage.
 
-        One thread of each CTA releases a slot to all CTAs of the cluster, all of which send to it.
+        All CTAs of a cluster send data to each slot, so one thread of each CTA releases a slot to all of these CTAs.
         """
         tile = Operand("tile", self.stage_bytes, self.stage_bytes)
         return PipelineSpec(self.stages, (tile,), consumer_arrivals=1, cluster=self.copies)
@@ -101,7 +101,8 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     src : array
         The source, in C order without gaps. Its address and size must be multiples of 16 bytes.
     copies : int
-        Number of copies, at least 1. Clusters of 8, 4 and 2 CTAs write the copies, and ``copy`` writes a remaining one.
+        Number of copies, at least 1. Clusters of 8, 4 and 2 CTAs write the copies, and ``copy`` writes a remaining
+        copy.
     out : array (copies, ...), optional
         The result, in C order. Default: a new array.
     stream : stream, optional

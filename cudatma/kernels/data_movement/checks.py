@@ -48,7 +48,7 @@ def check_out(
 def check_device(out: ArrayInfo, src: ArrayInfo, field: str) -> None:
     """Raise ArgumentError if the result is not on the source's device."""
     if out.device != src.device:
-        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, the device of src")
+        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)} (the device of src)")
 
 
 def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
@@ -66,7 +66,7 @@ def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None
     # Libraries also reject an empty array if its other axes are too large.
     if prod(max(extent, 1) for extent in shape) * dtype.itemsize >= _INT64:
         got = f"a result of shape ({', '.join(map(shown, shape))})"
-        raise ArgumentError(field, got, "small enough that the result has less than 2**63 bytes")
+        raise ArgumentError(field, got, "small enough that the result has fewer than 2**63 bytes")
 
 
 def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cudatma.descriptor import REDUCE_TYPES
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, alternatives, quoted
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.ring import BOXES, CopyRing, usual_ring
 from cudatma.target import Target
@@ -34,7 +34,7 @@ _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 def check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise ArgumentError unless the value is one of these strings."""
     if not isinstance(value, str) or value not in allowed:
-        raise ArgumentError(field, value, ", ".join(word or "''" for word in allowed))
+        raise ArgumentError(field, value, quoted(allowed))
 
 
 def checked_cache(cache: object) -> str:
@@ -173,11 +173,11 @@ class PlainConfig:
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.element_bytes not in _CUDA_TYPES:
-            raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
+            raise ArgumentError("element_bytes", self.element_bytes, alternatives(_CUDA_TYPES))
         if not 1 <= self.rank <= 64:
             raise ArgumentError("rank", self.rank, "1 to 64")
         if self.index_bits not in (32, 64):
-            raise ArgumentError("index_bits", self.index_bits, "32, 64")
+            raise ArgumentError("index_bits", self.index_bits, "32 or 64")
 
     @property
     def cuda_type(self) -> str:

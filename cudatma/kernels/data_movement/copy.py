@@ -26,8 +26,8 @@ from cudatma.kernels.operation import Checked
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
-#: Element size in bytes for copying a window whose rows are multiples of this size. A box has at most 256 elements per
-#: row, and wide rows are faster (docs/design/data_movement.md).
+#: Element size in bytes for copying a window whose rows are multiples of this size. A box has at most 256
+#: elements per row, so large elements allow wide rows, which are faster (docs/design/data_movement.md).
 _WIDEST = 8
 _INT64 = 1 << 63
 
@@ -50,8 +50,8 @@ def copy(
     ----------
     src : array
         The source, with any strides and any dtype without Python objects: a CuPy array, a torch tensor, or an object
-        that supports DLPack or ``__cuda_array_interface__``. On the emulator, also a NumPy array. The launch waits for
-        the stream in ``__cuda_array_interface__``.
+        that supports DLPack or ``__cuda_array_interface__``. The emulator also accepts a NumPy array. The launch waits
+        for the stream in ``__cuda_array_interface__``.
     out : array, optional
         The result, with the window's shape and the source's dtype. Its elements must not share memory with each other
         or with the window. Default: a new C-ordered array from the source's library, allocated on the stream of the

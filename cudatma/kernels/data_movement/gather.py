@@ -1,6 +1,6 @@
 """Gather boxes of an array at given positions, or in a grid of boxes that may overlap.
 
-Each box becomes one entry of the result.
+Each box becomes one element along the first axis of the result.
 
 [PTX ISA, cp.async.bulk.tensor]
 """

@@ -29,11 +29,11 @@ class LaunchLimits(NamedTuple):
 class Movement(Operation[P, tuple[Arguments, ...]]):
     """An operation that moves data between arrays.
 
-    plan() chooses the split of the bytes among CTAs and the ring, which depends on it.
+    plan() chooses how the bytes are split among CTAs, and a ring that suits this split.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("src",)
-    #: A small number makes rings wrap even for small arrays.
+    #: With this small number, rings wrap around even for small arrays.
     emulated_sm_count: ClassVar[int] = 2
 
     @abstractmethod

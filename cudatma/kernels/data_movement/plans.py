@@ -71,7 +71,7 @@ def run_plan(
     if (first - window.destination) % TMA_ALIGNMENT_BYTES:
         got = f"{chunk_place(first)} and {chunk_place(window.destination)}"
         raise DescriptorError(
-            "address", got, "at the same offset within 16 bytes in both arrays", "pass an aligned copy"
+            "address", got, "at the same offset in a 16-byte chunk in both arrays", "pass an aligned copy"
         )
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
@@ -121,7 +121,7 @@ def window_plan(
         raise DescriptorError("dtype", f"{part.itemsize} bytes", "1, 2, 4 or 8 bytes wide", "view the array as bytes")
     if not part.has_body:
         raise DescriptorError(
-            "offset", "the offset of a window outside it", "the offset of a window that overlaps the source"
+            "offset", "the offset of a window outside the source", "the offset of a window that overlaps the source"
         )
     extents = tuple(axis.extent for axis in part.axes)
     ring = setting or (rings.BOXES if op == "copy" else rings.REDUCTIONS)
@@ -180,7 +180,7 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: Laun
         if fill:
             got = f"{chunk_place(window.source)} and {chunk_place(window.destination)}"
             raise DescriptorError(
-                "address", got, f"a multiple of {window.itemsize} bytes to fill with NaN", 'pass pad="zeros"'
+                "address", got, f"a multiple of {window.itemsize} bytes if the fill value is NaN", 'pass pad="zeros"'
             )
         count = window.itemsize // width
         axes = (*axes, Axis(0, count, count, width, width))

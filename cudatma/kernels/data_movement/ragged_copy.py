@@ -90,7 +90,7 @@ class RaggedCopyConfig(BoxRing):
         self.check_box()
         if self.maps < self.stages:
             remedy = "use more maps, because a map must not be edited while copies use it"
-            raise ArgumentError("maps", self.maps, f"at least {self.stages}, the number of stages", remedy)
+            raise ArgumentError("maps", self.maps, f"at least {self.stages} (the number of stages)", remedy)
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError unless the target can edit tensor maps, and ArgumentError unless the ring fits in a CTA."""
@@ -146,7 +146,7 @@ class RaggedCopy:
     ) -> None:
         chosen = backend_for("ragged_copy", backend)
         if chosen == "reference":
-            raise ArgumentError("backend", chosen, "auto, cuda, emulator", "copy host arrays with numpy.copyto")
+            raise ArgumentError("backend", chosen, '"auto", "cuda" or "emulator"', "copy host arrays with numpy.copyto")
         pairs = _check_pairs(sources, destinations)
         self.kind = pairs[0][0].kind if pairs else "numpy"
         self.device = pairs[0][0].device if pairs else None
@@ -171,7 +171,7 @@ class RaggedCopy:
         config = config or RaggedCopyConfig(itemsize)
         if config.element_bytes != itemsize:
             raise ArgumentError(
-                "config.element_bytes", config.element_bytes, f"{itemsize}, the size of {pairs[0][0].dtype}"
+                "config.element_bytes", config.element_bytes, f"{itemsize} (the size of {pairs[0][0].dtype})"
             )
         config.check_target(self._target)
         self._table, boxes = _table(pairs, config)
@@ -314,7 +314,9 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
             raise ArgumentTypeError(field, type(arrays).__name__, "a sequence of arrays")
     if len(sources) != len(destinations):
         raise ArgumentError(
-            "destinations", f"{len(destinations)} arrays", f"a sequence of {len(sources)} arrays, the number of sources"
+            "destinations",
+            f"{len(destinations)} arrays",
+            f"a sequence of {len(sources)} arrays (the number of sources)",
         )
     pairs = [
         (_described(source, f"sources[{i}]"), _described(destination, f"destinations[{i}]"))
@@ -323,7 +325,7 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
     for i, (source, destination) in enumerate(pairs):
         if source.shape != destination.shape:
             raise ArgumentError(
-                f"destinations[{i}].shape", destination.shape, f"{source.shape}, the shape of its source"
+                f"destinations[{i}].shape", destination.shape, f"{source.shape} (the shape of its source)"
             )
         if destination.readonly:
             raise ArgumentError(f"destinations[{i}]", "a read-only array", "a writable array")
@@ -358,7 +360,7 @@ def _described(array: Any, field: str) -> ArrayInfo:
         raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 16")
     pitch = info.strides_bytes[0]
     if rows > 1 and (pitch % TMA_ALIGNMENT_BYTES or not width <= pitch < 2**40):
-        allowed = "a multiple of 16 bytes from the row length to 2**40 for the rows"
+        allowed = "multiples of 16 bytes, from the row length to 2**40, between rows"
         raise ArgumentError(f"{field}.strides", f"a pitch of {pitch} bytes", allowed)
     return info
 

@@ -68,7 +68,7 @@ def reduce_into(
         Array to update. The addresses, the pitches and the rows of the window must be multiples of 16 bytes in both
         arrays.
     src : array
-        The operand, with dst's dtype and number of axes. Elements that would be outside dst are ignored.
+        The operand, with the same dtype and number of axes as ``dst``. Elements that would be outside dst are ignored.
     op : str
         ``"add"`` (uint32, int32, uint64, int64, float16, bfloat16, float32, float64), ``"min"`` and ``"max"`` (the same
         integers, float16, bfloat16), ``"and"``, ``"or"`` and ``"xor"`` (any integers and bool), or, for uint32,

@@ -82,8 +82,8 @@ class CopyRing:
     def notes(self) -> tuple[str, ...]:
         """Description of the ring in the opening comment of the generated source."""
         return (
-            f"ring: {self.stages} slots of {self.stage_bytes} bytes, of which up to {self.in_flight} may still be read "
-            f"by stores; {self.smem_bytes} bytes of shared memory",
+            f"ring: {self.stages} slots of {self.stage_bytes} bytes, up to {self.in_flight} of which may still be "
+            f"read by stores; {self.smem_bytes} bytes of shared memory",
         )
 
     @property
@@ -151,7 +151,7 @@ class BoxRing:
     def check_box(self) -> None:
         """Raise ArgumentError for invalid fields."""
         if self.element_bytes not in (1, 2, 4, 8):
-            raise ArgumentError("element_bytes", self.element_bytes, "1, 2, 4, 8")
+            raise ArgumentError("element_bytes", self.element_bytes, "1, 2, 4 or 8")
         for field in ("box_rows", "box_columns"):
             if not 1 <= getattr(self, field) <= _MAX_BOX:
                 raise ArgumentError(field, getattr(self, field), f"1 to {_MAX_BOX}")
@@ -162,7 +162,10 @@ class BoxRing:
             )
         if self.stages < 2:
             raise ArgumentError(
-                "stages", self.stages, "at least 2", "use more stages, because a slot is released after the next store"
+                "stages",
+                self.stages,
+                "at least 2",
+                "use more stages, because a slot is released only after the next store",
             )
 
     @property

@@ -198,7 +198,7 @@ class ScatterRows(Movement[_Problem]):
             got = f"{info.shape[1]} columns of {info.dtype}"
             raise ArgumentError("src", got, f"an array with {into.shape[1]} columns of {into.dtype} to match dst")
         if index.shape[0] != info.shape[0]:
-            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},) because src has that number of rows")
+            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},) (the number of rows of src)")
         check_written(into, info, "dst")
         return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
@@ -225,7 +225,7 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
 
 
 def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: LaunchLimits) -> Arguments:
-    """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
+    """Return the launch for ``rows`` rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
@@ -238,7 +238,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
     store = tensor_map("out", dst, shapes[1], limits, dtype=kind)
     check_load(load.spec, (0, 0))
     check_store(store.spec)
-    # A row number that is outside both arrays.
+    # This row index is outside both arrays.
     outside = max(src.shape[0], dst.shape[0])
     column_boxes = -(-columns // width)
     boxes = -(-rows // BOX_ROWS) * column_boxes

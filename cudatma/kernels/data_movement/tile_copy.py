@@ -73,8 +73,8 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     ----------
     src, dst : array (rows, columns)
         The source and the result, with the same shape and dtype and on the same device: CuPy arrays, torch tensors, or
-        objects that support DLPack or ``__cuda_array_interface__``. On the emulator, also NumPy arrays. Rows must be
-        contiguous, their pitch and length must be multiples of 16 bytes, and elements must have 1, 2, 4 or 8 bytes.
+        objects that support DLPack or ``__cuda_array_interface__``. The emulator also accepts NumPy arrays. Rows must
+        be contiguous, their pitch and length must be multiples of 16 bytes, and elements must have 1, 2, 4 or 8 bytes.
     stages : int, default 4
         Number of boxes in flight, at least 2.
     stream : stream, optional

@@ -13,7 +13,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import L2Promotion, Swizzle, check_store
-from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.errors import ArgumentError, DescriptorError, alternatives
 from cudatma.kernels.arguments import Arguments, Map, Sizes
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, described
@@ -35,7 +35,7 @@ LINE_BYTES = 128
 #: Alignment of a panel in bytes. With this alignment, the swizzle of a row depends only on the row's index.
 _PANEL_ALIGNMENT = 1024
 _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
-#: Numbers of squares per tile, down and across, for each element size in bytes. A tile has 16 KiB, and its rows in the
+#: Number of squares per tile, down and across, for each element size in bytes. A tile has 16 KiB, and its rows in the
 #: result have at least 256 bytes.
 SQUARES = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (4, 2)}
 _MAX_TILES = 1 << 31
@@ -78,7 +78,7 @@ class TransposeConfig:
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.element_bytes not in _CUDA_TYPES:
-            raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
+            raise ArgumentError("element_bytes", self.element_bytes, alternatives(_CUDA_TYPES))
         max_squares = 256 // self.side
         for field, value, minimum, limit in (
             ("squares_y", self.squares_y, 1, max_squares),

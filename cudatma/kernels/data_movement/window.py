@@ -1,4 +1,4 @@
-"""Windows of strided arrays. A window is a part of a source, with its destination, described axis by axis.
+"""Windows of strided arrays. A Window describes a part of a source and its destination, axis by axis.
 
 Axes are in NumPy order. A window begins at ``start`` in each axis of the source and has ``extent`` elements. Elements
 outside the source are filled. The kernels receive a simplified form, in which axes of one element are folded into the
@@ -90,7 +90,7 @@ class Window:
 
     @property
     def first_byte(self) -> int:
-        """Address of the first copied element; undefined unless has_body is True."""
+        """Address of the first copied element, which is undefined unless has_body is True."""
         return self.source + sum(axis.first * axis.source_stride for axis in self.axes)
 
     @property

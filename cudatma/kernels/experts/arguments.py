@@ -50,7 +50,7 @@ class Workspace(NamedTuple):
 
 
 def max_blocks(problem: MoeProblem, tile_m: int) -> int:
-    """Return the maximum number of blocks of rows, for any choice of experts."""
+    """Return the maximum number of blocks of rows, regardless of the selected experts."""
     return min(problem.pairs, problem.pairs // tile_m + problem.experts)
 
 
@@ -100,7 +100,7 @@ def launches(problem: MoeProblem, config: MoeConfig, resident: tuple[int, ...]) 
 def sizes_for(
     problem: MoeProblem, config: MoeConfig, resident: tuple[int, ...]
 ) -> Callable[[MoeProblem], tuple[Sizes, ...]]:
-    """Return a function that returns the sizes of the launches of any problem with the same plan_key."""
+    """Return a function that computes the launch sizes of any problem with the same plan_key."""
     names = [name for name, _ in config.named_kernels]
     ctas = dict(zip(names, resident, strict=True))
     fixed = _fixed_values(problem, config)

@@ -1,4 +1,4 @@
-"""marlin_moe, a layer of experts with quantized weights."""
+"""The function marlin_moe, which computes a mixture-of-experts layer with quantized weights."""
 
 from __future__ import annotations
 
@@ -53,65 +53,67 @@ def marlin_moe(
     programmatic: bool = False,
     debug: bool | None = None,
 ) -> Any:
-    """Compute a layer of experts: ``out[t] = sum_j topk_weights[t, j] * expert(topk_ids[t, j], x[t])``.
+    """Compute an MoE layer: ``out[t] = sum_j topk_weights[t, j] * expert(topk_ids[t, j], x[t])``.
 
-    An expert computes ``(silu(gate) * up) W2 + bias2``, where gate and up are the halves of ``x W1 + bias1``.
+    Each expert computes ``(silu(gate) * up) W2 + bias2``, where gate and up are the halves of ``x W1 + bias1``.
     Routing, both products and the sum run on the GPU without a host synchronization. The activations and the results of
-    the experts are rounded to x's dtype. Sums are accumulated in fp32 in the order of a token's choices. Results are
-    bitwise reproducible.
+    the experts are rounded to x's dtype. The results of a token's experts are added in fp32, in the order of
+    ``topk_ids``. Results are bitwise reproducible.
 
     Parameters
     ----------
     x : array (tokens, K)
-        Activations of the weights' dtype, fp16 or bf16, on their device. Rows must begin at multiples of 16 bytes.
+        Activations, fp16 or bf16, with the same dtype and on the same device as the weights. Rows must begin at
+        multiples of 16 bytes.
     w1 : PackedExperts
         First weights (experts, K, 2 I), packed with ``gated=True``. K and I must be multiples of 16.
     w2 : PackedExperts
         Second weights (experts, I, K).
     topk_weights : float32 array (tokens, top_k)
-        Weight of each choice of a token.
+        Weight of each selected expert of a token.
     topk_ids : int32 or int64 array (tokens, top_k)
-        Expert of each choice. A choice with the id -1 is skipped. Ids in host memory must otherwise be valid. Ids in
-        device memory are not read back, so choices with other invalid ids are skipped, too.
+        Ids of the experts selected for each token. An entry of -1 is skipped. All other ids in host memory must be
+        valid. Ids in device memory are not read back, so every invalid id is skipped.
     bias1 : array (experts, 2 I), optional
-        Biases of gate, then of up, which are added to the first product. They have x's dtype.
+        Biases of the gate, followed by those of up, which are added to the first product. The dtype must be that of
+        ``x``.
     bias2 : array (experts, K), optional
-        Biases of the second product, which are added before the multiplication by ``topk_weights``. They have x's
-        dtype. If I is sharded across several GPUs, pass the biases on only one of them.
+        Biases of the second product, which are added before the multiplication by ``topk_weights``. The dtype must be
+        that of ``x``. If I is sharded across several GPUs, pass the biases on only one of them.
     activation : {"silu_glu", "swiglu_oai"}, default "silu_glu"
-        Activation between the products. ``"swiglu_oai"`` is the activation of gpt-oss. It limits gate to at most 7 and
-        up to -7 to 7, and then computes ``gate * sigmoid(1.702 * gate) * (up + 1)``.
+        Activation between the products. ``"swiglu_oai"`` is the activation of gpt-oss. It clamps the gate to at most 7
+        and ``up`` to the range -7 to 7, and then computes ``gate * sigmoid(1.702 * gate) * (up + 1)``.
     batch_invariant : bool, default False
         Whether a token's result must be bitwise independent of the other tokens. The result may differ from
         the result without this option, and small batches take longer.
     expert_map : int32 array (global experts,), optional
-        Index in ``w1`` and ``w2`` of each expert, or -1 for experts on other GPUs, whose choices are skipped. Default:
-        all experts are on this GPU.
+        Index of each expert in ``w1`` and ``w2``, or -1 for an expert on another GPU, which is skipped. Default: all
+        experts are on this GPU.
     out : array (tokens, K), optional
-        The result, of x's dtype. Default: a new array of x's library.
+        The result, with the same dtype as ``x``. Default: a new array from the library of ``x``.
     stream : stream, optional
-        Default: the current stream of x's library.
+        Stream of the launch. Default: the current stream of the library of ``x``.
     backend : str, optional
-        As for ``marlin_gemm``.
+        Where to run; see ``marlin_gemm``.
     workspace : Workspace, optional
-        Memory for the activations and results of the experts. Default: the stream's workspace; during capture, one per
-        graph branch.
+        Memory for the activations and results of the experts. Default: the stream's workspace; during capture, one
+        workspace per graph branch.
     programmatic : bool, default False
-        Launch as a programmatic dependent of the previous kernel.
+        Whether to launch as a programmatic dependent of the previous kernel.
     debug : bool, optional
-        As for ``marlin_gemm``.
+        Whether to run debug builds; see ``marlin_gemm``.
 
     Returns
     -------
     array (tokens, K)
-        ``out``.
+        The result.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
         If a shape, dtype, device or layout is wrong, if arrays overlap, or if an id in host memory is out of range.
     LaunchError, TargetError, CompileError, DriverError, HazardError, PipelineHang
-        As for ``marlin_gemm``.
+        If a kernel cannot be compiled, loaded or launched; see ``marlin_gemm``.
 
     Examples
     --------
@@ -191,7 +193,7 @@ class MoeOptions(NamedTuple):
 
 
 class MarlinMoe(Operation[MoeProblem, MoeConfig]):
-    """marlin_moe as an operation."""
+    """Operation of marlin_moe()."""
 
     name: ClassVar[str] = "marlin_moe"
     inputs: ClassVar[tuple[str, ...]] = ("x", "topk_weights", "topk_ids", "expert_map", "bias1", "bias2")
@@ -199,7 +201,7 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, 1, 1, None, None, None, 1)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[MoeProblem]:
-        """Validate a call. ``options``: MoeOptions. ``resource``: the weights."""
+        """Validate a call. ``options`` is a MoeOptions object, and ``resource`` contains the weights."""
         return check_call(inputs, out, options, resource)
 
     def resized(
@@ -213,7 +215,7 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         return None if m * problem.top_k > MAX_PAIRS else (problem.with_m(m), (m, problem.down.n), None)
 
     def alignment_masks(self, problem: MoeProblem) -> tuple[int, ...]:
-        """Return 15 for arrays that TMA or vectors access, 3 for arrays of words, and 1 for the biases."""
+        """Return 15 for arrays accessed by TMA or in vectors, 3 for arrays of words, and 1 for the biases."""
         return 15, 3, 3, 3, 1, 1, 15
 
     def plan_key(self, problem: MoeProblem) -> Hashable:
@@ -235,7 +237,7 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         return config.kernels
 
     def kernels_up_to(self, checked: Checked[MoeProblem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-        """Yield the kernels of every number of tokens up to ``max_m``."""
+        """Yield the kernels for every number of tokens up to ``max_m``."""
         problem, target = checked.problem, get_target(gpu.target)
         table = choice_table(EXPERTS, problem, gpu, max_m)
         shapes = {route_shape(problem.with_m(m), target): m for m in table.ms_up_to(max_m)}
@@ -256,7 +258,7 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
         return sizes_for(problem, config, resident)
 
     def reference(self, problem: MoeProblem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute each expert with dequantized weights in fp64, and round where the kernels round."""
+        """Compute each expert with dequantized weights in fp64, rounded at the same points as in the kernels."""
         named = {name: host_array(info) for name, info in arrays.items() if not name.startswith(("w1", "w2"))}
         x, out, ids, factors = (named[name] for name in ("x", "out", "topk_ids", "topk_weights"))
         local = ids if "expert_map" not in named else np.where(ids < 0, -1, named["expert_map"][ids])
@@ -265,7 +267,7 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
             for shape, name, factor in zip((problem.up, problem.down), ("w1", "w2"), problem.tensor_scales, strict=True)
         )
         total = np.zeros(out.shape, np.float32)
-        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
+        with np.errstate(all="ignore"):  # Infinities and NaNs are valid results, as on the GPU.
             for expert in np.unique(local[local >= 0]):
                 token, choice = np.nonzero(local == expert)
                 both = x[token].astype(np.float64) @ w1[expert]
@@ -288,7 +290,7 @@ MARLIN_MOE = MarlinMoe()
 
 
 def activated(name: str, gate: Any, up: Any) -> Any:
-    """Return the activation with this name (a key of GATES) of arrays of gates and ups."""
+    """Apply the activation with this name (a key of GATES) to arrays of gates and ups."""
     if name == "silu_glu":
         return gate / (1 + np.exp(-gate)) * up
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
@@ -307,7 +309,7 @@ def _host_weight(
     weight = PackedWeight(**parts, perm=None, shape=(shape.k, experts * columns), tensor_scale=tensor_scale)
     values = weight.dequantize().reshape(shape.k, experts, columns)[:, :, : shape.n].transpose(1, 0, 2)
     if (info := arrays.get(f"{name}_tensor_scales")) is not None:
-        factors = np.repeat(host_array(info), GATE_COLUMNS, axis=1)  # of 8 columns, or of 8 columns of gate and of up
+        factors = np.repeat(host_array(info), GATE_COLUMNS, axis=1)  # one per 8 columns (of gate and of up)
         values *= np.tile(factors, shape.n // factors.shape[1])[:, None]
     return values
 
@@ -336,10 +338,10 @@ def weight_of(w1: Any, w2: Any) -> Weight:
     for name, info in infos.items():
         if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
             allowed = f"a multiple of {TMA_ALIGNMENT_BYTES}"
-            raise ArgumentError(f"{name}.pointer", hex(info.pointer), allowed, "copy the array")
+            raise ArgumentError(f"{name}.pointer", hex(info.pointer), allowed, "pass an aligned copy")
     factors = *(w.weight.scale_fit for w in (first, second)), first.weight.tensor_scale, second.weight.tensor_scale
     key = first.device, factors, *((w.shape, w.group_size, w.symmetric, w.dtype, w.format) for w in (first, second))
     formats: _Formats = context.runtime().part(_Formats)
     weight = Weight.of(formats.setdefault(key, _Format()), arrays, infos)
-    first.attachments[_WEIGHT] = second, weight  # keeps w2 alive, because the launch reads its arrays
+    first.attachments[_WEIGHT] = second, weight  # Keeps w2 alive, because the launch reads its arrays.
     return weight

@@ -11,7 +11,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, ArgumentTypeError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, alternatives, counted, quoted
 from cudatma.kernels.checks import check_gradient, check_out, check_place
 from cudatma.kernels.family import resized_copy
 from cudatma.kernels.host import host_array
@@ -23,9 +23,9 @@ from cudatma.kernels.operation import Checked
 from cudatma.quantization.experts import PackedExperts
 
 FUNCTION = "marlin_moe"
-#: Activations between the products, and their meanings.
-GATES = {"silu_glu": "silu(gate) * up", "swiglu_oai": "gate * sigmoid(1.702 gate) * (up + 1), with limits"}
-#: Maximum number of pairs of tokens and experts, because the device divides their indices as 31-bit numbers.
+#: Activations between the products, and their formulas.
+GATES = {"silu_glu": "silu(gate) * up", "swiglu_oai": "gate * sigmoid(1.702 gate) * (up + 1), with gate and up clamped"}
+#: Maximum number of (token, expert) pairs, because the device divides their indices as 31-bit numbers.
 MAX_PAIRS = 2**31 - 1
 ELEMENT_BYTES = 2
 MAX_EXPERTS = 1024
@@ -37,27 +37,27 @@ MEMBERS = {
     for member in (
         *(WORK_MEMBERS[name] for name in ("m", "n", "k", "tiles_n", "k_iterations")),
         *(MARLIN_MEMBERS[name] for name in ("scale_pitch", "scale_offset", "scale_back")),
-        Member("pairs", "u32", "pairs of a token and one of its experts"),
-        Member("top_k", "u32", "experts of each token"),
-        Member("experts", "u32", "experts whose weights are on this GPU"),
-        Member("global_experts", "u32", "experts on all GPUs"),
-        Member("id_words", "u32", "32-bit words of an expert id: 1 or 2"),
-        Member("expert_rows", "u32", "n64 rows of each expert in the weight"),
+        Member("pairs", "u32", "number of (token, expert) pairs"),
+        Member("top_k", "u32", "number of experts per token"),
+        Member("experts", "u32", "number of experts whose weights are on this GPU"),
+        Member("global_experts", "u32", "number of experts on all GPUs"),
+        Member("id_words", "u32", "number of 32-bit words per expert id, 1 or 2"),
+        Member("expert_rows", "u32", "number of rows of packed weights (64 columns) per expert"),
         Member("by_tiles_n", "Divisor", "divides by tiles_n"),
         Member("by_top_k", "Divisor", "divides by top_k"),
         WORK_MEMBERS["output_pitch"],
         MARLIN_MEMBERS["activation_pitch"],
         Member("result_at", "u64", "offset of this kernel's results in the workspace, in bytes"),
-        Member("blocks_at", "u64", "offset of the number of blocks and of the next tiles, then of the blocks"),
+        Member("blocks_at", "u64", "offset of the number of blocks and the next tiles, which precede the blocks"),
         Member("pairs_at", "u64", "offset of the sorted pairs"),
         Member("places_at", "u64", "offset of each pair's index in the sorted pairs"),
     )
 }
 
 
-@dataclass(frozen=True)  # without slots, for resized_copy()
+@dataclass(frozen=True)  # without slots, as resized_copy() requires
 class MoeProblem:
-    """A layer of experts for M tokens.
+    """A mixture-of-experts layer for M tokens.
 
     up, down: shape and format of an expert's first and second weight. experts: number of experts whose weights are on
     this GPU. global_experts: number of experts on all GPUs. id_words: 1 for int32 ids, 2 for int64 ids. x_pitch_bytes,
@@ -84,7 +84,7 @@ class MoeProblem:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> MoeProblem:
-        """Return the problem of a tuning entry, for weights whose scales allow one multiply-add, as most weights do.
+        """Return the problem of a tuning entry. The scales of the weights are assumed to allow one multiply-add.
 
         Raises KeyError, ArgumentError or ArgumentTypeError for an invalid entry.
         """
@@ -97,7 +97,7 @@ class MoeProblem:
         m, n, k, experts, top_k = sizes.values()
         check_sizes(k, n, experts, "k", "n", "experts")
         if top_k > experts:
-            raise ArgumentError("top_k", top_k, f"at most {experts}, the number of experts")
+            raise ArgumentError("top_k", top_k, f"at most {experts} (the number of experts)")
         if m * top_k > MAX_PAIRS:
             raise ArgumentError("m", m, f"at most {MAX_PAIRS // top_k} with top_k = {top_k}", "split the batch")
         kind = {name: raw[name] for name in PROBLEM_FIELDS}
@@ -113,7 +113,7 @@ class MoeProblem:
 
     @property
     def n(self) -> int:
-        """Number of columns of gate."""
+        """Number of columns of the gate."""
         return self.down.k
 
     @property
@@ -134,7 +134,7 @@ class MoeProblem:
     def description(self) -> str:
         """Description of the problem in words."""
         local = "" if self.experts == self.global_experts else f"{self.experts} of "
-        layer = f"{local}{counted(self.global_experts, 'expert')} of K = {self.k} and N = {self.n}, top {self.top_k}"
+        layer = f"{local}{counted(self.global_experts, 'expert')} with K = {self.k} and N = {self.n}, top {self.top_k}"
         weights = [weight_text(self.up), weight_text(self.down)]
         return f"M = {self.m}, {layer}, {', then '.join(dict.fromkeys(weights))}"
 
@@ -152,7 +152,7 @@ class MoeProblem:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a token and one of its experts."""
+        """Number of (token, expert) pairs."""
         return self.m * self.top_k
 
     @property
@@ -166,7 +166,7 @@ class MoeProblem:
 
 
 def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
-    """Return the weights. Raises ArgumentTypeError or ArgumentError unless they belong to one layer."""
+    """Return the weights, or raise ArgumentTypeError or ArgumentError unless they belong to one layer."""
     for name, weight in (("w1", w1), ("w2", w2)):
         if not isinstance(weight, PackedExperts):
             remedy = "create the weights with quantize_experts() or pack_experts()"
@@ -181,13 +181,13 @@ def check_weights(w1: Any, w2: Any) -> tuple[PackedExperts, PackedExperts]:
         raise ArgumentError("w2.shape", w2.shape, f"{(experts, columns // 2, k)} for w1 of shape {w1.shape}")
     for name in ("dtype", "device"):
         if getattr(w2, name) != getattr(w1, name):
-            raise ArgumentError(f"w2.{name}", getattr(w2, name), f"{getattr(w1, name)}, as in w1")
+            raise ArgumentError(f"w2.{name}", getattr(w2, name), f"{getattr(w1, name)} (the {name} of w1)")
     check_sizes(k, columns // 2, experts, "w1.shape[1]", "w1.shape[2] / 2", "w1.shape[0]")
     return w1, w2
 
 
 def check_sizes(k: int, n: int, experts: int, k_name: str, n_name: str, experts_name: str) -> None:
-    """Raise ArgumentError unless the kernels support K, N of gate, and the number of experts."""
+    """Raise ArgumentError unless the kernels support K, N (the columns of the gate) and the number of experts."""
     for name, extent in ((k_name, k), (n_name, n)):
         if extent % SIZE_UNIT:
             raise ArgumentError(name, extent, f"a multiple of {SIZE_UNIT}", "pad the weights with zeros")
@@ -201,11 +201,11 @@ def check_call(
     options: Any,
     weights: tuple[PackedExperts, PackedExperts],
 ) -> Checked[MoeProblem]:
-    """Validate a call. ``options``: MoeOptions. Raises ArgumentError or ArgumentTypeError."""
+    """Validate a call. ``options`` is a MoeOptions object. Raises ArgumentError or ArgumentTypeError."""
     x, topk_weights, topk_ids, expert_map, *biases = inputs
     w1, w2 = weights
     if not isinstance(options.activation, str) or options.activation not in GATES:
-        raise ArgumentError("activation", options.activation, ", ".join(GATES))
+        raise ArgumentError("activation", options.activation, quoted(GATES))
     for name in ("batch_invariant", "programmatic"):
         if not isinstance(value := getattr(options, name), bool):
             raise ArgumentTypeError(name, type(value).__name__, "bool")
@@ -218,7 +218,7 @@ def check_call(
     m = info.shape[0]
     if info.device != w1.device:
         raise ArgumentError(
-            "x.device", info.device, f"{w1.device}, the device of the weights", "move the weights with to_device()"
+            "x.device", info.device, f"{w1.device} (the device of the weights)", "move the weights with to_device()"
         )
     pitch = _check_rows(info, "x")
     check_gradient(info.owner, "x", FUNCTION)
@@ -226,13 +226,13 @@ def check_call(
     _check_dtype(factors, "topk_weights", ("float32",))
     if len(factors.shape) != 2 or factors.shape[0] != m or not factors.shape[1] >= 1:
         raise ArgumentError(
-            "topk_weights.shape", factors.shape, f"({m}, top_k) with top_k at least 1 and one row per row of x"
+            "topk_weights.shape", factors.shape, f"({m}, top_k) with top_k of at least 1, for one row per row of x"
         )
     top_k = factors.shape[1]
     ids = describe(topk_ids, "topk_ids")
     _check_dtype(ids, "topk_ids", ("int32", "int64"))
     if ids.shape != factors.shape:
-        raise ArgumentError("topk_ids.shape", ids.shape, f"{factors.shape}, the shape of topk_weights")
+        raise ArgumentError("topk_ids.shape", ids.shape, f"{factors.shape} (the shape of topk_weights)")
     if m * top_k > MAX_PAIRS:
         raise ArgumentError("topk_ids.shape", ids.shape, f"a shape of at most {MAX_PAIRS} elements", "split the batch")
     local = None
@@ -240,7 +240,7 @@ def check_call(
         local = describe(expert_map, "expert_map")
         _check_dtype(local, "expert_map", ("int32",))
         if len(local.shape) != 1 or not local.shape[0]:
-            raise ArgumentError("expert_map.shape", local.shape, "(experts of all GPUs,)")
+            raise ArgumentError("expert_map.shape", local.shape, "(number of experts on all GPUs,)")
     arrays = {"x": info, "topk_weights": factors, "topk_ids": ids} | ({} if local is None else {"expert_map": local})
     for name, array in list(arrays.items())[1:]:
         check_place(array, name, info, "x", FUNCTION)
@@ -256,7 +256,7 @@ def check_call(
             continue
         _check_dtype(info_of, name, (dtype.name,))
         if info_of.shape != (experts, columns_of):
-            raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)}, a row for each expert")
+            raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)}, with one row per expert")
         check_place(info_of, name, info, "x", FUNCTION)
         if not info_of.is_contiguous:
             raise ArgumentError(
@@ -295,11 +295,11 @@ def check_call(
 
 def _check_dtype(info: ArrayInfo, field: str, allowed: tuple[str, ...]) -> None:
     if info.dtype.name not in allowed or not info.dtype.isnative:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), " or ".join(allowed), f"convert {field}")
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), alternatives(allowed), f"convert {field}")
 
 
 def _check_rows(info: ArrayInfo, field: str) -> int:
-    """Return the row pitch of a matrix, whose rows must be contiguous and aligned for TMA."""
+    """Return the row pitch of a matrix. The rows must be contiguous and aligned for TMA."""
     pitch = info.shape[1] * ELEMENT_BYTES if info.shape[0] <= 1 else info.strides_bytes[0]
     if info.size_elems:
         if info.shape[1] > 1 and info.strides_bytes[1] != ELEMENT_BYTES:
@@ -307,7 +307,7 @@ def _check_rows(info: ArrayInfo, field: str) -> int:
                 f"{field}.strides", info.strides_bytes, "contiguous within rows", "pass a contiguous copy"
             )
         if pitch < info.shape[1] * ELEMENT_BYTES or pitch % TMA_ALIGNMENT_BYTES:
-            allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes between rows, without overlaps"
+            allowed = f"multiples of {TMA_ALIGNMENT_BYTES} bytes between rows that do not overlap"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "pass a copy")
         if info.device is not None and (info.pointer % TMA_ALIGNMENT_BYTES or not info.pointer):
             allowed = f"a nonzero multiple of {TMA_ALIGNMENT_BYTES} bytes"
@@ -318,8 +318,8 @@ def _check_rows(info: ArrayInfo, field: str) -> int:
 def _check_host_ids(ids: ArrayInfo, local: ArrayInfo | None, experts: int, global_experts: int) -> None:
     """Raise ArgumentError for an id or an entry of the map that is out of range. Only host arrays are checked."""
     checked = (
-        ("topk_ids", ids, global_experts, "-1 skips a choice"),
-        ("expert_map", local, experts, "-1 stands for an expert on another GPU"),
+        ("topk_ids", ids, global_experts, "pass -1 to skip the expert"),
+        ("expert_map", local, experts, "pass -1 for an expert on another GPU"),
     )
     for name, info, end, remedy in checked:
         if info is None:

@@ -48,19 +48,19 @@ def sample(
     direct: bool = False,
     seed: int = 0,
 ) -> Sample:
-    """Return one launch of marlin_moe for m tokens. The launches before it have run.
+    """Return one launch of marlin_moe for m tokens, after all earlier launches of the call have run.
 
-    kernel: "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". ctas: CTAs of the
-    routing kernel. tile_m, tile_n: 0 is the default of the version. direct: whether each pair is a block. The error
-    compares the result of all launches with the reference. The simulated GPU has ``sm_count`` SMs, so that each CTA
-    computes several tiles. Raises ArgumentError, QuantizationError, TargetError, CompileError, HazardError, or
-    DriverError if NVRTC is missing.
+    ``kernel`` is "route", "sum", or a version of the grouped GEMM and a product, such as "skinny_up". ``ctas`` is the
+    number of CTAs of the routing kernel. If ``tile_m`` or ``tile_n`` is 0, the version's default is used. ``direct`` is
+    True if each pair is a block. The error is that of the whole call's result. The simulated GPU has ``sm_count`` SMs,
+    so that each CTA computes several tiles. Raises ArgumentError, QuantizationError, TargetError, CompileError,
+    HazardError, or DriverError if NVRTC is missing.
     """
     for field, value in (("m", m), ("experts", experts), ("k", k), ("sm_count", sm_count)):
         if value < 1:
             raise ArgumentError(field, value, "at least 1")
     if not 1 <= top_k <= experts:
-        raise ArgumentError("top_k", top_k, f"1 to {experts}, the number of experts")
+        raise ArgumentError("top_k", top_k, f"1 to {experts} (the number of experts)")
     name = kernel.rpartition("_")[2]
     version = "wgmma" if kernel.startswith("wgmma") else "skinny"
     if version == "wgmma":
@@ -103,8 +103,8 @@ def sample(
 class _Call:
     """A call with random operands in host memory.
 
-    names, launches: its launches by name. arrays: all arrays by name. out, reference: the result and the reference in
-    float64.
+    ``names`` and ``launches`` contain the launches and their names. ``arrays`` maps names to all arrays. ``out`` is the
+    result, and ``reference`` is the reference in float64.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class _Call:
         resident = tuple([sm_count * getattr(each, "ctas_per_sm", 1) for _, each in config.kernels])
         self.launches = MARLIN_MOE.arguments(problem, config, imagined_gpu(target, sm_count), resident)
         self.arrays: dict[str, ArrayInfo] = MARLIN_MOE.named(checked) | weight_of(w1, w2).arrays
-        self._weights = w1, w2  # their arrays must stay alive
+        self._weights = w1, w2  # The launches read their arrays.
         self.arrays[ROWS] = host_workspace(self.launches[0].sizes)[ROWS]
         expected = np.zeros_like(self.out)
         MARLIN_MOE.reference(problem, self.arrays | {"out": describe(expected)})
@@ -222,7 +222,7 @@ class ExpertsTrial:
             launched, candidate.config.launches(checked.problem, detect(self.device)), strict=True
         ):
             if config != expected:
-                raise LaunchError("candidate", config.entry, f"{expected.entry}, a kernel of {candidate.label}")
+                raise LaunchError("candidate", config.entry, f"{expected.entry} (a kernel of {candidate.label})")
         addresses = MARLIN_MOE.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight) for weight in weights])
 

@@ -57,7 +57,7 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
         return Map("out", spec, (("dim", 1),))
     if name == "a_scale_map":
         if operands.scale_rows is None:
-            raise ArgumentError("scales_by_tma", True, "False because TMA cannot read these scales")
+            raise ArgumentError("scales_by_tma", True, "False (TMA cannot read these scales)")
         dims, box = (m, ceil_div(k, SCALE_BLOCK)), (1, 1, config.tile_m)
         return Map("a_scale", _matrices(dims, operands.scale_rows, problem, box, "float32"), (("dim", 0),))
     return Value(0) if name == "problem" else At("out" if name == "output" else name)
@@ -109,7 +109,7 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
         **work_values(
             work, problem.m, problem.n, problem.k, config.cluster_tile_m, output_pitch=pitch, output_vectors=vectors
         ),
-        # The tiles that traverse K backwards depend on M.
+        # M determines which tiles traverse K backwards.
         "alternates": int(not problem.batch_invariant and not config.block_scales),
         "matrix_tiles_m": tiles_m,
         "by_matrix_tiles_m": tiles_m,

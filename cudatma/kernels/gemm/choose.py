@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import ArgumentError, TargetError
+from cudatma.errors import ArgumentError, TargetError, quoted
 from cudatma.kernels.cost import MIN_STAGES, no_kernel
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gemm.config import MAX_SUMS, PRESETS, VERSIONS, WITH_BLOCK_SCALES, GemmConfig
@@ -101,8 +101,8 @@ _TILES_OF = {
 #: Minimum number of waves of 128 x 256 tiles at which idle SMs in the last wave cost little.
 _MANY_WAVES = 8
 #: Versions from which "auto" chooses, on targets with wgmma and on other targets. No other version is 2% faster for
-#: any measured product except one: version v5 is 10% faster at 256 x 8192 x 28672 on an H100, but the cost model would
-#: still choose version v6. [H100, H200]
+#: any measured product, with one exception. Version v5 is 10% faster at 256 x 8192 x 28672 on an H100, but the cost
+#: model would still choose version v6. [H100, H200]
 _LADDER, _LADDER_OF_SCALES, _MMA_SYNC = ("v6", "v7", "v5", "v4", "v3"), ("v5", "v4"), ("mma_sync",)
 #: Tiles for clusters that share loads. If rows split L2 sectors, these clusters may use any tile, because they read a
 #: shared operand half as often. Otherwise, they use the first of these tiles if TMA reads A's block scales (0.2 to 3%
@@ -137,13 +137,13 @@ def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
     """Return the versions to choose from. Raises the errors of times()."""
     version = problem.version
     if problem.block_scales and version and version not in WITH_BLOCK_SCALES:
-        allowed = f"{' or '.join(WITH_BLOCK_SCALES)} for block scales"
+        allowed = f"{quoted(WITH_BLOCK_SCALES)} for block scales"
         raise ArgumentError("version", version, allowed, 'pass version="auto"')
     if (version and version not in _MMA_SYNC) or problem.block_scales:
         user = "gemm with block scales" if problem.block_scales else f"version {version} of gemm"
         target.require("wgmma", user)
     if is_fp8(problem.dtype) and (version in _MMA_SYNC or not target.has_wgmma):
-        target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
+        target.require("mma_sync_fp8", "gemm with fp8 operands on a target without wgmma")
     if version:
         return (version,)
     if not target.has_wgmma:
@@ -239,7 +239,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
     problem_fields=PROBLEM_FIELDS,
     options=(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "dtype of the operands"),
-        Option("layout", "RC", LAYOUTS, "whether A and B are row-major (R) or column-major (C)"),
+        Option("layout", "RC", LAYOUTS, "layout of A and of B, each R (row-major) or C (column-major)"),
         Option(
             "out_dtype",
             "",
@@ -249,7 +249,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
         Option(
             "epilogue", "none", EPILOGUES, "none, or scales and bias (linear), optionally followed by an activation"
         ),
-        Option("block_scales", False, (False, True), "fp8 with one scale per block of 128 elements of K"),
+        Option("block_scales", False, (False, True), "fp8 operands have one scale per block of 128 elements of K"),
         Option("scales_by_tma", False, (False, True), "the block scales of A are column-major, as TMA requires"),
         Option("batch", 1, (), "number of matrices"),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, quoted
 from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.cost import cost_model
@@ -121,8 +121,8 @@ MAX_SUMS, _MAX_SUMS_WITHOUT_EPILOGUE = 128, 208
 #: Maximum number of columns of a tile with three warpgroups and a producer. Each thread then has 128 registers, which
 #: include the sums.
 _MAX_COLUMNS_OF_THREE = 192
-#: Numbers of registers per thread after setmaxnreg: per consumer thread, keyed by the number of consumer warpgroups,
-#: and per producer thread. The producer is then a whole warpgroup. Without setmaxnreg, each thread of two consumer
+#: Registers per consumer thread after setmaxnreg, keyed by the number of consumer warpgroups, and registers per
+#: producer thread. With setmaxnreg, the producer is a whole warpgroup. Without setmaxnreg, each thread of two consumer
 #: warpgroups and a producer has 168 registers.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 232, 2: 240}, 24
 #: Maximum time in ns for which a thread is suspended while it waits for a stage. The barrier wakes the thread earlier.
@@ -215,28 +215,28 @@ class GemmConfig(KernelConfig):
             raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows} ({WGMMA_M} per warpgroup)")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (min_warpgroups := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
-            allowed = f"at least {min_warpgroups} because a thread holds at most {max_sums} accumulators"
+            allowed = f"at least {min_warpgroups} (a thread holds at most {max_sums} accumulators)"
             remedy = "use a smaller tile" if min_warpgroups > max(self.preset.allowed["warpgroups"]) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.tile_n > _MAX_COLUMNS_OF_THREE:
-            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups because each thread has 128 registers"
+            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups (each thread has 128 registers)"
             raise ArgumentError("tile_n", self.tile_n, allowed)
         if self.tile_k * self.element_bytes % (row_bytes := _SPAN_BYTES if self.has_wgmma else _SPAN_BYTES // 2):
             raise ArgumentError("tile_k", self.tile_k, f"a multiple of {row_bytes // self.element_bytes}")
         if self.block_scales:
             if not self.preset.has_block_scales:
-                raise ArgumentError("version", self.version, f"{' or '.join(WITH_BLOCK_SCALES)} for block scales")
+                raise ArgumentError("version", self.version, f"{quoted(WITH_BLOCK_SCALES)} for block scales")
             if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
                 raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK} with tile_k = {SCALE_BLOCK}")
             if self.warpgroups > 2:
-                allowed = "1 or 2 because three warpgroups lack the registers for a second set of accumulators"
+                allowed = "1 or 2 (three warpgroups lack the registers for a second set of accumulators)"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.cluster_k > 1 and problem.batch_invariant:  # Splitting K changes the order of the additions.
-            allowed = f"False for version {self.version}"
-            raise ArgumentError("batch_invariant", True, allowed, "choose another version")
+            allowed = f"False for version {self.version}, which splits K"
+            raise ArgumentError("batch_invariant", True, allowed, "choose a version without split-K")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
             raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along K = {problem.k}")
 
@@ -393,7 +393,7 @@ class GemmConfig(KernelConfig):
         """Number of registers per consumer thread after setmaxnreg, or 0 without setmaxnreg."""
         if self.has_wgmma:
             return _CONSUMER_REGISTERS[2] if self.is_persistent and self.consumer_warps == 8 else 0
-        # Two warps with 64 x 64 sums each and a third warp need more registers than a quarter of an SM has.
+        # Two warps with 64 x 64 sums each, and a third warp, need more than a quarter of the SM's registers.
         if self.warp_m * self.warp_n < 64 * 64 or self.warpgroups * self.ctas_per_sm == 1:
             return 0
         return _CONSUMER_REGISTERS[self.warpgroups]
@@ -444,7 +444,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def loaded_rows(self) -> tuple[int, int]:
-        """Numbers of rows of A's tile and of B's transposed tile that one CTA loads."""
+        """Number of rows of A's tile, and of B's transposed tile, that one CTA loads."""
         return self.tile_m // self.cluster_n, self.slot_n // self.cluster_m
 
     @property
@@ -542,7 +542,7 @@ class GemmConfig(KernelConfig):
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         if not self.has_wgmma:
-            return ()  # Lanes exchange results by shuffles.
+            return ()  # Lanes exchange results by shuffles instead of through shared memory.
         staging = ("staging", self.consumer_warps * self.staging_buffers * 16 * _SPAN_BYTES)
         if self.cluster_k == 1:
             return (staging,)
@@ -555,9 +555,9 @@ class GemmConfig(KernelConfig):
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
         swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
         return [
-            (f"a {self.tile_m} x {self.tile_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
-            (f"b {self.tile_k} x {self.slot_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
-            *((f"scales of {self.tile_m} rows of a, float32", size) for size in scales),
+            (f"A {self.tile_m} x {self.tile_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
+            (f"B {self.tile_k} x {self.slot_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
+            *((f"scales of {self.tile_m} rows of A, float32", size) for size in scales),
         ]
 
     def useful_stages(self, target: Target) -> int:

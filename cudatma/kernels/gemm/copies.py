@@ -21,8 +21,8 @@ from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import Gpu
 from cudatma.pipeline import align_up
 
-#: Numbers of rows for layouts_up_to(), in addition to the bound. The numbers include a single row, a number of rows for
-#: which columns are multiples of 16 bytes, and a number for which they are not. The address is aligned and far from 0.
+#: Row counts for layouts_up_to(), in addition to the bound: a single row, a count for which columns are multiples of
+#: 16 bytes, and a count for which they are not. The address is aligned and far from 0.
 _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 
 
@@ -39,7 +39,7 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
     if info.device is not None and stream is not None:
         with context.using(info.device) as driver:
             if context.is_capturing(driver, stream):
-                allowed = f"outside a graph capture because {field} has {why}"
+                allowed = f"outside a graph capture ({field} has {why} and must be copied)"
                 remedy = f"copy {field} before the capture (docs/design/gemm.md)"
                 raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
     rows = as_rows(info, letter)
@@ -63,7 +63,7 @@ def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, A
     """Return the operation that copies rows, its options, its source, and the layout of its result."""
     batch, count, columns = rows.shape
     matrices = batch if rows.strides_bytes[0] else 1  # A matrix that the whole batch shares is copied only once.
-    kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8 dtype
+    kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8 dtype.
     source = replace(rows, shape=(matrices, count, columns), dtype=kind)
     pitch = align_up(columns * kind.itemsize, TMA_ALIGNMENT_BYTES)
     target = replace(source, pointer=0, strides_bytes=(count * pitch, pitch, kind.itemsize), owner=None)

@@ -24,32 +24,32 @@ from cudatma.target import get_target
 #: share loads wait for each other (longer with block scales [H100]), and CTAs that split K synchronize. [H200]
 _LAUNCH_US = {"one_tile": 0.3, "persistent": 0.5, "pingpong": 0.5}
 _CLUSTER_LAUNCH_US, _CLUSTER_LAUNCH_OF_SCALES_US, _CLUSTER_K_LAUNCH_US, _MMA_SYNC_LAUNCH_US = 0.9, 2.2, 0.5, 0.9
-#: Clocks between two stages in which a single warpgroup does not multiply, keyed by the loader, and the same quantity
-#: for ping-pong warpgroups.
+#: Clock cycles between two stages in which a single warpgroup does not multiply, keyed by the loader, and the same
+#: quantity for ping-pong warpgroups.
 _STAGE_GAPS, _PINGPONG_GAP = {"cp_async": 400, "consumers": 250, "producer_warp": 0}, 40
-#: Bytes of each operand that the tensor cores of an SM multiply per clock. [H100 white paper]
+#: Bytes of each operand that the tensor cores of an SM multiply per clock cycle. [H100 white paper]
 _MAC_BYTES = 4096
 #: Fraction of _MAC_BYTES that wgmmas reach, and number of columns that the model adds to each wgmma.
 _RATE_PART = 0.92
 _MORE_COLUMNS = 12
-#: Bytes per clock of shared memory, for reads by wgmmas and writes by TMA.
+#: Bytes per clock cycle of shared memory, for reads by wgmmas and writes by TMA.
 _SHARED_BYTES = 141
-#: Bytes per clock that an SM loads while it multiplies, and bytes per clock for columns of a box of B that are outside
-#: the tile.
+#: Bytes per clock cycle that an SM loads while it multiplies, and bytes per clock cycle for columns of a box of B that
+#: are outside the tile.
 _LOADED_BYTES = 330
 _UNUSED_BYTES = 40
-#: Clocks that TMA takes for 128 bytes of a row that splits L2 sectors, and for 128 bytes of any other row.
+#: Clock cycles that TMA takes for 128 bytes of a row that splits L2 sectors, and for 128 bytes of any other row.
 _SPLIT_ROW_CLOCKS, _ROW_CLOCKS = 4.3, 2.2
-#: Bytes per clock that L2 sends if neighboring CTAs read different data, such as CTAs that split K.
+#: Bytes per clock cycle that L2 sends if neighboring CTAs read different data, such as CTAs that split K.
 _L2_BYTES = 6600
-#: Clocks until the first stage of a tile arrives, and from the request of a later stage to its arrival.
+#: Clock cycles until the first stage of a tile arrives, and from the request of a later stage to its arrival.
 _FIRST_STAGE_CLOCKS = 2700
 _LATENCY_CLOCKS = 2355
-#: Clocks for a stage's block scales if threads load them or if TMA loads them, and clocks for storing a thread's sum as
-#: 16 bits.
+#: Clock cycles for a stage's block scales if threads load them or if TMA loads them, and clock cycles for storing a
+#: thread's sum as 16 bits.
 _SCALES_CLOCKS, _RING_SCALES_CLOCKS = 168, 110
 _STORE_CLOCKS = 17.5
-#: Clocks until the CTAs of a cluster have synchronized, and bytes of sums that they send per clock.
+#: Clock cycles until the CTAs of a cluster have synchronized, and bytes of sums that they send per clock cycle.
 _MEETING_CLOCKS = 380
 _SUMS_BYTES = 9.6
 #: A single wave on more than this fraction of the SMs leaves no SM for the next launch, at this cost in microseconds.
@@ -62,19 +62,19 @@ _UNHIDDEN_PART = 0.17
 #: take longer by this fraction of the time to read the operands.
 _DRIFT_PART = 0.23
 _DRIFTING_M = 64
-#: Clocks of the epilogue per sum of a thread.
+#: Clock cycles of the epilogue per sum of a thread.
 _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 
 
-#: Floating-point operations per clock and warp with mma.sync [H200: 559 TFLOP/s with four warps per SM], and the
+#: Floating-point operations per clock cycle and warp with mma.sync [H200: 559 TFLOP/s with four warps per SM], and the
 #: estimated fraction of the tensor cores' rate that remains despite loads and waits.
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
-#: Fraction of the tensor cores' rate that two CTAs per SM reach, and clocks per stage without MMAs. [H200]
+#: Fraction of the tensor cores' rate that two CTAs per SM reach, and clock cycles per stage without MMAs. [H200]
 _TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
-#: Clocks until the first stage of a tile with mma.sync arrives.
+#: Clock cycles until the first stage of a tile with mma.sync arrives.
 _FIRST_MMA_SYNC_STAGE_CLOCKS = 1900
-#: Bytes per clock that an SM reads from shared memory, from L2, and from the L2 of a GeForce (estimate: 5 TB/s for 170
-#: SMs), and bytes per clock that it stores.
+#: Bytes per clock cycle that an SM reads from shared memory, from L2, and from the L2 of a GeForce (estimate: 5 TB/s
+#: for 170 SMs), and bytes per clock cycle that it stores.
 _SMEM_BYTES, _SM_L2_BYTES, _GEFORCE_L2_BYTES, _STORED_BYTES = 128, 56, 12, 32
 
 
@@ -130,7 +130,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         mainloop = waves * -(-problem.k // cluster_stage_k) * stage
         firsts = 1 if config.is_persistent else waves
         stores = waves * stored
-        if is_pingpong:  # Clocks of the last tile, and clocks that the other warpgroup's MMAs do not hide.
+        if is_pingpong:  # Clock cycles of the last tile, and clock cycles that the other warpgroup's MMAs do not hide.
             stores = stored + waves * np.maximum(0.0, stored - mainloop / waves) / 2
         around = stores + firsts * _FIRST_STAGE_CLOCKS
         mainloop_us = mainloop / gpu.sm_clock_mhz
@@ -158,9 +158,9 @@ def _launch_us(config: Any) -> float:
 
 
 def _multiplying_clocks(config: Any) -> float:
-    """Return the clocks of a stage whose operands are in shared memory.
+    """Return the clock cycles of a stage whose operands are in shared memory.
 
-    Tensor cores or shared memory bound these clocks.
+    Tensor cores or shared memory bound these clock cycles.
     """
     k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
     products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)

@@ -51,20 +51,21 @@ def gemm(
 ) -> Any:
     """Compute c = activation(alpha a_scale b_scale a b + beta c + bias) with fp32 accumulation and one rounding.
 
-    There is no backward pass: tensors that require grad raise an error while autograd is recording.
+    There is no backward pass. Tensors that require grad raise an error while autograd is recording.
 
     Parameters
     ----------
     a : array (M, K) or (batch, M, K)
         Left operand in fp16, bf16 or fp8 (float8_e4m3fn, float8_e5m2): a CuPy array, a torch tensor, or an object that
-        supports DLPack or ``__cuda_array_interface__``. On the emulator, also a NumPy array.
+        supports DLPack or ``__cuda_array_interface__``. The emulator also accepts a NumPy array.
     b : array (K, N) or (batch, K, N)
-        Right operand, with a's dtype, library and device. All matrices in a batch of a may share one matrix b.
+        Right operand, with the same dtype, from the same library and on the same device as ``a``. All matrices in a
+        batch of ``a`` may share one matrix ``b``.
     out : array (M, N) or (batch, M, N), optional
-        The result c, with contiguous rows. ``out`` is required if ``beta`` is not 0. Default: a new array of a's
-        library.
+        The result c, with contiguous rows. ``out`` is required if ``beta`` is not 0. Default: a new array from the
+        library of ``a``.
     bias : array (N,), optional
-        Bias of the result's dtype, which is added to each row.
+        Bias with the dtype of the result, which is added to each row.
     alpha, beta : float
         Scalars that multiply the product and the previous values of ``out``.
     activation : str, optional
@@ -78,13 +79,13 @@ def gemm(
         different scales. TMA reads the block scales of a if the scales of neighboring rows are adjacent and the scales
         of each block of K begin at a multiple of 16 bytes.
     batch_invariant : bool, default False
-        Whether each row is bitwise identical at every M.
+        Whether the result of each row is bitwise identical at every M.
     version : {"auto", "v1", ..., "v7", "mma_sync"}
         Version of the kernel (docs/design/gemm.md). ``$CUDATMA_GEMM_VERSION`` or cudatma.toml can also set it.
     backend : str, optional
         Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
     stream : stream, optional
-        Stream of the launch. Default: the current stream of a's library.
+        Stream of the launch. Default: the current stream of the library of ``a``.
 
     Returns
     -------

@@ -15,7 +15,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, alternatives, quoted
 from cudatma.kernels.checks import check_field_types, check_out, check_place, checked_flag, real_number
 from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.gemm.matrices import (
@@ -54,11 +54,11 @@ NUMPY = {name: BFLOAT16 if name == "bfloat16" else np.dtype(name) for name in RE
 MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
-        Member("output_by_tma", "u32", "1: TMA can write the result"),
-        Member("alternates", "u32", "1: every other tile of a CTA traverses K backwards"),
+        Member("output_by_tma", "u32", "1 if TMA can write the result"),
+        Member("alternates", "u32", "1 if every other tile of a CTA traverses K backwards"),
         Member("matrix_tiles_m", "u32", "number of tiles along M per matrix of the batch"),
-        Member("alpha", "float", "alpha, which multiplies the product"),
-        Member("beta", "float", "beta, which multiplies the previous values of the result"),
+        Member("alpha", "float", "multiplier for the product"),
+        Member("beta", "float", "multiplier for the previous values of the result"),
         Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
         Member("output_batch", "u64", "elements from one matrix of the result to the next"),
         Member("a_box_rows", "u32", "number of rows per box of A"),
@@ -67,11 +67,11 @@ MEMBERS = WORK_MEMBERS | {
         Member("b_pitch", "u64", "elements from one row (or column) of B to the next"),
         Member("a_batch", "u64", "elements from one matrix of A to the next"),
         Member("b_batch", "u64", "elements from one matrix of B to the next"),
-        Member("a_scale_row", "u64", "elements from the scale of one row to the next; 0: one scale for all rows"),
+        Member("a_scale_row", "u64", "elements from the scale of one row to the next, or 0 for one scale"),
         Member(
             "b_scale_column",
             "u64",
-            "elements from the scale of one column (or block of columns) to the next; 0: one scale for all",
+            "elements from the scale of one column (or block of columns) to the next, or 0 for one scale",
         ),
         Member("a_scale_k", "u64", "elements from the scale of one block of K of A to the next"),
         Member("b_scale_k", "u64", "elements from the scale of one block of K of B to the next"),
@@ -91,7 +91,7 @@ def element_bytes(dtype: str) -> int:
 
 
 def default_result(dtype: str) -> str:
-    """Return the default dtype of C: the operands' dtype, or bfloat16 for fp8."""
+    """Return the default dtype of C, which is the operands' dtype, or bfloat16 for fp8."""
     return "bfloat16" if is_fp8(dtype) else dtype
 
 
@@ -101,21 +101,21 @@ def check_kind(fields: Any) -> None:
     Raises ArgumentError or ArgumentTypeError.
     """
     if not isinstance(fields.dtype, str) or fields.dtype not in OPERAND_TYPES:
-        raise ArgumentTypeError("dtype", fields.dtype, ", ".join(OPERAND_TYPES))
+        raise ArgumentTypeError("dtype", fields.dtype, alternatives(OPERAND_TYPES))
     if fields.out_dtype == default_result(fields.dtype):
         object.__setattr__(fields, "out_dtype", "")
     elif fields.out_dtype not in ("", *RESULT_TYPES):
-        raise ArgumentTypeError("out_dtype", fields.out_dtype, ", ".join(RESULT_TYPES))
+        raise ArgumentTypeError("out_dtype", fields.out_dtype, alternatives(RESULT_TYPES))
     if fields.layout not in LAYOUTS:
-        raise ArgumentError("layout", fields.layout, ", ".join(LAYOUTS))
+        raise ArgumentError("layout", fields.layout, quoted(LAYOUTS))
     if fields.epilogue not in EPILOGUES:
-        raise ArgumentError("epilogue", fields.epilogue, ", ".join(EPILOGUES))
+        raise ArgumentError("epilogue", fields.epilogue, quoted(EPILOGUES))
     if is_fp8(fields.dtype) and fields.layout != "RC":
-        raise ArgumentError("layout", fields.layout, "RC for fp8 because wgmma supports only K-major fp8 operands")
+        raise ArgumentError("layout", fields.layout, '"RC" for fp8 (wgmma supports only K-major fp8 operands)')
     if fields.block_scales and not is_fp8(fields.dtype):
         raise ArgumentError("block_scales", True, f"False for {fields.dtype}", "pass fp8 operands")
     if fields.scales_by_tma and not fields.block_scales:
-        raise ArgumentError("scales_by_tma", True, "False without block_scales")
+        raise ArgumentError("scales_by_tma", True, "False unless block_scales is True")
 
 
 class Operands(NamedTuple):
@@ -146,7 +146,7 @@ class Operands(NamedTuple):
 NO_OPERANDS = Operands()
 
 
-@dataclass(frozen=True, kw_only=True)  # Without slots, for resized_copy()
+@dataclass(frozen=True, kw_only=True)  # without slots, as resized_copy() requires
 class Problem:
     """A batch of matrix products c (m, n) = a (m, k) b (k, n).
 
@@ -167,7 +167,7 @@ class Problem:
     scales_by_tma : bool
         Whether TMA can read the scales of a.
     batch_invariant : bool
-        Whether each row must be bitwise identical for every m.
+        Whether the result of a row must be bitwise identical for every m.
     operands : Operands
         Other properties on which a launch depends, but not the choice of a configuration.
 
@@ -267,7 +267,7 @@ class GemmOptions(NamedTuple):
     a_scale, b_scale : Any
         Numeric scales.
     kinds : tuple[type, ...]
-        Types of the numbers and of the flag. The key needs the types because 1 and True compare equal.
+        Types of the numbers and of the flag. The key contains them because 1 and True compare equal.
     """
 
     alpha: Any
@@ -308,21 +308,21 @@ def call_of(
 def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Checked[Problem]:
     """Validate the arguments of gemm(), as call_of() returns them. Raises ArgumentError or ArgumentTypeError.
 
-    The result's arrays are a (batch, M, K), b (batch, K, N), the two scales, and bias. A matrix that the whole batch
-    shares has stride 0. If possible, a batch that shares b is merged into one matrix with all rows of a, so that fewer
-    tiles are partially filled. The problem is None if the result has no elements.
+    The arrays of the result are a (batch, M, K), b (batch, K, N), the two scales, and bias. A matrix that the whole
+    batch shares has stride 0. If possible, a batch that shares b is merged into one matrix with all rows of a, so that
+    fewer tiles are partially filled. The problem is None if the result has no elements.
     """
     a, b, *scales, bias = inputs
     activation, factors = options.activation, (options.a_scale, options.b_scale)
     left, right = _operand(a, "a"), _operand(b, "b")
     if right.dtype != left.dtype:
-        raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype}, the dtype of a")
+        raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype} (the dtype of a)")
     batches = product_batch(left.shape, right.shape)
     batch = batches[0] if batches else 1
     m, n, k = left.shape[-2], right.shape[-1], left.shape[-1]
     shape = *batches, m, n
     if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
-        raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
+        raise ArgumentError("activation", activation, f"None, {quoted(ACTIVATIONS)}")
     is_invariant = checked_flag(options.batch_invariant, "batch_invariant")
     result = None if out is None else describe(out, "out")
     a_scale, b_scale = (_scale(scale, field) for scale, field in zip(scales, _SCALES, strict=True))
@@ -333,7 +333,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         raise ArgumentError(
             "a_scale.shape",
             "block scales",
-            f"the shape of one scale, or of one scale per row or column, for {left.dtype.name}",
+            f"the shape of one scale, or of one scale per row or column, for {left.dtype.name} operands",
         )
     scale_strides = _scale_strides(a_scale, b_scale)
     if has_block_scales and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
@@ -359,7 +359,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         check_out(result, NUMPY[dtype], dtype, shape, given, "gemm")
         result = result_rows(result if batches else batched(result, 1))
     elif beta:
-        raise ArgumentError("out", None, "an array because beta multiplies it", "pass out, or pass beta=0")
+        raise ArgumentError("out", None, "an array if beta is not 0", "pass out or beta=0")
 
     a_scale_is_one = a_scale is None or a_scale.size_elems == 1
     b_scale_is_shared = b_scale is None or b_scale.size_elems == 1 or len(b_scale.shape) < 3
@@ -422,7 +422,7 @@ def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 def _operand(array: Any, field: str) -> ArrayInfo:
     info = describe(array, field)
     if info.dtype.name not in OPERAND_TYPES or not info.dtype.isnative:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), alternatives(OPERAND_TYPES))
     if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
         shape = "M, K" if field == "a" else "K, N"
         raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}) with K of at least 1")
@@ -446,13 +446,13 @@ def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
                 kind = np.dtype(out_dtype)
                 name = kind.name if kind.isnative else str(kind)
     if name not in RESULT_TYPES:
-        raise ArgumentTypeError(field, name, ", ".join(RESULT_TYPES))
+        raise ArgumentTypeError(field, name, alternatives(RESULT_TYPES))
     return name
 
 
 def _check_bias(info: ArrayInfo, dtype: str, n: int) -> None:
     if info.dtype != NUMPY[dtype]:
-        raise ArgumentTypeError("bias.dtype", str(info.dtype), f"{dtype}, the dtype of the result")
+        raise ArgumentTypeError("bias.dtype", str(info.dtype), f"{dtype} (the dtype of the result)")
     if info.shape != (n,):
         raise ArgumentError("bias.shape", info.shape, f"({n},)")
     if not info.is_contiguous:
@@ -495,10 +495,10 @@ def _are_of_blocks(
     # Report a scale whose shape is never allowed before a scale that does not match the other one.
     for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
         if info is None:
-            raise ArgumentError(field, factor, f"an array of shape {shape} because the other operand has block scales")
+            raise ArgumentError(field, factor, f"an array of shape {shape} (the other operand has block scales)")
         if info.shape not in (shape, (batch, *shape)) and not info.size_elems == math.prod(shape) == 1:
             any_shape = f"one element, {vectors[0]}, or {shape} if both arguments have block scales"
-            allowed = f"{shape} because the other operand has block scales" if is_plain else any_shape
+            allowed = f"{shape} (the other operand has block scales)" if is_plain else any_shape
             raise ArgumentError(f"{field}.shape", info.shape, allowed)
     return True
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import activation_type
-from cudatma.errors import ArgumentError, counted
+from cudatma.errors import ArgumentError, alternatives, counted
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.choice import Listed
 from cudatma.kernels.engine import launch_of
@@ -47,7 +47,7 @@ def sample(
     TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if dtype not in LIMITS:
-        raise ArgumentError("dtype", dtype, ", ".join(LIMITS), 'call gemm(.., backend="emulator") for fp8')
+        raise ArgumentError("dtype", dtype, alternatives(LIMITS), 'call gemm(..., backend="emulator") for fp8')
     Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size % 8:

@@ -144,8 +144,8 @@ def dependent_smem_bytes(config: MarlinConfig, target: Target) -> int:
     """Return the number of bytes of dynamic shared memory per CTA in a dependent launch.
 
     If more than ``ctas_per_sm`` CTAs, including those of the previous launch, would fit on an SM, the size is
-    increased. Otherwise, SMs that the previous launch has already left would get too many CTAs: such a launch took 43
-    us instead of 30 us.
+    increased. Otherwise, too many CTAs would be placed on SMs where the previous launch has already ended. A launch
+    with this imbalance took 43 us instead of 30 us.
     """
     too_much = target.smem_share_bytes(config.ctas_per_sm + 1) + 1
     return max(config.smem_bytes, min(target.smem_share_bytes(config.ctas_per_sm), too_much))
@@ -182,7 +182,7 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
     if (blocks := config.activation_box_blocks) > 1:
         if k % _SPAN:
-            remedy = "use a config without deep_box because TMA would not zero-fill the end of the last block"
+            remedy = "use a config without deep_box, because TMA would not fill the end of the last block with zeros"
             raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", remedy)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]

@@ -38,14 +38,14 @@ MAX_STAGES = 12
 
 # ---- Skinny: one configuration for each split of N and K among CTAs --------------------------------------------------
 
-#: The largest M for each number of rows per box. For larger M, mma.sync bounds the time, not the loads of
-#: the weight.
+#: The largest M for each number of rows per box. For larger M, the time is bound by mma.sync instead of the
+#: loads of the weight.
 SKINNY_SIZES = (1, 2, 4, 8, 16, 32)
 _MAX_N_TILES = 8
 #: Maximum number of bytes of outstanding weight loads per CTA. More loads would delay the first stage without any gain.
 _RING_WEIGHT_BYTES = 64 * KIB
 _TILE_KS = (1024, 512, 256, 128)
-#: Maximum numbers of bytes of weights (for a tile_k above _SHORT_K) and of activations per stage. They are limited
+#: Maximum bytes of weights (for a tile_k above _SHORT_K) and maximum bytes of activations per stage. They are limited
 #: because the warps must still compute a whole stage after the last loads have arrived.
 _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_K = 28 * KIB, 32 * KIB, 256
 #: A CTA of a cluster computes at least two stages of its part of K, unless tile_k is at most this number.
@@ -78,7 +78,7 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Mar
 
 
 def ring_stages(k: int, n_tiles: int, tile_k: int, bits: int) -> int:
-    """Return the number of stages that a ring can use for a K of ``k``. Shared memory may have room for fewer."""
+    """Return the number of stages that a ring can use if K is ``k``. Fewer stages may fit in shared memory."""
     stages = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k * bits // 8))
     # Loading all of K at once would also delay the first stage.
     iterations = ceil_div(k, tile_k)
@@ -190,8 +190,8 @@ _MIN_OF_SEVERAL = 48
 _SMALL_M = 64
 #: Value of tile_m in dumps, in addition to the largest one. With this value, the last 8 rows are stored separately.
 _DUMPED_M = 40
-#: Minimum numbers of accumulators per thread at which ptxas spills registers unless setmaxnreg provides more. The first
-#: is for 64 columns per warpgroup, the second for 128 columns, whose weights need more registers.
+#: Minimum accumulator counts per thread at which ptxas spills registers unless setmaxnreg provides more. The first
+#: count is for 64 columns per warpgroup, the second for 128 columns, whose weights need more registers.
 _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 
 

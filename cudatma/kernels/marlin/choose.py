@@ -33,7 +33,7 @@ _INVARIANT_TILE_MS, _MMA_SYNC_TILE_MS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 6
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return configurations of all kernels with their predicted times, or one per M if results must not depend on M."""
+    """Return configurations with their predicted times, all batch-invariant if the problem requires it."""
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
     # The mma.sync kernel is slower than the wgmma kernel at every M.
@@ -73,7 +73,7 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
             GROUP_SIZES,
             "elements of K that share a scale, or -1 for all of K; by default 32 for mxfp4 and 16 for nvfp4",
         ),
-        Option("has_zeros", False, (False, True), "weights with zero points"),
+        Option("has_zeros", False, (False, True), "the weight has zero points"),
         Option("format", "int4", tuple(WEIGHT_FORMATS), "format of the weight"),
     ),
     launched=launched,

@@ -1,7 +1,7 @@
 """Configurations of marlin_gemm's kernels. PRESETS describes the kernels.
 
 Every kernel computes the transposed product, C^T = W^T X^T. Therefore, the columns of W are the M dimension of the MMA,
-and the rows of x are its N dimension.
+and the rows of x are the N dimension.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudatma.dtypes import ActivationType, activation_type
-from cudatma.errors import ArgumentError, counted
+from cudatma.errors import ArgumentError, counted, quoted
 from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
@@ -113,8 +113,8 @@ MMA_COLUMNS = 8
 _MAX_WARPS = 16
 _WARPGROUP_THREADS = 128
 _REGISTERS_PER_CTA = 65536
-#: Maximum number of warpgroups. With four warpgroups, a thread has too few registers: none of 91 layers is 2% faster
-#: at any of 13 values of M. [H200]
+#: Maximum number of warpgroups. With four warpgroups, a thread has too few registers: none of 91 layers is at
+#: least 2% faster at any of 13 values of M. [H200]
 _MAX_WARPGROUPS = 3
 #: Maximum number of accumulators per thread with wgmma, and the maximum for two or more warpgroups without setmaxnreg.
 _MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
@@ -184,11 +184,11 @@ class MarlinConfig(KernelConfig):
         Form in which one multiply-add applies scale and offset to a weight (quantization/scale_range.py), or "none".
         The results of all forms are bitwise identical.
     pingpong : bool
-        Whether two warpgroups compute tiles in turn, so that one stores its tile while the other multiplies.
+        Whether two warpgroups compute tiles alternately, so that one stores its tile while the other multiplies.
     warps_n : int
         Number of warps that divide N. Only the mma.sync kernel uses this field and the next four.
     scale_on : str
-        Factor that the scales multiply: the fp32 sums of a group ("accumulator"), the dequantized weights ("weight"),
+        Values that the scales multiply: the fp32 sums of a group ("accumulator"), the dequantized weights ("weight"),
         or the result ("epilogue", only with one scale per column).
     weight_load_path, scale_load_path, activation_load_path : str
         Elements of LOAD_PATHS. Zero points use scale_load_path.
@@ -238,7 +238,7 @@ class MarlinConfig(KernelConfig):
         if kind.bits == 8 and self.weight_load_path != "tma":
             raise ArgumentError("weight_load_path", self.weight_load_path, f"'tma' for format {self.format!r}")
         if self.tile_k // 64 % self.slice_k:
-            allowed = f"a divisor of tile_k / 64 = {self.tile_k // 64} because warps process 64 elements of K at a time"
+            allowed = f"a divisor of tile_k / 64 = {self.tile_k // 64} (warps process 64 elements of K at a time)"
             raise ArgumentError("slice_k", self.slice_k, allowed)
         if self.has_wgmma:
             self._check_wgmma()
@@ -255,12 +255,12 @@ class MarlinConfig(KernelConfig):
         if self.partial_bytes > PARTIALS_PER_SM_BYTES:
             rows = PARTIALS_PER_SM_BYTES // (4 * self.tile_n) // 8 * 8
             raise ArgumentError(
-                "tile_m", self.tile_m, f"at most {rows} because a workspace holds partial sums of 128 x 256 elements"
+                "tile_m", self.tile_m, f"at most {rows} (a workspace holds partial sums of 128 x 256 elements)"
             )
 
     def _check_boxes(self) -> None:
         if self.tile_m < MMA_COLUMNS and not self.deep_box:
-            remedy = "set deep_box, because other boxes must have a row for each column of the mma"
+            remedy = "set deep_box=True, because all other boxes must have a row for each column of the mma"
             raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", remedy)
         if self.tile_m < (rows := min_tile_m(self.tile_k)):
             remedy = "increase tile_m, because a stage must hold whole periods of the 128-byte swizzle"
@@ -271,7 +271,7 @@ class MarlinConfig(KernelConfig):
         if self.weight.has_exact_products:
             allowed = ("weight",)
         if self.scale_on not in allowed:
-            raise ArgumentError("scale_on", self.scale_on, ", ".join(allowed))
+            raise ArgumentError("scale_on", self.scale_on, quoted(allowed))
         if self.warp_n not in (16, 32, 64):
             raise ArgumentError(
                 "warps_n", self.warps_n, "a divisor of tile_n that gives each warp 16, 32 or 64 columns"
@@ -296,7 +296,7 @@ class MarlinConfig(KernelConfig):
             for field in ("warpgroups", "slice_k", "cluster_k"):
                 if getattr(self, field) > 1:
                     raise ArgumentError(
-                        field, getattr(self, field), "1 with pingpong because each warpgroup has its own tile"
+                        field, getattr(self, field), "1 with pingpong (each warpgroup has its own tile)"
                     )
         if self.warpgroups * self.slice_k > _MAX_WARPGROUPS:
             allowed = f"at most {_MAX_WARPGROUPS}"
@@ -308,7 +308,7 @@ class MarlinConfig(KernelConfig):
         self._check_registers()
         if not self.allows(self.scale_form):
             why = (
-                "pass an allowed form, because the fused form treats nibbles as subnormals with zero point 8, and "
+                "choose an allowed form, because a fused form treats nibbles as subnormals with zero point 8, and "
                 "shifted nibbles exceed bf16's subnormal range"
             )
             allowed = '"none", "as_stored" for symmetric group-wise weights, or "shifted" for such weights in fp16'
@@ -323,7 +323,7 @@ class MarlinConfig(KernelConfig):
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
             remedy = "increase tile_k, or reduce mmas_per_commit or commits_in_flight"
-            allowed = f"at most {groups - 1} because a stage has {counted(groups, 'commit group')}"
+            allowed = f"at most {groups - 1} (a stage has {counted(groups, 'commit group')})"
             raise ArgumentError("commits_in_flight", self.commits_in_flight, allowed, remedy)
 
     def _check_registers(self) -> None:
@@ -353,7 +353,7 @@ class MarlinConfig(KernelConfig):
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.deep_box and problem.k % 64:
-            raise ArgumentError("deep_box", True, f"False because K = {problem.k} is not a multiple of 64")
+            raise ArgumentError("deep_box", True, f"False (K = {problem.k} is not a multiple of 64)")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
             raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along K = {problem.k}")
 
@@ -408,7 +408,7 @@ class MarlinConfig(KernelConfig):
     def is_skinny(self) -> bool:
         """Whether this is the skinny kernel.
 
-        A warp of this kernel computes one N tile or a K slice of one, and a stage contains all operands.
+        A warp of this kernel computes one N tile, or one K slice of an N tile, and each stage contains all operands.
         """
         return self.version == "skinny"
 
@@ -424,7 +424,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """Numbers of rows for which a wgmma kernel has main loops, or () if it always computes tile_m rows."""
+        """Row counts for which a wgmma kernel has main loops, or () if the kernel always computes tile_m rows."""
         return ()
 
     # ---- Weight format and scales
@@ -843,7 +843,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def stage_clocks(self) -> float:
-        """Predicted clocks of one stage of the wgmma kernel."""
+        """Predicted clock cycles per stage of the wgmma kernel."""
         return wgmma_stage_clocks(self)
 
     def division(self, others: int, tiles_m: int) -> tuple[float, float]:
@@ -884,7 +884,7 @@ class MarlinConfig(KernelConfig):
     def _skinny_variants(self, k: int) -> Iterator[Mapping[str, Any]]:
         if k % 64 == 0:
             yield {"deep_box": not self.deep_box}
-        # The ring must wrap at least once, because more outstanding weights delay the first stage.
+        # The ring must wrap around at least once, because more outstanding weight loads would delay the first stage.
         own_stages = ceil_div(ceil_div(k, self.cluster_k), self.tile_k)
         deepest = max(self.stages, min(_MAX_MEASURED_STAGES, own_stages - 1))
         yield from ({"stages": self.stages + more} for more in (1, -1, 2) if self.stages + more <= deepest)

@@ -1,6 +1,6 @@
 """Predict the time of a Marlin GEMM on a GPU, in order to rank every configuration of every kernel.
 
-The predicted time is the sum of four terms: the launch, the clocks of the busiest SM, the memory traffic, and the
+The predicted time is the sum of four terms: the launch, the clock cycles of the busiest SM, the memory traffic, and the
 operations of all tensor cores. The work of the SMs hides a part of the memory time and of the tensor-core time. Only
 the part that is not hidden is added. The constants were fitted on an H200 to the 8,800 readings in
 ``benchmarks/results/marlin_readings.json``. docs/lab/marlin.md compares them with the predictions, and
@@ -28,8 +28,8 @@ LAUNCH_US = 2.68
 SUSTAINED_FROM = 256
 #: Bytes per weight of one 16-bit scale per 128 weights.
 _SCALE_BYTES = 0.016
-#: Clocks that TMA takes to fill 64 elements of a row beyond M with zeros, for boxes of the skinny and the wgmma kernel.
-#: For 14336 x 4096 at M = 2, boxes of 8 rows take 14% longer than boxes of 2 rows. [H200]
+#: Clock cycles that TMA takes to fill 64 elements of a row beyond M with zeros, for boxes of the skinny and the wgmma
+#: kernel. For 14336 x 4096 at M = 2, boxes of 8 rows take 14% longer than boxes of 2 rows. [H200]
 _SKINNY_FILL, _WGMMA_FILL = 8, 6
 
 
@@ -49,7 +49,7 @@ def weight_us(bits: Any, k: int, n: int, gpu: Gpu) -> Any:
 
 
 def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
-    """Return the time of a CTA's loop in microseconds if TMA spends ``clocks`` on filling rows.
+    """Return the time of a CTA's loop in microseconds if TMA spends ``clocks`` clock cycles on filling rows.
 
     The loop and the filling overlap imperfectly. A norm of order 4 models this overlap.
     """
@@ -60,11 +60,11 @@ def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
 # ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
 
 
-#: Clocks per step along K: per 32 columns of N of a CTA with 4-bit weights, and per column of its MMAs.
+#: Clock cycles per step along K: per 32 columns of N of a CTA with 4-bit weights, and per column of its MMAs.
 _SKINNY_N32, _SKINNY_MMA = 0.316, 0.0223
 #: Microseconds for the first activations and for the result, per column of the MMAs.
 _SKINNY_COLUMN_US = 0.0106
-#: Clocks of a cluster barrier, and clocks per 32 x 8 sums from each CTA that sends sums.
+#: Clock cycles of a cluster barrier, and clock cycles per 32 x 8 sums from each CTA that sends sums.
 _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 SKINNY_MEMORY = 0.475
 _MMA_N = 8
@@ -73,7 +73,7 @@ SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k", "weight_bits")
 
 
 def skinny_step_clocks(config: Any, gpu: Gpu) -> Any:
-    """Return the clocks that a CTA of the skinny GEMM takes for one element of K."""
+    """Return the clock cycles that a CTA of the skinny GEMM takes for one element of K."""
     # If mma.sync is slower than on the GPU of the fit, the rate of the instruction bounds the time.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     columns = np.maximum(_MMA_N, config.tile_m)
@@ -101,33 +101,33 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 # ---- wgmma -----------------------------------------------------------------------------------------------------------
 
 
-#: Multiply-adds per clock and SM on tensor cores. [H100 white paper]
+#: Multiply-adds per clock cycle and SM on tensor cores. [H100 white paper]
 WGMMA_MACS = 2048
-#: Clocks that one warpgroup takes to dequantize 64 x 64 weights. Fraction of these clocks that each additional
-#: warpgroup adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and dequantization,
-#: which overlap imperfectly.
+#: Clock cycles that one warpgroup takes to dequantize 64 x 64 weights. Fraction of these clock cycles that each
+#: additional warpgroup adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and
+#: dequantization, which overlap imperfectly.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
-#: Additional clocks per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
-#: warpgroups because they take turns; and clocks per byte.
+#: Additional clock cycles per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
+#: warpgroups because they take turns; and clock cycles per byte.
 _STAGE, _DRAIN, _BYTE = 30, 50, 0.0032
 #: Factors by which a stage of a divided tile takes longer, with one row of tiles and with several rows. With several
 #: rows, CTAs are at different positions in K and share less data in L2. The other constants were fitted to readings
 #: that are older than the second factor, so divided tiles are ranked as if they formed one row.
 _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
-#: Storing and loading partial sums: one-time clocks, and bytes per clock for each CTA that shares a tile with the CTA
-#: that stores it.
+#: Storing and loading partial sums: one-time clock cycles, and bytes per clock cycle for each CTA that shares a tile
+#: with the CTA that stores it.
 _DIVISION, _PARTIAL_BYTES = 4850, 50
-#: Clocks for the result of a tile: a constant, and clocks per 128 x 128 elements.
+#: Clock cycles for the result of a tile: a constant, and clock cycles per 128 x 128 elements.
 TILE, RESULT = 700, 700
-#: Ping-pong warpgroups: clocks that a stage takes in addition to its MMAs, and clocks of the first stage and of the
-#: last result, which do not overlap with MMAs.
+#: Ping-pong warpgroups: clock cycles that a stage takes in addition to its MMAs, and clock cycles of the first stage
+#: and of the last result, which do not overlap with MMAs.
 _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
-#: Clocks that the CTAs of a cluster with shared activations wait for each other before the first stage.
+#: Clock cycles that the CTAs of a cluster with shared activations wait for each other before the first stage.
 _MULTICAST = 2000
-#: Exchange of sums among the CTAs of a cluster that split K: clocks per CTA, and bytes per clock.
+#: Exchange of sums among the CTAs of a cluster that split K: clock cycles per CTA, and bytes per clock cycle.
 _MEETING, _SUMS_BYTES = 45, 12.7
-#: Fraction of each time that counts towards the total: clocks of the busiest SM, memory, operations, and operations at
-#: the power limit.
+#: Fraction of each time that counts towards the total: clock cycles of the busiest SM, memory, operations, and
+#: operations at the power limit.
 WGMMA_SM, WGMMA_MEMORY, WGMMA_TENSOR, WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
 #: Fields and properties of a config that wgmma_cost() reads.
 WGMMA_TERMS = (
@@ -144,7 +144,7 @@ WGMMA_TERMS = (
 
 
 def wgmma_stage_clocks(config: Any) -> float:
-    """Return the clocks of one stage of a whole tile, with the ring full."""
+    """Return the clock cycles of one stage of a whole tile, with the ring full."""
     products: float = config.tile_m * config.tile_n * config.tile_k / WGMMA_MACS
     squares = config.tile_n / 64 * config.tile_k / 64  # Number of 64 x 64 blocks of weights per warpgroup.
     warpgroups = config.warpgroups * config.slice_k
@@ -216,8 +216,8 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 #: of 128 if the sums are scaled instead.
 _WEIGHT_INSTRUCTIONS, _SCALED_WEIGHT_INSTRUCTIONS, _SCALED_SUMS = 9 / 8, 13 / 8, 1.5
 _SCHEDULERS = 4
-#: Clocks per stage: the fractions of the tensor-core clocks and of the issue clocks that count, clocks per byte, and a
-#: constant.
+#: Clock cycles per stage: the fractions of the tensor-core clock cycles and of the issue clock cycles that count, clock
+#: cycles per byte, and a constant.
 _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
 #: Partial sums: one-time microseconds, and microseconds per byte of each CTA that shares a tile. Microseconds for the
 #: result of a tile.

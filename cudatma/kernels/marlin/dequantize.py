@@ -110,7 +110,7 @@ class DequantizeConfig:
 
     @property
     def threads(self) -> int:
-        """Number of threads: the warps that dequantize, and one warp that loads."""
+        """Number of threads in the warps that dequantize and in the warp that loads."""
         return 32 * (self.warps + 1)
 
     @property
@@ -188,12 +188,13 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     w : PackedWeight
         The weight (K, N). The weight must be on a device, or on the host for backend "emulator" or "reference".
     out : array (K, N), optional
-        The result, with w's dtype and on w's device: a CuPy array, a torch tensor, or an object that supports DLPack or
-        ``__cuda_array_interface__``. For weights on the host, also a NumPy array. N must be a multiple of 8, rows must
-        be contiguous, and address and pitch must be multiples of 16 bytes. By default, any N is supported, and the
-        result is a new CuPy or NumPy array whose pitch is padded to a multiple of 16 bytes.
+        The result, with the same dtype and on the same device as ``w``: a CuPy array, a torch tensor, or an object that
+        supports DLPack or ``__cuda_array_interface__``. For a weight on the host, a NumPy array is also accepted. N
+        must be a multiple of 8, rows must be contiguous, and address and pitch must be multiples of 16 bytes. By
+        default, any N is supported, and the result is a new CuPy or NumPy array whose pitch is padded to a multiple of
+        16 bytes.
     stream : stream, optional
-        Stream of the launch. Default: the current stream of out's library.
+        Stream of the launch. Default: the current stream of the library of ``out``.
     backend : str, optional
         Where to run: ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``; see ``marlin_gemm``.
 
@@ -340,7 +341,7 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
         raise ArgumentTypeError("out.dtype", str(info.dtype), w.dtype)
     if info.device != w.device:
-        raise ArgumentError("out.device", place_name(info.device), f"{place_name(w.device)}, the device of w")
+        raise ArgumentError("out.device", place_name(info.device), f"{place_name(w.device)} (the device of w)")
     if info.shape != w.shape:
         raise ArgumentError("out.shape", info.shape, str(w.shape))
     if info.readonly:
@@ -350,7 +351,7 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
         raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} bytes in the last dimension")
     min_pitch = dense_pitch_bytes(w.shape[1])
     if w.shape[0] > 1 and (pitch < min_pitch or pitch % TMA_ALIGNMENT_BYTES):
-        allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes, at least {min_pitch}, for the rows"
+        allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes that is at least {min_pitch} between rows"
         raise ArgumentError("out.strides", info.strides_bytes, allowed, "omit out or pass an array with wider rows")
     if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")

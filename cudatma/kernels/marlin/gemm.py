@@ -57,18 +57,19 @@ def marlin_gemm(
     Parameters
     ----------
     x : array (..., K)
-        Activations with the weight's dtype, fp16 or bf16, and on its device: a CuPy array, a torch tensor, or an object
-        that supports DLPack or ``__cuda_array_interface__``. The launch waits for the stream in
+        Activations, fp16 or bf16, with the same dtype and on the same device as the weight: a CuPy array, a torch
+        tensor, or an object that supports DLPack or ``__cuda_array_interface__``. The launch waits for the stream in
         ``__cuda_array_interface__``. If the address or the pitch is not a multiple of 16 bytes, or if the weight is in
         activation order, a kernel first copies the activations.
     w : PackedWeight
         The weight (K, N). Use ``w.to_device()`` to move it to a device.
     out : array (..., N), optional
-        The result, with x's dtype. Default: a new array of x's library, allocated on the stream of the launch.
+        The result, with the same dtype as ``x``. Default: a new array from the library of ``x``, allocated on the
+        stream of the launch.
     bias : array (N,), optional
-        Bias with x's dtype, which is added to each row.
+        Bias with the same dtype as ``x``, which is added to each row.
     stream : stream, optional
-        Stream of the launch. Default: the current stream of x's library.
+        Stream of the launch. Default: the current stream of the library of ``x``.
     backend : str, optional
         Where to run. ``"cuda"`` runs on the GPU. For host arrays, ``"emulator"`` runs the generated kernel slowly on
         the CPU and raises an error if it finds a hazard, and ``"reference"`` computes with NumPy. ``"auto"`` selects
@@ -82,7 +83,7 @@ def marlin_gemm(
         kernel has completed, so the previous kernel must not write them. The GEMM accesses activations, workspace and
         out only after the previous kernel has completed.
     batch_invariant : bool, default False
-        Whether each row is bitwise identical at every M. This is slower.
+        Whether the result of each row is bitwise identical at every M, at the cost of speed.
     debug : bool, optional
         Whether to run debug builds, whose waits time out and report the barrier (docs/howto/debug_a_hang.md). The call
         then waits for the kernels. Default: the setting of ``cudatma.debugging()``, or of ``$CUDATMA_DEBUG`` at the

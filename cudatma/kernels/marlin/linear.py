@@ -32,9 +32,9 @@ class MarlinLinear:
     weight : PackedWeight
         The weight (K, N). ``in_features`` is K, and ``out_features`` is N.
     bias : array (N,), optional
-        The bias, with the weight's dtype and on its device.
+        The bias, with the same dtype and on the same device as the weight.
     batch_invariant : bool, default False
-        Whether each row is bitwise identical at every M; see ``marlin_gemm``.
+        Whether the result of each row is bitwise identical at every M; see ``marlin_gemm``.
 
     Raises
     ------
@@ -127,7 +127,7 @@ class MarlinLinear:
         out : array (..., N), optional
             The result. Default: a new array.
         stream : stream, optional
-            Stream of the launch. Default: the current stream of x's library.
+            Stream of the launch. Default: the current stream of the library of ``x``.
         **options
             Other options of ``marlin_gemm``, including ``backend``.
 
@@ -150,7 +150,7 @@ class MarlinLinear:
         ----------
         m_values : int or iterable of int
             An int n prepares calls with 1 to n rows of x in any layout, and compiles missing kernels in parallel. An
-            iterable prepares only calls with these numbers of rows, dense and aligned to 16 bytes.
+            iterable prepares only calls with these row counts, whose rows are dense and aligned to 16 bytes.
         stream : stream, optional
             Stream whose workspace is reserved. Default: the current stream.
 

@@ -65,7 +65,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
             raise ArgumentError(
                 f"{field}.strides",
                 info.strides_bytes,
-                "strides with which the leading dimensions merge into rows of one pitch",
+                "strides that allow the leading dimensions to be merged into rows of one pitch",
                 "reshape or copy the array",
             )
         pitch = stride if rows == 1 else pitch
@@ -88,9 +88,9 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
 def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
         remedy = f"convert {field} to {w.dtype} or quantize the weight with another dtype (float16 or bfloat16)"
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), f"{w.dtype}, the weight's dtype", remedy)
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), f"{w.dtype} (the weight's dtype)", remedy)
     if info.device != w.device:
-        got, required = place_name(info.device), f"{place_name(w.device)}, the device of w"
+        got, required = place_name(info.device), f"{place_name(w.device)} (the device of w)"
         remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"
         raise ArgumentError(f"{field}.device", got, required, remedy)
     check_gradient(info.owner, field, "marlin_gemm")

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from cudatma.arrays import describe
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, quoted
 from cudatma.kernels.arguments import ROWS, Arguments, At, Sizes, Value
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.marlin.problem import Problem
@@ -76,7 +76,7 @@ class PermuteColumnsConfig:
                 "staged_columns", self.staged_columns, f"a multiple of 64 from 0 to {MAX_STAGED_COLUMNS}"
             )
         if self.staged_columns and not self.has_permutation:
-            raise ArgumentError("staged_columns", self.staged_columns, "0 because the copy has no permutation")
+            raise ArgumentError("staged_columns", self.staged_columns, "0 for a copy without permutation")
         if not 1 <= self.rows <= 16:
             raise ArgumentError("rows", self.rows, "1 to 16")
         if not 1 <= self.stages <= 8:
@@ -100,7 +100,7 @@ class PermuteColumnsConfig:
 
     @property
     def threads(self) -> int:
-        """Number of threads: the consumers plus one producer warp."""
+        """Number of threads, including one producer warp."""
         return self.consumers + 32 * self.is_staged
 
     @property
@@ -115,7 +115,7 @@ class PermuteColumnsConfig:
     @property
     def notes(self) -> tuple[str, ...]:
         """Description of the ring in the opening comment of the generated source."""
-        return self.ring.notes() if self.is_staged else ("no ring; elements are read from global memory",)
+        return self.ring.notes() if self.is_staged else ("no ring; threads read elements from global memory",)
 
     @property
     def smem_bytes(self) -> int:
@@ -170,7 +170,7 @@ def choose_permute(
 def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
     """Return the number of CTAs along the columns, and the number of CTAs along the rows.
 
-    All CTAs run at the same time. CTAs divide the columns only if there are fewer rows than CTAs.
+    All CTAs run at the same time. The columns are divided among CTAs only if there are fewer rows than CTAs.
     """
     down = min(-(-rows // config.rows), resident_ctas)
     chunks = -(-columns // CHUNK_ELEMS)
@@ -228,7 +228,7 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
     memory; "direct" permutes from global memory; "copy" does not permute. Raises ArgumentError for an invalid argument.
     """
     if path not in ("staged", "direct", "copy"):
-        raise ArgumentError("path", path, "staged, direct, copy")
+        raise ArgumentError("path", path, quoted(("staged", "direct", "copy")))
     if min(rows, columns, blocks) < 1:
         raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "at least 1 each")
     permute = path != "copy"

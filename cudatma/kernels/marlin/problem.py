@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, alternatives
 from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
@@ -18,7 +18,7 @@ from cudatma.quantization import PackedWeight
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, row_blocks
 from cudatma.quantization.weight_format import WEIGHT_FORMATS, WeightFormat, weight_format
 
-#: Numbers of elements of K that share a scale in any format; -1 means one scale per column of N.
+#: Supported group sizes in any format, in elements of K. -1 means one scale per column of N.
 GROUP_SIZES = (*sorted({size for kind in WEIGHT_FORMATS.values() for size in kind.group_sizes} - {-1}), -1)
 #: Fields that a weight and the configs of its kernels have in common.
 PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype", "format")
@@ -28,11 +28,11 @@ MEMBERS = WORK_MEMBERS | {
     for member in (
         Member("weight_rows", "u32", "number of 64 x 64 blocks of packed weights"),
         Member("weight_row_blocks", "u32", "number of blocks of weights along K"),
-        Member("scale_rows", "u32", "number of groups of scales along K"),
-        Member("scale_pitch", "u32", "number of columns per row of scales, with padding"),
+        Member("scale_rows", "u32", "number of scale groups along K"),
+        Member("scale_pitch", "u32", "number of columns per row of scales, including padding"),
         Member("prefetch_stages", "u32", "number of stages of weights that a dependent launch loads before it waits"),
-        Member("scale_offset", "u32", "factor of the scales, in both halves"),
-        Member("scale_back", "float", "factor of the sums"),
+        Member("scale_offset", "u32", "multiplier for the scales, in both halves"),
+        Member("scale_back", "float", "multiplier for the sums"),
         Member("activation_pitch", "u64", "elements from one row of activations to the next"),
     )
 }
@@ -51,7 +51,7 @@ class LinearShape:
     has_zeros : bool
         Whether the weight has zero points.
     dtype : {"float16", "bfloat16"}
-        Data type of activations, scales and results.
+        Dtype of activations, scales and results.
     format : str
         Format of the weight.
 
@@ -79,7 +79,7 @@ class LinearShape:
                 raise ArgumentError(name, getattr(self, name), f"1 to {MAX_EXTENT}")
         check_format(self.format, self.group_size, self.has_zeros)
         if self.dtype not in ACTIVATION_TYPES:
-            raise ArgumentTypeError("dtype", self.dtype, ", ".join(ACTIVATION_TYPES))
+            raise ArgumentTypeError("dtype", self.dtype, alternatives(ACTIVATION_TYPES))
 
     @classmethod
     def of(cls, w: PackedWeight) -> LinearShape:
@@ -117,13 +117,13 @@ def check_format(name: str, group_size: int, has_zeros: bool) -> WeightFormat:
     """
     kind = weight_format(name)
     if group_size not in kind.group_sizes:
-        raise ArgumentError("group_size", group_size, ", ".join(map(str, kind.group_sizes)))
+        raise ArgumentError("group_size", group_size, alternatives(kind.group_sizes))
     if has_zeros and not kind.has_zeros:
         raise ArgumentError("has_zeros", has_zeros, f"False for format {name!r}")
     return kind
 
 
-@dataclass(frozen=True)  # Without slots, for resized_copy()
+@dataclass(frozen=True)  # without slots, as resized_copy() requires
 class Problem:
     """Multiplication of M rows of x by a layer's weight.
 
@@ -136,7 +136,7 @@ class Problem:
     m : int
         Number of rows of x.
     batch_invariant : bool
-        Whether each row must be bitwise identical for every M.
+        Whether the result of a row must be bitwise identical for every M.
     x_pitch_bytes, out_pitch_bytes : int, optional
         Row pitch, or 0 to repeat one row. Default: dense rows.
     has_aligned_x, has_aligned_out : bool
@@ -189,7 +189,7 @@ class Problem:
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """Fields on which a launch depends, except M and factors of scales, which are members of the struct."""
+        """Fields on which a launch depends, except M and scale multipliers, which are members of the struct."""
         return (
             self.layer,
             *(self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x),
@@ -266,7 +266,7 @@ def weight_values(
 
     ``activation_pitch`` is the row pitch of the activations in elements. ``programmatic`` is True if the launch uses
     programmatic dependent launch. ``scale_exponent`` is p if the kernel multiplies scales by 2^-p
-    (``PackedWeight.scale_fit``), and ``tensor_scale`` the factor of the whole weight.
+    (``PackedWeight.scale_fit``), and ``tensor_scale`` is the multiplier for the whole weight.
     """
     bits = config.weight.bits
     weight_row_blocks = row_blocks(k, bits)
@@ -281,7 +281,7 @@ def weight_values(
 
 
 def scale_values(config: WeightReader, exponent: int, tensor_scale: float) -> dict[str, Any]:
-    """Return the factors of scales and sums, if the kernel multiplies scales by 2^-exponent."""
+    """Return the multipliers for scales and sums if the kernel multiplies scales by 2^-exponent."""
     factor = 2.0 ** config.weight.shift(config.dtype) if config.scales_floats else -float(SYMMETRIC_ZERO)
     offset = np.array(factor * 2.0**-exponent, activation_type(config.dtype).numpy).view(np.uint16)
     return {"scale_offset": int(offset) << 16 | int(offset), "scale_back": 2.0**exponent * tensor_scale}

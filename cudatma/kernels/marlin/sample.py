@@ -42,13 +42,13 @@ def sample(
 ) -> Sample:
     """Return a launch of a kernel that computes y = x W for x (m, k) and a quantized W (k, n).
 
-    A group_size of 0 is the default of the format. k must be a multiple of 8. The assumed GPU has ``sm_count`` SMs. If
-    there are few SMs, each SM computes many stages, so that the ring wraps around. Raises ArgumentError,
+    A group_size of 0 selects the default of the format. k must be a multiple of 8. The assumed GPU has ``sm_count``
+    SMs. If there are few SMs, each SM computes many stages, so that the ring wraps around. Raises ArgumentError,
     ArgumentTypeError, QuantizationError, TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
-    if k % 8:  # marlin_gemm copies misaligned rows before the GEMM
+    if k % 8:  # marlin_gemm copies misaligned rows before the GEMM.
         raise ArgumentError("k", k, "a multiple of 8", "round k up, because TMA loads whole 16-byte chunks")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:

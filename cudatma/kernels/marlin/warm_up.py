@@ -37,7 +37,7 @@ def warm_up(
 ) -> None:
     """Compile and load every kernel that ``marlin_gemm`` may need for these weights and up to ``max_m`` rows.
 
-    Later calls with at most ``max_m`` rows do not compile anything, whether or not x is aligned and a bias is passed.
+    Later calls with at most ``max_m`` rows do not compile anything, regardless of the alignment of x and of a bias.
     Kernels that are not in the cache are compiled in parallel. Results are bitwise identical with and without warm-up.
 
     Parameters
@@ -49,7 +49,8 @@ def warm_up(
     batch_invariant : bool, default False
         Whether to prepare calls with ``batch_invariant=True``.
     progress : bool, optional
-        Whether to show a progress bar on stderr while kernels compile. Default: whether stderr is a terminal.
+        Whether to show a progress bar on stderr while kernels compile. Default: True if stderr is a
+        terminal.
 
     Raises
     ------
