@@ -39,7 +39,7 @@ from cudatma.emulator.trace import Trace
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 
-#: Default maximum number of segments in a schedule. A kernel with short segments reaches it after minutes.
+#: Default maximum number of segments in a schedule. A kernel with short segments reaches this limit after minutes.
 STEP_LIMIT = 5_000_000
 MAX_THREADS = 1024
 MAX_GRID, MAX_BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
@@ -55,7 +55,7 @@ def load(ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[st
     ptx : str
         Text of a PTX module.
     lines : mapping, optional
-        Source text of the PTX, as a mapping of file name to line number to text. Reports quote these lines.
+        Source lines, as a mapping from file name to a mapping from line number to text. Reports quote these lines.
     smem_layout : sequence of tuple, optional
         (name, offset, size in bytes) of each part of dynamic shared memory, for reports.
 
@@ -145,7 +145,7 @@ class EmulatedModule:
     ptx : str
         Text of a PTX module.
     lines : mapping, optional
-        Source text of the PTX, as a mapping of file name to line number to text.
+        Source lines, as a mapping from file name to a mapping from line number to text.
     smem_layout : sequence of tuple, optional
         (name, offset, size in bytes) of each part of dynamic shared memory.
     """
@@ -301,7 +301,7 @@ class EmulatedModule:
             Number of bytes of dynamic shared memory per CTA.
         schedules : int, default: 2
             Number of schedules. Schedule 0 runs in order, schedule 1 delays asynchronous work as much as possible, and
-            later schedules are random. Every schedule starts with the same contents of the arrays.
+            later schedules are random. Every schedule starts with the same array contents.
         seed : int, default: 0
             Seed of the random schedules.
         replay : int, optional
@@ -309,7 +309,7 @@ class EmulatedModule:
         hazards : {"raise", "collect", "off"}, default: "raise"
             Whether to raise a HazardError, to return hazards in the report, or to skip the checks.
         arrays : sequence of ndarray, optional
-            Further arrays that the kernel accesses through addresses in memory.
+            Additional arrays that the kernel accesses through pointers in memory.
         names : sequence of str, optional
             Names of the elements of `args`, followed by those of `arrays`, for messages. Default: the names of the
             parameters in the source or the PTX if they are known, otherwise "args[0]", "arrays[0]", ...
@@ -323,7 +323,7 @@ class EmulatedModule:
         step_limit : int, default: 5000000
             Maximum number of segments in a schedule.
         resident_clusters : int, default: 132
-            Maximum number of live clusters. More clusters start only if all live clusters wait.
+            Maximum number of live clusters. More clusters start only if all live clusters are waiting.
         registers : int, optional
             Number of registers per thread at the start of the kernel, as in its cubin. If it is 0, setmaxnreg has no
             effect, as when ptxas ignores it. Default: the number that .maxnreg and the launch bounds imply.
@@ -357,7 +357,7 @@ class EmulatedModule:
 
         Notes
         -----
-        After a HazardError of a kernel that ran to completion, arrays and variables contain the results of the last
+        If a kernel that runs to completion causes a HazardError, arrays and variables contain the results of the last
         schedule. After any other exception, including KeyboardInterrupt, their previous contents are restored.
         griddepcontrol.launch_dependents has no effect.
         """
@@ -366,11 +366,11 @@ class EmulatedModule:
             raise ArgumentError("hazards", hazards, "raise, collect, off")
         remedy = "run `cudatma explain` to list the kinds"
         if isinstance(stop_at, str):
-            raise ArgumentTypeError("stop_at", "str", "a sequence of kinds of hazards", remedy)
+            raise ArgumentTypeError("stop_at", "str", "a sequence of hazard kinds", remedy)
         stop_at = tuple(stop_at)
         for kind in stop_at:
             if kind not in CAUSES:
-                raise ArgumentError("stop_at", kind, "kinds of hazards, such as 'data_race'", remedy)
+                raise ArgumentError("stop_at", kind, "a sequence of hazard kinds, such as ('data_race',)", remedy)
         schedules, seed = natural("schedules", schedules, 1), natural("seed", seed)
         replay = None if replay is None else natural("replay", replay)
         if trace is not None and not isinstance(trace, Trace):
@@ -521,7 +521,7 @@ def _located(launch: Launch, error: TrapError) -> TrapError:
 
 
 def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:
-    """Return the arrays and flags that describe the previous grid. Raises ArgumentError for invalid arguments."""
+    """Return the arrays and flags that describe the previous grid. Raise ArgumentError if an argument is invalid."""
     bases = set()
     for position, array in enumerate(produced):
         region = memory.find(memory.add(array, f"produced_by_previous[{position}]"))
@@ -549,7 +549,7 @@ def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> N
     """Name the array arguments after the parameters of the kernel."""
     entry, parameters = program.function.name, program.function.params
     declared = [parameter.name for parameter in parameters]
-    if all(re.search(r"_param_\d+$", name) for name in declared):  # The names are those of a compiler.
+    if all(re.search(r"_param_\d+$", name) for name in declared):  # The compiler generated these names.
         declared = sources.parameters(entry, len(parameters)) or [f"args[{i}]" for i in range(len(parameters))]
     names = {f"args[{position}]": name for position, name in enumerate(declared)}
     for region in memory.regions():
@@ -557,7 +557,7 @@ def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> N
 
 
 def natural(field: str, value: object, minimum: int = 0) -> int:
-    """Validate an integer argument. Raises ArgumentError if the value is not an integer or is too small."""
+    """Validate an integer argument. Raise ArgumentError if the value is not an integer or is too small."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise ArgumentError(field, value, f"an integer of at least {minimum}")
     return int(value)
@@ -569,7 +569,10 @@ def _snapshot(memory: GlobalMemory) -> dict[int, Array]:
     except MemoryError:
         size = sum(region.size for region in memory.regions() if region.is_writable)
         raise ArgumentError(
-            "args", f"{size} writable bytes", "small enough to fit in memory twice, because a launch copies its arrays"
+            "args",
+            f"{size} writable bytes",
+            "small enough to fit in memory twice (a launch copies its arrays)",
+            "pass smaller arrays",
         ) from None
 
 
@@ -606,7 +609,7 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
             raise ArgumentError(field, shape, f"at most {max_shape}")
     required = setup.program.function.directives.get("reqntid")
     if required and tuple([*required, 1, 1][:3]) != setup.block:
-        raise ArgumentError("block", setup.block, f"{required}, the kernel's .reqntid")
+        raise ArgumentError("block", setup.block, f"{required} (the kernel's .reqntid)")
     blocks = _product(setup.cluster)
     for axis in range(3):
         if setup.grid[axis] % setup.cluster[axis]:
@@ -620,7 +623,7 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
         raise ArgumentError("args", f"{setup.program.param_bytes} bytes", f"at most {MAX_PARAM_BYTES} bytes in total")
     if setup.program.local_bytes > MAX_LOCAL_BYTES:
         raise ArgumentError(
-            "local", f"{setup.program.local_bytes} bytes", f"at most {MAX_LOCAL_BYTES} bytes per thread"
+            "local memory", f"{setup.program.local_bytes} bytes", f"at most {MAX_LOCAL_BYTES} bytes per thread"
         )
     total = static_bytes + setup.dynamic_bytes
     if total > MAX_SHARED_BYTES:

@@ -13,7 +13,7 @@ _FIRST_S, _PERIOD_S = 5.0, 1.0
 
 def of_next(steps: int) -> str:
     """Return the progress of the current schedule as text, or "" between schedules."""
-    return f", {steps:,} steps of the next one" if steps else ""
+    return f", {steps:,} steps of the next schedule" if steps else ""
 
 
 @contextmanager

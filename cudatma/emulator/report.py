@@ -100,7 +100,7 @@ class Report:
 
     @property
     def findings(self) -> list[Hazard]:
-        """All hazards; each is followed by other places with the same cause and by its consequences."""
+        """All hazards, each followed by other places with the same cause and by its consequences."""
         return [finding for hazard in self.hazards for finding in (hazard, *hazard.also, *hazard.consequences)]
 
     @property
@@ -143,7 +143,7 @@ class Report:
         Returns
         -------
         dict
-            The attributes except ``trace``, ``sources`` and ``variables``, and ``passed``. Seconds are rounded to
+            ``passed`` and the attributes, except ``trace``, ``sources`` and ``variables``. ``seconds`` is rounded to
             milliseconds.
         """
         return {
@@ -168,7 +168,7 @@ class Report:
         Returns
         -------
         str
-            HTML with the hazards, their source lines and the results. If the launch had a trace, the page also shows
+            HTML with the hazards, their source lines and the results. If the launch has a trace, the page also shows
             the order of events and the pipeline.
         """
         return report_page([self])
@@ -179,7 +179,7 @@ class Report:
         Parameters
         ----------
         path : str or Path
-            The file.
+            Path of the file.
         """
         Path(path).write_text(self.to_html(), encoding="utf-8")
 
@@ -199,7 +199,7 @@ class Report:
         Parameters
         ----------
         path : str or Path
-            The file.
+            Path of the file.
         """
         Path(path).write_text(self.to_sarif(), encoding="utf-8")
 
@@ -270,7 +270,7 @@ class _LaunchView:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """Content of the section, for the comparison of launches, or () if the launch needs no section."""
+        """Content of the section, used to compare launches, or () if the launch has no section."""
         report = self.report
         hazards = [(h.kind, h.ptx_line, h.source) for h in (*report.hazards, *report.warnings)]
         results = [(comparison.name, comparison.error) for comparison in report.compared]

@@ -1,4 +1,4 @@
-"""Write hazards as SARIF, a format that code-scanning services show next to the source.
+"""Conversion of hazards to SARIF, a format that code-scanning services show next to the source.
 
 Source: OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
 """
@@ -89,7 +89,7 @@ def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources, call: s
 
 
 def _location(source: str, ptx_line: int, kernel: str, sources: Sources, call: str) -> dict[str, Any]:
-    """Return the place of the source line. Without a source file, return the place of the launch or of the PTX line."""
+    """Return the place of the source line. If its file is unknown, return the place of the launch or the PTX line."""
     place = sources.locate(source) or next(iter(places(source)), None)
     file, line = place or ("", max(1, ptx_line))
     path = sources.paths.get(file) or file or f"{kernel}.ptx"
@@ -104,8 +104,8 @@ def _location(source: str, ptx_line: int, kernel: str, sources: Sources, call: s
 
 
 def _uri(path: str) -> str:
-    """Return the URI of a file. For a file below the working directory, it is relative, as code scanning expects."""
-    if not os.path.isabs(path) or not os.path.isfile(path):  # NVRTC puts a name without a folder into the root
+    """Return the URI of a file. The URI of a file below the working directory is relative, as code scanning expects."""
+    if not os.path.isabs(path) or not os.path.isfile(path):  # NVRTC places a name without a folder in the root.
         return quote(path.lstrip("/"))
     try:
         return quote(Path(path).relative_to(Path.cwd()).as_posix())

@@ -18,7 +18,7 @@ from cudatma.errors import counted
 _AROUND, _PTX_AROUND = 4, 2
 #: Maximum number of rows in the order of events.
 _MAX_MOMENTS = 12
-#: The end of a message, with an address and the earlier accesses, which the page shows separately.
+#: Matches the address and the earlier accesses at the end of a message, which the page shows separately.
 _ADDRESS = re.compile(r" \((?:shared )?address 0x.*\)$", re.DOTALL)
 _PLACE = re.compile(r"(PTX line \d+) \(([^()]*)\)")
 #: Kinds of events that order threads.
@@ -58,8 +58,9 @@ class Moment:
 class HazardView:
     """View of a hazard for a page.
 
-    headline: first line of the message. details: further lines of the message. excerpts, ptx: excerpts from the source
-    and from the PTX. consequences: kind, place and count of each consequence.
+    ``headline`` is the first line of the message, and ``details`` contains the other lines. ``excerpts`` and ``ptx``
+    are excerpts from the source and from the PTX. ``consequences`` contains the kind, place and count of each
+    consequence.
     """
 
     hazard: Hazard
@@ -74,7 +75,7 @@ class HazardView:
 
     @property
     def count(self) -> str:
-        """Numbers of occurrences and of CTAs, if they exceed 1."""
+        """Text that states the number of occurrences and the number of CTAs, if greater than 1."""
         hazard = self.hazard
         total = hazard.count + sum(other.count for other in hazard.also)
         times = f"occurred {counted(total, 'time')}" if total > 1 else ""
@@ -91,7 +92,7 @@ class HazardView:
 
 
 def view(hazard: Hazard, sources: Sources, variables: SharedVariables, trace: Recording | None) -> HazardView:
-    """Return the view of a hazard."""
+    """Return the message, history and excerpts that a page shows for a hazard."""
     message = variables.named(_ADDRESS.sub("", hazard.message))
     message = _PLACE.sub(lambda match: _short(match[2], match[1], sources), message)
     headline, *details = (line.strip() for line in message.splitlines())
@@ -163,7 +164,7 @@ def _marks(hazard: Hazard, history: list[Event]) -> list[tuple[int, str, str, st
 
 
 def _excerpts(marked: Iterable[tuple[str, int, str, str]], files: Lines, around: int) -> list[Excerpt]:
-    """Return the lines around marked (file, line, mark, note), one excerpt for each file."""
+    """Return one excerpt per file with the lines around each marked (file, line, mark, note)."""
     by_file: dict[str, dict[int, list[tuple[str, str]]]] = {}
     for file, number, mark, note in marked:
         by_file.setdefault(file, {}).setdefault(number, []).append((mark, note))
@@ -227,7 +228,7 @@ def _related(
         mbarriers = mbarriers | {
             (e.block, e.barrier) for e in (*recent, *stuck) if _issuer(e) in warps and e.barrier >= 0
         }
-    # A wait that passes is also an "acquire".
+    # A wait that has returned is also recorded as an "acquire".
     passed = {(e.block, e.warp, e.barrier, e.phase) for e in recent if e.kind == "acquire"}
     return [
         event
@@ -263,7 +264,9 @@ def _moment(event: Event, hazard: Hazard, variables: SharedVariables, mark: str,
         what = f"phase {event.phase} of {name} ends"
     elif event.kind == "acquire":
         ended = f"for phase {event.phase} of" if event.phase >= 0 else "on"
-        what = f"passes the wait {ended} {name}" + (" at once, before any phase has ended" if event.phase < 0 else "")
+        what = f"passes the wait {ended} {name}" + (
+            " immediately, before any phase has ended" if event.phase < 0 else ""
+        )
     elif event.kind == "wait" and event.barrier >= 0:
         what = f"waits for phase {event.phase} of {name}" + (", forever" if event.end is None else "")
     elif event.kind == "wait":

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import sys
 import types
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +17,7 @@ from benchmarks import attention
 from benchmarks import attention_decode as decoding
 from benchmarks.attention import LENGTHS, Operands, Shape, entrant, errors
 from benchmarks.attention_decode import FP8, OURS, PAGED, Decoding, decode_summary, decode_table
-from benchmarks.contest import Entrant, field_of, find_entrants
+from benchmarks.contest import field_of, find_entrants
 from benchmarks.rivals import attention as rivals
 from cudatma.errors import ArgumentError
 
@@ -75,74 +72,6 @@ def test_who_is_too_slow_or_fails_is_refused_with_the_reason(gpu: FakeGpu) -> No
         entrant(gpu, "slow", lambda index: gpu.launch(9e5), None)
     with pytest.raises(RuntimeError, match="no kernel"):
         entrant(gpu, "broken", broken, None)
-
-
-SPEEDS = {"cuDNN": 10.0, "FA2": 16.0, "FA3": 8.0, "a2": 20.0, "a4": 6.0, "auto": 5.0}
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
-    """Replace everything that needs a GPU or torch."""
-
-    @contextlib.contextmanager
-    def stream() -> Iterator[FakeGpu]:
-        yield gpu
-
-    def launching(name: str) -> Any:
-        return lambda stream, operands: [entrant(gpu, name, lambda index: gpu.launch(SPEEDS[name]), name)]
-
-    def absent(library: Any, stream: Any, operands: Any) -> list[Entrant]:
-        if library is None:
-            raise ImportError("no library")
-        found: list[Entrant] = launching("FA3")(stream, operands)
-        return found
-
-    def configs_of(shape: Shape, versions: Any, refused: dict[str, str]) -> dict[str, Any]:
-        refused["a3"] = "ArgumentError: no kernel"
-        return {name: SimpleNamespace(entry=f"attention_{name}") for name in ("a2", "a4", "auto") if name != "a3"}
-
-    cuda = SimpleNamespace(init=lambda: None, empty_cache=lambda: None)
-    torch = SimpleNamespace(cuda=cuda, set_grad_enabled=lambda wanted: None)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    replaced = {
-        "require_gpu": lambda parser: None,
-        "measuring_stream": stream,
-        "precompile": lambda configs: f"{len(configs())} kernels",
-        "Operands": lambda shape: SimpleNamespace(shape=shape),
-        "configs_of": configs_of,
-        "_ours": lambda name, stream, operands: launching(name)(stream, operands),
-        "errors": lambda operands, outs: {name: (2e-3, 1e-2) if name != "FA2" else (0.5, 9.0) for name in outs},
-    }
-    for name, value in replaced.items():
-        monkeypatch.setattr(attention, name, value)
-
-    def always(library: Any) -> dict[str, Any]:
-        both: dict[str, Any] = {name: launching(name) for name in ("cuDNN", "FA2")}
-        return both | {"FA3": lambda stream, operands: absent(library, stream, operands)}
-
-    monkeypatch.setattr(rivals, "always", always)
-    return gpu
-
-
-def test_a_run_from_its_command_line_to_its_file(
-    world: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where = tmp_path / "it.json"
-    asked = ["--head-dim", "128", "--length", "512", "--length", "1024", "--full", "--no-gqa", "--fa3", "lib.so"]
-    assert attention.main([*asked, "--replays", "3", "--json", str(where)]) == 1
-    stored = json.loads(where.read_text())
-    first = stored["cells"][0]
-    assert first["us"] == pytest.approx({name: us for name, us in SPEEDS.items() if name != "FA2"})
-    assert list(first["us"]) == ["cuDNN", "FA3", "a2", "a4", "auto"]
-    assert first["error"] == "FA2: wrong result, relative RMS error 5.00e-01"
-    assert first["refused"] == {"a3": "ArgumentError: no kernel"}
-    assert first["entries"] == {name: f"attention_{name}" for name in ("a2", "a4", "auto")}
-    said = capsys.readouterr().out
-    assert "6 kernels" in said
-    assert "auto / best 1.600, auto 2.0e-03 off" in said
-    for group in ("all, 512 to 16384", "16 heads of 128, full"):
-        assert f"bfloat16, {group}: auto / best: geometric mean 1.600" in said
 
 
 def test_without_a_library_of_fa3_the_packages_are_looked_through(

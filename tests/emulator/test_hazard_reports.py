@@ -108,7 +108,7 @@ def test_a_schedule_ends_at_a_kind_that_is_asked_for() -> None:
     ("stop_at", "error", "got"), [(("races",), ArgumentError, "races"), ("data_race", ArgumentTypeError, "str")]
 )
 def test_a_kind_to_stop_at_that_there_is_not(stop_at: Any, error: type[Exception], got: str) -> None:
-    with pytest.raises(error, match=rf"^stop_at must be .*kinds of hazards.*, got {got}"):
+    with pytest.raises(error, match=rf"^stop_at must be .*hazard kinds.*, got {got}"):
         ring(stop_at=stop_at)
 
 

@@ -135,11 +135,7 @@ def test_ten_megabytes_in_bounded_memory() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        "L: bra L;",
-        "L: bar.sync 0;\nbra L;",
-        "L: add.u32 %r1, %r1, 1;\nst.global.u32 [%rd1], %r1;\nbra L;",
-    ],
+    ["L: bra L;", "L: bar.sync 0;\nbra L;"],
 )
 def test_endless_loops_meet_the_step_limit(body: str) -> None:
     with pytest.raises(StepLimitError, match="infinite loop"):

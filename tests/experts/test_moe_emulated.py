@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_sizes_of_another_number_of_tokens_are_those_of_a_new_plan() -> None:
         )
 
 
-@pytest.mark.parametrize("wrong", [2**32 + 3, -(2**32), 2**31, -(2**31) - 1])
+@pytest.mark.parametrize("wrong", [2**32 + 1, -(2**32)])
 def test_the_high_word_of_an_id_counts(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of host arrays is disabled, as for arrays in device memory."""
     operands = LAYERS["top_1"].operands()
@@ -99,7 +100,7 @@ def test_other_tokens_do_not_change_the_bits_of_a_batch_invariant_result(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDATMA_TARGET", target)
-    operands = LAYERS["many_rows"].operands()
+    operands = replace(LAYERS["many_rows"], m=50).operands()
     whole = marlin_moe(**operands, batch_invariant=True, backend="emulator")
     check(whole, operands)
     tokens = slice(0, 1)

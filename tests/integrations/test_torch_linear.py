@@ -310,13 +310,6 @@ def test_a_model_compiles_into_one_graph_for_any_batch() -> None:
         torch.testing.assert_close(compiled(rows(m)), model(rows(m)), rtol=2e-3, atol=2e-3)
 
 
-def test_inductor_takes_a_layer_in_one_graph() -> None:
-    layer = layer_of()
-    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
-    for shape in ((3,), (2, 5)):
-        torch.testing.assert_close(compiled(rows(*shape)), layer(rows(*shape)), rtol=0, atol=0)
-
-
 def test_a_layer_is_exported_with_a_free_batch() -> None:
     layer, x = layer_of(), rows(3)
     dynamic = {"x": {0: torch.export.Dim("m")}}

@@ -102,7 +102,7 @@ def test_a_wrong_result_is_a_failure(folder: Path, capsys: pytest.CaptureFixture
 def test_a_race_is_a_table_and_a_failure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert emulate("racy.cu", *CALL) == 1
     shown = capsys.readouterr().out
-    for part in ("data_race", "racy.cu:5", "PTX line", "--replay", "no barrier"):
+    for part in ("data_race", "racy.cu:5", "PTX line", "--replay", "a barrier between their accesses"):
         assert part in shown
     status, found = as_json(capsys, "racy.cu", *CALL)
     assert status == 1
@@ -203,7 +203,7 @@ def test_an_endless_loop_shows_progress_and_exits_1(
     Path("spin.cu").write_text('extern "C" __global__ void spin(volatile int* x) { for (int i = 0;; i++) x[0] = i; }')
     assert emulate("spin.cu", "--arg", "x:int32[1]", "--step-limit", "20000") == 1
     shown, error = capsys.readouterr().err.splitlines()
-    assert re.match(r"cudatma: 0 of 10 schedules, [\d,]+ steps of the next one, ", shown)
+    assert re.match(r"cudatma: 0 of 10 schedules, [\d,]+ steps of the next schedule, ", shown)
     assert "an infinite loop through spin.cu:1" in error
     assert error.endswith("or step_limit is too low")
 
@@ -384,7 +384,7 @@ def test_a_file_that_includes(command: str, is_file: bool, tmp_path: Path, monke
 def test_a_file_without_a_kernel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.cu").write_text("__device__ int x;")
     assert emulate("empty.cu") == 2
-    assert "--entry must be omitted because the PTX has no kernels" in capsys.readouterr().err
+    assert "ptx must be a module with kernels, got no kernels" in capsys.readouterr().err
 
 
 def test_a_report_without_source_lines_says_how_to_get_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_a_race_fails_with_its_line_its_cause_and_how_to_see_it_again(files: pyt
             "*data_race: warp * wrote these bytes, but this read does not wait for the write*",
             "*(reverse.cu:5)*kernel reverse, block (0, 0, 0), warp *, schedule * of seed 0",
             "*source: y[[]threadIdx.x] = tile[[]63 - threadIdx.x];",
-            "*usual cause: no barrier orders the two accesses*",
+            "*usual cause: the two threads do not execute a barrier between their accesses*",
             '*pytest "test_reverse.py::test_reverse" --emulator-seed 0 --emulator-replay * --emulator-trace traces',
         ]
     )

@@ -9,6 +9,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import cudatma
@@ -40,6 +41,7 @@ def _full_name(name: str) -> str:
     return f"cudatma.emulator.{name}" if name in emulator.__all__ else f"cudatma.errors.{name}"
 
 
+@cache
 def error_pages() -> dict[str, str]:
     """Return a page for each class, as reStructuredText, by the name of the class."""
     found = messages()

@@ -1,4 +1,4 @@
-"""Conversions between integers and floats, which are exact to the bit for floats of at most 16 bits.
+"""Conversions between integers and floats. Conversions of floats with at most 16 bits are bit-exact.
 
 Source: PTX ISA, "cvt", "cvt.pack", "Alternate Floating-Point Data Formats"; OCP Microscaling Formats for floats of 8, 6
 and 4 bits.
@@ -20,10 +20,11 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Binary floating-point format with a sign bit and these numbers of exponent and mantissa bits.
+    """Binary floating-point format with a sign bit.
 
-    ``top`` is the bit pattern of the largest finite value. ``nan`` is the NaN that conversions write, or ``top`` if the
-    format has no NaN. If ``has_inf`` is true, infinity is top + 1.
+    ``exponent`` and ``mantissa`` are the bit counts of these fields. ``top`` is the bit pattern of the largest finite
+    value. ``nan`` is the NaN that conversions write, or ``top`` if the format has no NaN. If ``has_inf`` is true,
+    infinity is top + 1.
     """
 
     exponent: int
@@ -111,7 +112,7 @@ def values(name: str) -> Array:
 
 @runtime
 def decode(a: Array, name: str) -> Array:
-    """Convert the bits of a format of at most 8 bits, in unsigned integers, to float32. Higher bits are ignored."""
+    """Convert the bits of a format of at most 8 bits to float32. Higher bits of the operands are ignored."""
     table = values(name)
     result: Array = table[a & a.dtype.type(len(table) - 1)]
     return result
@@ -176,7 +177,7 @@ def from_s2f6(a: Array) -> Array:
 
 @runtime
 def to_tf32(a: Array, mode: str, saturates: bool = False) -> Array:
-    """Round float32 to tf32 in 32 bits: rna (nearest, ties away), rn (nearest even) or rz."""
+    """Round float32 to tf32. ``mode`` is rna (nearest, ties away), rn (nearest even) or rz."""
     bits = a.view(np.uint32)
     if mode == "rz":
         rounded = bits
@@ -268,7 +269,7 @@ def clamp_int(a: Array, to: str) -> Array:
 
 @runtime
 def pack_fields(high: Array, low: Array, upper: Array, bits: int, signed: bool) -> Array:
-    """Compute cvt.pack, which clamps two int32 to ``bits`` bits each and appends them below the bits of ``upper``."""
+    """Compute cvt.pack, which clamps two integers to ``bits`` bits each and appends them below ``upper``."""
     low_limit, high_limit = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     mask = np.uint32((1 << bits) - 1)
     a, b = (np.clip(value, low_limit, high_limit).view(np.uint32) & mask for value in (high, low))

@@ -157,7 +157,7 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def fma32_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
-    """Return a * b + c in a rounding mode. For "rm", two negations make an exact zero sum of opposite terms -0."""
+    """Return a * b + c in a rounding mode. In mode "rm", an exact zero sum of opposite terms is -0."""
     exact = -fma_odd(-a, b, -c) if mode == "rm" else fma_odd(a, b, c)
     return canon(round32(exact, mode))
 
@@ -203,7 +203,8 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
 def fma_brain(a: Array, b: Array, c: Array) -> Array:
     """Return the fused multiply-add of float32 vectors of bf16 values as float32, which to_bf16() rounds correctly.
 
-    The rounding to float32 affects the result of to_bf16() only if it returns the middle of two bf16 values.
+    The rounding to float32 affects the result of to_bf16() only if the rounded value is halfway between two bf16
+    values.
     """
     near = (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32)
     if not np.count_nonzero((near.view(np.uint32) & np.uint32(0xFFFF)) == np.uint32(0x8000)):
@@ -244,7 +245,7 @@ def _libm() -> Any:
 
 @runtime
 def fma64(a: Array, b: Array, c: Array) -> Array:
-    """Return the fused multiply-add of float64, which the C library computes."""
+    """Return the fused multiply-add of float64 vectors, computed by the C library."""
     fma = _libm()
     return np.array([fma(x, y, z) for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)])
 
@@ -277,7 +278,7 @@ def larger_nan(a: Array, b: Array) -> Array:
 
 @runtime
 def xor_sign(result: Array, a: Array, b: Array) -> Array:
-    """Return the result with the sign of a * b unless it is a NaN (.xorsign)."""
+    """Return the result with the sign of a * b, unless the result is a NaN (.xorsign)."""
     magnitude = np.abs(result)
     return np.where(np.signbit(a) != np.signbit(b), -magnitude, magnitude)
 

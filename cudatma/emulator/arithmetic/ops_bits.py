@@ -76,7 +76,7 @@ def minimum(a: Array, b: Array) -> Array:
 def lop3(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for lop3.b32 d, a, b, c, table.
 
-    The .BoolOp form with destination d|p also tests the result and combines the test with q.
+    The .BoolOp form with destination d|p also tests the result and combines the test with the predicate q.
     """
     table = i.operands[4] if len(i.operands) > 4 else None
     if not isinstance(table, Imm):
@@ -226,7 +226,7 @@ def unsigned_dtype(a: Array) -> np.dtype[Any]:
 
 @runtime
 def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
-    """Compute bfi, which inserts the low ``length`` bits of a into b at ``start``."""
+    """Compute bfi, which inserts the low ``length`` bits of ``a`` into ``b`` at ``start``."""
     bits = 8 * a.dtype.itemsize
     kind_of = a.dtype.type
     p = np.minimum(start & 255, bits).astype(a.dtype)

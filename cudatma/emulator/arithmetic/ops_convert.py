@@ -19,7 +19,7 @@ _SMALL = {f"{name}{count}": name for name in FORMATS if name not in ("f16", "bf1
 
 @emitter("cvt")
 def cvt(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for all conversions: scalars, packed halves, tf32, floats of 8, 6 and 4 bits, ue8m0 and s2f6."""
+    """Emit code for conversions of scalars, packed halves, tf32, floats of 8, 6 and 4 bits, ue8m0 and s2f6."""
     if i.parts[1] == "pack":
         _cvt_pack(e, i)
         return
@@ -69,7 +69,7 @@ def _parts(e: SegmentWriter, i: Instruction, source: str) -> tuple[str, str]:
 
 
 def _random(e: SegmentWriter, operand: Operand, shift: int, bits: int) -> str:
-    """Return an expression for a field of the random bits of .rs, as a fraction of 1."""
+    """Return an expression that converts a field of the .rs random bits to a fraction from 0 to 1."""
     mask = (1 << bits) - 1
     text = f"({e.src(operand, 'u32')} >> {e.splat(shift, 'u32')}) & {e.splat(mask, 'u32')}"
     return f"({text}) / {float(1 << bits)}"
@@ -98,7 +98,7 @@ def _to_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
             isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", ".x4 requires {a, b, e, f} and .rs"
         )
         items = vector.items if isinstance(vector, Vec) else ()
-        # First bit and number of the random bits of each item. Items a and b use the upper bits.
+        # First random bit and number of random bits of each item. Items a and b use the upper bits.
         places = ((24, 8), (8, 8), (16, 8), (0, 8)) if name == "e2m1" else ((16, 16), (16, 16), (0, 16), (0, 16))
         codes = [
             f"encode({_relu(i, e.src(item, 'f32'))}, {name!r}, 'rs', True, {_random(e, i.operands[2], *place)})"
@@ -176,7 +176,7 @@ def _cvt_scalar(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
 
 
 def _to_float(e: SegmentWriter, i: Instruction, text: str, source: str, to: str) -> None:
-    """Emit conversions to floats (f16 and bf16 as bits): integer rounding, conversion, .sat, .relu and .ftz."""
+    """Emit a conversion to a float type (f16 and bf16 as bits), including integer rounding, .sat, .relu and .ftz."""
     raw, mode = {"f16": "u16", "bf16": "u16"}.get(to, to), _mode(i)
     whole = next((p for p in i.parts[1:-2] if p in _INT_MODES), "")
     if source not in ("f16", "bf16", "f32", "f64"):

@@ -207,7 +207,7 @@ def _bits(e: SegmentWriter, operand: Operand, name: str) -> str:
 
 @emitter("copysign")
 def copysign(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for copysign. The result has the sign of a and the magnitude of b."""
+    """Emit code for copysign. The result has the sign of ``a`` and the magnitude of ``b``."""
     name = i.parts[-1]
     raw, bit = ("u32", 1 << 31) if name == "f32" else ("u64", 1 << 63)
     a, b = (_bits(e, o, name) for o in i.operands[1:3])

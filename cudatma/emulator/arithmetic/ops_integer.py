@@ -15,7 +15,7 @@ _WIDER = {"u16": "u32", "i16": "i32", "u32": "u64", "i32": "i64"}
 
 
 def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
-    """Return the emulator type of a type in the opcode, by default of the last part."""
+    """Return the emulator type of the opcode part at ``position``, by default the last part."""
     name = i.parts[position]
     if name not in CODES:
         raise e.error(f"type `.{name}` is not supported")
@@ -103,7 +103,7 @@ def with_carry(
 
 
 def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for integer mul, mad and madc: .lo, .hi and .wide, including .sat (mad.hi.s32) and the carry forms."""
+    """Emit code for integer mul, mad and madc with .lo, .hi or .wide, including .sat (mad.hi.s32) and carries."""
     code, root = kind(e, i), i.parts[0]
     operands(e, i, 3 if root == "mul" else 4)
     form = next((p for p in i.parts if p in ("lo", "hi", "wide")), "")
@@ -171,7 +171,7 @@ def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def quotient(a: Array, b: Array) -> Array:
-    """Divide and round toward zero. Division by zero sets all bits, like the code that ptxas generates."""
+    """Divide and round toward zero. Division by zero sets all bits, as in the code that ptxas generates."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     result = a // safe
     if a.dtype.kind == "i":
@@ -181,7 +181,7 @@ def quotient(a: Array, b: Array) -> Array:
 
 @runtime
 def remainder(a: Array, b: Array) -> Array:
-    """Return the remainder. Division by zero sets all bits, like the code that ptxas generates for every width."""
+    """Return the remainder. Division by zero sets all bits, as in the code that ptxas generates for every width."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     return np.where(b == 0, ~np.zeros_like(a), a - quotient(a, safe) * safe).astype(a.dtype)
 

@@ -190,7 +190,7 @@ def setp(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("set")
 def set_(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for set. True is 1.0 in float results, and sets all bits of integer results."""
+    """Emit code for set. True is 1.0 in a float result. It sets all bits of an integer result."""
     name, result = i.parts[-1], i.parts[-2]
     text, other = _compared(e, i), _joined(e, i)
     if name.endswith("x2"):

@@ -115,7 +115,7 @@ def video_scalar(
     second: str,
     mask: str,
 ) -> Array:
-    """Operate on parts of two registers, and then combine the result with c or insert it into c."""
+    """Operate on parts of two registers, and then combine the result with ``c`` or insert it into ``c``."""
     left, right = _select(a, a_part, signs[1]), _select(b, b_part, signs[2] and name not in ("shl", "shr"))
     if name in ("shl", "shr"):
         right = right & 31 if wraps else np.minimum(right, 32)
@@ -174,7 +174,7 @@ def video_lanes(
     accumulates: bool,
     mask: str,
 ) -> Array:
-    """Operate on 2 half-words or 4 bytes of both registers, and then insert the results into c or add them to c."""
+    """Operate on 2 half-words or 4 bytes of both registers. Insert the results into ``c``, or add them to ``c``."""
     bits = 32 // lanes
     pool = np.stack((a, b), axis=1).view(f"u{bits // 8}").astype(np.int64)
     first, other = ("10", "32") if lanes == 2 else ("3210", "7654")

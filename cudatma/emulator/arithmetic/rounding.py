@@ -70,7 +70,7 @@ def div64_mode(a: Array, b: Array, mode: str) -> Array:
 
 @runtime
 def sqrt64_mode(a: Array, mode: str) -> Array:
-    """Return the square root. The square of the rounded root shows whether it is above or below the exact root."""
+    """Return the square root. The square of the rounded root shows whether the root was rounded up or down."""
     out = np.sqrt(a)
     for k, (value, root) in enumerate(zip(a.tolist(), out.tolist(), strict=True)):
         if not math.isfinite(root) or root == 0:

@@ -62,7 +62,7 @@ def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
 
 
 def check_cluster(w: Warp, at: int, what: str) -> None:
-    """Trap in a launch without cluster dimensions, as an H200 does (measured). A cluster of one CTA is sufficient.
+    """Trap if the launch has no cluster dimensions, as an H200 does (measured). A cluster of one CTA is sufficient.
 
     The restriction applies to st.async and to bulk copies between shared memories.
     """
@@ -182,7 +182,7 @@ _TYPES: dict[str, Any] = {
 
 
 def reduce_into(place: Array, data: Array, operation: str, kind: str) -> None:
-    """Copy or reduce a byte range into another one."""
+    """Copy or reduce ``data`` into the bytes of ``place``."""
     if not operation:
         place[:] = data
         return

@@ -79,7 +79,7 @@ def _mover(
 
 
 def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:
-    """Execute cp.async.mbarrier.arrive{.noinc}: each thread arrives after its own earlier copies have completed."""
+    """Execute cp.async.mbarrier.arrive{.noinc}. Each thread arrives after its own earlier copies have completed."""
     active = groups.bits(mask)
     queues = groups.copy_queues(w, active)
     for part in queues:

@@ -86,7 +86,7 @@ class Queue:
         return self.closed[: ends[last - 1] + 1] if last > 0 else []
 
     def split(self, lanes: int, owner: int) -> Queue:
-        """Return a new queue for diverging lanes with the groups that were committed together."""
+        """Return a new queue for diverging lanes that contains the groups that were committed together."""
         mine, rest = self.open, Group(self.count, owner=self.owner)
         if not mine.lanes & lanes:
             mine, rest = rest, mine
@@ -123,9 +123,10 @@ def queue(w: Warp, lane: int) -> Queue:
 
 
 def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
-    """Return the cp.async queues of lanes. A warp has one queue until some of its lanes commit or wait separately.
+    """Return the cp.async queues of the active lanes.
 
-    If ``parts`` is true, split queues so that the returned queues contain only active lanes.
+    A warp has one queue until some of its lanes commit or wait separately. If ``parts`` is true, split queues so that
+    the returned queues contain only active lanes.
     """
     queues: list[Queue] | None = w.async_state.get("cp")
     if queues is None:
@@ -143,7 +144,7 @@ def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
 
 
 def _reunite(w: Warp) -> None:
-    """Merge the queues of a warp's lanes if no group is left."""
+    """Merge the queues of a warp's lanes if no groups remain."""
     queues: list[Queue] = w.async_state["cp"]
     if len(queues) > 1 and not any(part.closed or part.open.tokens for part in queues):
         count = max(part.count for part in queues)

@@ -141,7 +141,7 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
     """Execute mbarrier.init.
 
-    If several lanes initialize an mbarrier with equal counts in one instruction, it is initialized once.
+    If several lanes initialize an mbarrier with equal counts in one instruction, the mbarrier is initialized once.
     """
     lanes_of: dict[tuple[int, int], int] = {}
     for lane in active_lanes(mask):
@@ -154,7 +154,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
             w.events.violation("barrier_misaligned", w, at, message)
             access.trap(w, at, f"an mbarrier must be 8-byte aligned, got {address:#x}")
         if not 1 <= number <= MAX_COUNT:
-            access.trap(w, at, f"the count of mbarrier.init must be 1 to {MAX_COUNT}, got {number}")
+            access.trap(w, at, f"the count of mbarrier.init must be from 1 to {MAX_COUNT}, got {number}")
         old = block.mbarriers.get(offset)
         barrier = MBarrier(block, offset, number)
         w.events.mbarrier_init(w, at, barrier, old, lanes)
@@ -162,7 +162,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
 
 
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
-    """Execute mbarrier.inval: write back the state, and then treat the bytes as ordinary memory."""
+    """Execute mbarrier.inval, which writes back the state. Afterward, the bytes are ordinary memory."""
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval", False)
         w.events.mbarrier_inval(w, at, barrier)
@@ -185,8 +185,8 @@ def arrive(
 ) -> Array:
     """Execute mbarrier.arrive, .arrive_drop or .arrive.expect_tx, and return each lane's token.
 
-    A token contains the state before the lane's arrival. ``order`` is, for example, "release.cta". ``remote`` is the
-    same as for find(). ``is_partial`` is true for .noComplete.
+    A token contains the state before the lane's arrival. ``order`` is, for example, "release.cta". ``remote`` has
+    the same meaning as in find(). ``is_partial`` is true for .noComplete.
     """
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
@@ -254,8 +254,8 @@ def wait(
 ) -> Array | None:
     """Execute test_wait or try_wait. Return the lanes whose phases have ended, or None if the split must wait.
 
-    ``order`` is, for example, "acquire.cta". A try_wait times out if the schedule decides so, or if no operation can
-    end the phase.
+    ``order`` is, for example, "acquire.cta". A try_wait times out if the schedule selects a timeout, or if no
+    operation can end the phase.
     """
     split = w.split
     result = np.zeros(LANES, bool)

@@ -312,7 +312,7 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
             if not isinstance(index, Imm):
                 raise e.error("the ordinal must be an immediate")
             if not 0 <= index.bits <= (max_ordinal := 3 if field == "global_stride" else 4):
-                raise e.error(f"the ordinal must be 0 to {max_ordinal}")
+                raise e.error(f"the ordinal must be from 0 to {max_ordinal}")
             ordinal = str(index.bits)
         text = e.src(value, "u64" if wide else "u32")
         space = "shared" if "shared::cta" in i.parts else "global" if "global" in i.parts else ""

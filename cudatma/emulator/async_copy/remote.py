@@ -23,7 +23,7 @@ from cudatma.emulator.ptx.writer import RUNTIME
 def _submit_write(
     w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any, scope: str = ""
 ) -> None:
-    """Submit a write of a few bytes that completes on an mbarrier. ``scope`` is not empty for a reduction."""
+    """Submit a write of a few bytes that completes on an mbarrier. ``scope`` is as in Copy."""
     copy = Copy(w, at, "st.async", block, np.array([offset]), size, barrier, scope=scope)
     w.events.copy_issued(copy)
 
@@ -36,9 +36,10 @@ def _submit_write(
 
 
 def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) -> None:
-    """Report a destination and an mbarrier unless both are in the same CTA, other than that of the executing thread.
+    """Report a destination and an mbarrier that are not both in one CTA other than the executing thread's CTA.
 
-    PTX leaves the behavior undefined. An H200 writes to the thread's own CTA, so that case is only a warning.
+    The behavior is undefined in PTX. If both are in the thread's own CTA, an H200 executes the write, so the emulator
+    only warns.
     """
     if w.block is not block is barrier.block:
         return

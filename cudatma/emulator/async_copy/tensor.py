@@ -64,7 +64,7 @@ def check_map_place(w: Warp, at: int, address: int) -> None:
     """Trap if the tensor map is in memory from which TMA cannot read it."""
     memory = access.memory_of(w, address) if address >> 60 else ""
     if not memory and access.is_shared_offset(w, address):
-        memory = "shared memory, or a parameter without cvta.param"
+        memory = "shared memory, or is a parameter whose address was not converted with cvta.param"
     if memory:
         message = (
             f"tensor map at {address:#x} is in {memory}; TMA reads tensor maps only from kernel parameters, constant "
@@ -223,7 +223,7 @@ def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
 
 
 def prefetch(w: Warp, at: int, map_address: int, coords: Sequence[int], offsets: Sequence[int], mode: str) -> None:
-    """Execute cp.async.bulk.prefetch.tensor, which only traps, like a load, for an invalid map or coordinate."""
+    """Execute cp.async.bulk.prefetch.tensor, whose only effect is to trap if the map or a coordinate is invalid."""
     try:
         check_load(_map_at(w, at, map_address), coords, mode)
     except BoxError as error:

@@ -65,7 +65,7 @@ class Box:
 
     @property
     def plane_rows(self) -> int:
-        """Number of box rows along the tensor's second dimension, which form a two-dimensional plane."""
+        """Number of box rows along the tensor's second dimension. These rows form a two-dimensional plane."""
         spec = self.spec
         if not isinstance(spec, TiledSpec) or spec.rank < 2 or spec.interleave is not Interleave.NONE:
             return len(self.smem)
@@ -73,7 +73,7 @@ class Box:
 
 
 def read_map(data: bytes, target: Target | None = None) -> MapSpec:
-    """Decode a tensor map. Raises BoxError if the hardware does not accept its 128 bytes.
+    """Decode a tensor map. Raise BoxError if the hardware does not accept its 128 bytes.
 
     Targets without swizzle atoms ignore the swizzle atomicity bits (measured on an H200).
     """
@@ -117,7 +117,7 @@ def gather_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
 def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], destination: int) -> Box:
     """Return the layout of an im2col copy.
 
-    ``coords`` are (c, w, (h, (d,)) n) or, with interleave, (w, (h, (d,)) c, n). ``offsets`` are the position in the
+    ``coords`` are (c, w, (h, (d,)) n) or, with interleave, (w, (h, (d,)) c, n). ``offsets`` is the position in the
     filter, w first.
     """
     spatial, interleaved = spec.rank - 2, spec.interleave is not Interleave.NONE
@@ -145,7 +145,7 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
 def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
     """Return the position of each pixel of a column, W first, and its image number, shape (pixels, spatial + 1).
 
-    Positions do not include the filter offset. ``coords`` are as for im2col_box().
+    Positions do not include the filter offset. ``coords`` has the same meaning as in im2col_box().
     """
     spatial, first = spec.rank - 2, first_pixel_dim(spec)
     steps = (*spec.element_strides[first : first + spatial], spec.element_strides[-1])
@@ -220,7 +220,7 @@ FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 
 
 def check_load(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
-    """Raise BoxError for an invalid load or prefetch. ``mode`` is the instruction's mode, "tile" or "im2col"."""
+    """Raise BoxError if a load or prefetch is invalid. ``mode`` is the instruction's mode, "tile" or "im2col"."""
     _check_instruction(spec, coords, mode)
     try:
         check_traps(spec, coords[:2] if mode in FOUR_ROWS else coords)
@@ -229,7 +229,7 @@ def check_load(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
 
 
 def check_store(spec: MapSpec, coords: Sequence[int], mode: str, operation: str) -> None:
-    """Raise BoxError for an invalid store or, if ``operation`` is not empty, an invalid reduction."""
+    """Raise BoxError if a store or, if ``operation`` is not empty, a reduction is invalid."""
     _check_instruction(spec, coords, mode)
     if operation and spec.dtype.name not in REDUCE_TYPES[operation]:
         raise BoxError(f"reduction .{operation} is not supported for dtype {spec.dtype.name}")

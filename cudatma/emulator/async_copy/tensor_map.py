@@ -55,7 +55,7 @@ def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
 
 
 def _check_value(w: Warp, at: int, field: str, new: int) -> None:
-    """Report a value that exceeds the field. The hardware inserts only the low bits of such a value."""
+    """Report a value that does not fit in the field. The hardware inserts only the low bits of such a value."""
     if field == "global_stride":
         fits, allowed = new % 16 == 0 and new < 1 << 40, "multiples of 16 below 2^40"
     elif field in _FIELDS:
@@ -114,7 +114,7 @@ def replace(
 
 
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
-    """Execute tensormap.cp_fenceproxy: copy a tensor map from shared to global memory and release it.
+    """Execute tensormap.cp_fenceproxy, which copies a tensor map from shared to global memory and releases it.
 
     Each lane copies four bytes at its own addresses, like the code that ptxas generates.
     """

@@ -32,7 +32,7 @@ def raw_type(size: int) -> np.dtype[Any]:
 
 
 def fill_word(spec: MapSpec) -> int:
-    """Return 64 bits of the fill value for elements outside the tensor."""
+    """Return the fill value for elements outside the tensor, repeated to 64 bits."""
     return _NAN_FILL if int(spec.oob_fill) else 0
 
 
@@ -82,7 +82,7 @@ def shared_chunks(memory: Array) -> Array:
 
 
 def written_chunks(box: Box) -> Array:
-    """Return which chunks a store or reduction writes, shape (rows, chunks).
+    """Return a mask of the chunks that a store or reduction writes, shape (rows, chunks).
 
     The hardware writes all 16 bytes of each chunk that starts inside the tensor.
     """
@@ -137,7 +137,7 @@ def _float_result(operation: str, old: Array, new: Array, result: Array) -> Arra
     if operation in ("min", "max"):
         signs = (old.view(bits) & new.view(bits)) if operation == "max" else (old.view(bits) | new.view(bits))
         result = np.where((old == 0) & (new == 0), signs.view(old.dtype), result)
-    # A NaN result is an unchanged NaN operand, preferably the new one.
+    # A NaN result is an unchanged NaN operand. If both are NaN, it is the new operand.
     if bits.itemsize == 8 and operation == "add":
         result = np.where(np.isnan(new), new, np.where(np.isnan(old), old, result))
         invalid = np.isnan(result) & ~np.isnan(old) & ~np.isnan(new)

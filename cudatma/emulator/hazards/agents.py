@@ -1,7 +1,7 @@
 """Agents that access memory in a cluster, and the clocks of each warp and its lanes.
 
-An agent is a warp, one kind of a warp's accesses, or the mbarrier or group of a copy. A clock contains, for each agent,
-the number of its accesses that happen before the current instruction.
+An agent is a warp, one kind of a warp's accesses, or the mbarrier or group of a copy. A clock contains the number of
+accesses by each agent that happen before the current instruction.
 
 Source: PTX ISA, "Memory Consistency Model": causality order.
 """
@@ -21,20 +21,20 @@ from cudatma.emulator.machine.state import Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array, lane_bits
 
 _SPARE_AGENTS = 512
-#: Number of agents of each warp: the warp, its wgmmas, its cp.asyncs, its single lanes, and its strong writes to global
-#: memory. If a kernel synchronizes parts of a warp, each lane is an additional agent.
+#: Number of agents per warp. The agents are the warp, its wgmmas, its cp.asyncs, its single lanes, and its strong
+#: writes to global memory. If a kernel synchronizes parts of a warp, each lane is an additional agent.
 _OWN_AGENTS = 5
-#: Agent, clock, and positions among the granules of an access or a part of an access.
+#: Agent and clock of a part of an access, and the positions of this part among the granules of the access.
 Stamp = tuple[int, int, Array | slice]
 
 
 def lanes_now(w: Warp) -> int:
-    """Return the lanes that execute the current instruction, as bits."""
+    """Return the lanes that execute the current instruction, as a bit mask."""
     return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
 
 
 def used_granules(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
-    """Return the granules of a load with bytes that the kernel uses (`.pragma "used_bytes_mask"`)."""
+    """Return the granules of a load that contain bytes used by the kernel (`.pragma "used_bytes_mask"`)."""
     mask = w.split.frame.program.function.used_bytes.get(at)
     if mask is None:
         return indices
@@ -46,7 +46,7 @@ def used_granules(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Ar
 
 
 def only_lane(w: Warp) -> int:
-    """Return the number of the only lane that executes the instruction, or -1 if several lanes execute it."""
+    """Return the index of the only lane that executes the instruction, or -1 if several lanes execute it."""
     bits = lanes_now(w)
     return bits.bit_length() - 1 if bits & (bits - 1) == 0 else -1
 
@@ -127,12 +127,12 @@ class Agents(Observer):
     def flag_agent(self, w: Warp) -> int:
         """Return the agent of a warp's strong writes to global memory.
 
-        It is a separate agent because a thread can acquire a published flag without the warp's other accesses.
+        This agent is separate because a thread can acquire a published flag without the warp's other accesses.
         """
         return 4 * self.warps + w.agent
 
     def of_warp(self, w: Warp) -> range:
-        """Return all agents of a warp, its lanes and its asynchronous operations."""
+        """Return all agents of a warp, including those of its lanes and its asynchronous operations."""
         return range(w.agent, self._own, self.warps)
 
     def is_own(self, agent: int) -> bool:
@@ -155,7 +155,7 @@ class Agents(Observer):
             self._stamp_groups(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
-        """Return the clock that all lanes of a warp share, and the clocks of lanes that have acquired more."""
+        """Return the clock that all lanes of a warp share, and the clocks of lanes that have acquired more accesses."""
         parted = self._parted.get(w.agent)
         if parted is None:
             return [self.clocks[w.agent]]
@@ -185,7 +185,7 @@ class Agents(Observer):
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     def count_acquire(self, w: Warp) -> None:
-        """Record an acquire by a lane, so that its earlier accesses are not compared with later ones of other lanes."""
+        """Count an acquire by a lane. Its earlier accesses are not compared with later accesses by other lanes."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:
@@ -220,7 +220,7 @@ class Agents(Observer):
         return known
 
     def knowers(self, w: Warp, indices: Array) -> list[tuple[Clock, Array]]:
-        """Group the granules of an access by the clock of the lane that accesses them, as (clock, granules) pairs."""
+        """Return (clock, granules) pairs that group the granules of an access by the clock of the accessing lane."""
         known = self.known(w)
         parted = self._parted.get(w.agent)
         groups = parted.groups(lanes_now(w)) if parted is not None else ()
@@ -258,7 +258,7 @@ class Agents(Observer):
             self.advance(w)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
-        """Synchronize the lanes of each group: each lane acquires what any lane of the group has acquired."""
+        """Synchronize each group. Its lanes acquire all accesses that any lane of the group has acquired."""
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings == w.meetings:
             for bits in groups:
@@ -273,7 +273,7 @@ class Agents(Observer):
         """Return the agent and clock of an access by ``lanes`` lanes.
 
         A release by a single lane publishes accesses by several independent lanes only after these lanes have
-        synchronized. It always publishes accesses by one lane or one warp-wide instruction (``together``).
+        synchronized. The release always publishes accesses by one lane or one warp-wide instruction (``together``).
         """
         clock = self.clocks[w.agent]
         if lanes == 1 or together:
@@ -291,7 +291,7 @@ class Agents(Observer):
         groups = self.groups(w) if lanes > 1 and not together else None
         if groups is not None:
             here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)
-            if len(here) == lanes:  # Otherwise, the lanes access several memories.
+            if len(here) == lanes:  # Otherwise, the lanes access several buffers or CTAs.
                 each = len(indices) // lanes
                 agents, now = range(self.size)[self._group_agents(w)], groups.now.tolist()
                 return [(agents[k], now[k], part.repeat(each)) for k, part in groups.divide(here)]

@@ -1,7 +1,7 @@
 """Vector clocks, which contain the accesses that happen before the current instruction of a warp or some of its lanes.
 
-Agents are numbered in each cluster, and a clock is a vector over the agents. ``Clock.far`` contains state that most
-clocks do not need: clocks of other clusters, fences, and flags that were read but not acquired.
+Agents are numbered within each cluster, and a clock is a vector with one entry per agent. ``Clock.far`` contains state
+that most clocks do not need: clocks of other clusters, fences, and flags that were read but not acquired.
 
 Source: PTX ISA, "Memory Consistency Model": causality order, release and acquire patterns, proxies; "bar.warp.sync".
 """
@@ -59,7 +59,7 @@ class Far:
     Attributes
     ----------
     performed
-        Accesses that have been performed, although their writes need not be visible. A thread of another CTA obtains
+        Accesses that have been performed, but whose writes might not be visible yet. A thread of another CTA obtains
         this clock through an mbarrier whose arrive or wait has CTA scope. The clock orders a write after reads and
         completed copies.
     proxy
@@ -68,7 +68,7 @@ class Far:
         Maps a CTA rank to accesses that a proxy fence has made visible to the async proxy in this CTA's shared memory.
         ``Clock.proxy`` contains the accesses that are visible in the shared memory of all CTAs.
     others
-        Maps the number of another cluster to its clocks, (order, vector like ``proxy``).
+        Maps the number of another cluster to its (order, proxy) vectors, where ``proxy`` is defined as above.
     fenced
         Maps a scope to accesses that a fence has prepared for publication by a strong write.
     maps
@@ -122,7 +122,7 @@ class Far:
 
 
 class Clock:
-    """Accesses of every agent that happen before the current instruction.
+    """Accesses by all agents that happen before the current instruction.
 
     ``order`` contains all these accesses. ``proxy`` contains the accesses that a proxy fence has also made visible to
     the async proxy in shared memory.
@@ -174,7 +174,7 @@ class Clock:
     def note(self, scope: int, number: int, clock: Clock, own: int) -> None:
         """Store the clock observed by a relaxed read until a fence of this scope acquires it.
 
-        ``number`` and ``own`` are the same as for absorb().
+        ``number`` and ``own`` have the same meaning as in absorb().
         """
         seen = self.beyond().seen
         noted = Clock(self.order.size) if scope not in seen else seen[scope].copy()
@@ -239,11 +239,11 @@ def joined(clock: Clock, other: Clock) -> Clock:
 
 
 class LaneClocks:
-    """Clocks of a warp's lanes while some lanes have acquired more than others.
+    """Clocks of a warp's lanes while some lanes have acquired more accesses than others.
 
     These clocks exist from an acquire by some lanes until all lanes synchronize. ``meetings`` is the number of the
-    warp's synchronizations at the acquire. ``parts`` contains (lane bits, clock) pairs. Lanes in no part have the clock
-    ``whole``.
+    warp's synchronizations before the acquire. ``parts`` contains (lane bits, clock) pairs. All other lanes have the
+    clock ``whole``.
     """
 
     __slots__ = ("meetings", "parts", "whole")
@@ -301,7 +301,7 @@ class LaneClocks:
         return [*groups, (lanes, self.whole)] if lanes else groups
 
     def meet(self, lanes: int) -> None:
-        """Synchronize these lanes, which acquire everything that any of them has acquired."""
+        """Synchronize these lanes. Each lane acquires all accesses that any of them has acquired."""
         inside = [clock for bits, clock in self.parts if bits & lanes]
         if not inside:
             return
@@ -338,8 +338,8 @@ def refine(extra: dict[str, Any], meeting: set[int]) -> None:
 class LaneGroups:
     """Groups of a warp's lanes such that each synchronization so far included all or none of a group's lanes.
 
-    All accesses by a group count as accesses by one agent. Groups exist from the first partial synchronization of any
-    warp, for all warps and all later schedules of the launch.
+    All accesses by a group count as accesses by one agent. After the first partial synchronization of any warp, groups
+    exist for all warps and in all later schedules of the launch.
 
     Attributes
     ----------
@@ -350,7 +350,7 @@ class LaneGroups:
     known
         For each lane (row), the clock of each other lane with which it has synchronized.
     epoch
-        Epoch, as in Agents.epoch().
+        Return value of Agents.epoch() at the last update.
     """
 
     __slots__ = ("epoch", "first", "known", "now")
@@ -370,7 +370,7 @@ class LaneGroups:
         return True
 
     def meet(self, meeting: set[int]) -> None:
-        """Synchronize the lanes of each set, given as bits."""
+        """Synchronize the lanes of each set, where each set is a bit mask."""
         for bits in meeting:
             lanes = np.flatnonzero(bits >> _LANES & 1)
             self.known[lanes] = self.known[lanes].max(axis=0)
@@ -383,7 +383,7 @@ class LaneGroups:
         return [(lowest, of == lowest) for lowest in np.unique(of).tolist()]
 
     def publishable(self, lanes: Array, alone: bool) -> Array:
-        """Return the part of each group's clock that these lanes publish. ``alone`` means a release by one lane."""
+        """Return the part of each group's clock that these lanes publish. ``alone`` is true if one lane releases."""
         clocks: Array = self.known[lanes].max(axis=0)
         if not alone:
             clocks = np.where(np.isin(self.first, self.first[lanes]), self.now, clocks)

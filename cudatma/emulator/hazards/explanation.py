@@ -1,6 +1,7 @@
-"""Explanations of hazards, which are stored in explanations/ as a text and a kernel with and without the mistake.
+"""Explanations of hazards, each with a broken and a fixed kernel.
 
-A file consists of a header with `group`, `meaning` and `launch`, the text, and a diff that repairs the kernel.
+Each file in explanations/ consists of a header (`group`, `meaning` and `launch`), a text, and a diff that repairs the
+kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class HazardExplanation:
     meaning : str
         Meaning of the hazard in one phrase.
     text : str
-        Description of the mistake, its effect on a GPU, and its repair, as Markdown.
+        Description of the mistake, its effect on a GPU, and the repair, as Markdown.
     launch : str
         Options of ``cudatma emulate`` that launch the kernel.
     diff : str
@@ -65,7 +66,7 @@ class HazardExplanation:
 
     @property
     def cause(self) -> str:
-        """Usual cause, as stated in reports."""
+        """Usual cause of the hazard, as in `CAUSES`."""
         return CAUSES[self.kind]
 
     def as_dict(self) -> dict[str, str]:
@@ -74,7 +75,7 @@ class HazardExplanation:
         Returns
         -------
         dict
-            Explanation by field.
+            The attributes except ``diff``, and ``cause``, ``broken`` and ``fixed``.
         """
         names = ("kind", "group", "meaning", "cause", "text", "launch", "broken", "fixed")
         return {name: getattr(self, name) for name in names}
@@ -82,15 +83,19 @@ class HazardExplanation:
     def __str__(self) -> str:
         return (
             f"{self.kind}: {self.meaning}\nusual cause: {self.cause}\n\n{self.text}\n\n{self.diff}\n"
-            f"launch: cudatma emulate {self.file} {self.launch}"
+            f"To run the broken kernel:\n{self._commands}"
         )
 
     def _repr_markdown_(self) -> str:
-        files = f"`cudatma explain {self.kind} --out DIR` writes both versions to files. To run one version:"
+        run = f"To write both versions to files and run the broken kernel:\n\n```\n{self._commands}\n```\n"
         return (
             f"# {self.kind}\n\n**Meaning:** {self.meaning}.\n\n**Usual cause:** {self.cause}.\n\n{self.text}\n\n"
-            f"```diff\n{self.diff}```\n\n{files}\n\n```\ncudatma emulate {self.file} {self.launch}\n```\n"
+            f"```diff\n{self.diff}```\n\n{run}\nThe fixed kernel is in `example/fixed/{self.file}`.\n"
         )
+
+    @property
+    def _commands(self) -> str:
+        return f"cudatma explain {self.kind} --out example\ncudatma emulate example/broken/{self.file} {self.launch}"
 
     def _version(self, left_out: str) -> str:
         lines = (line for line in self.diff.splitlines() if not line.startswith(left_out))
@@ -98,7 +103,7 @@ class HazardExplanation:
 
 
 def groups() -> dict[str, list[HazardExplanation]]:
-    """Return the explanations of all kinds by group."""
+    """Return the explanations of all kinds, as a mapping from group to explanations."""
     found: dict[str, list[HazardExplanation]] = {}
     for kind in CAUSES:
         explanation = explain(kind)
@@ -107,7 +112,7 @@ def groups() -> dict[str, list[HazardExplanation]]:
 
 
 def explain(kind: str) -> HazardExplanation:
-    """Return the explanation of a hazard kind that the emulator reports.
+    """Return the explanation of a kind of hazard.
 
     Parameters
     ----------
@@ -117,7 +122,7 @@ def explain(kind: str) -> HazardExplanation:
     Returns
     -------
     HazardExplanation
-        Text, broken kernel and fixed kernel.
+        Explanation with a broken and a fixed kernel.
 
     Raises
     ------

@@ -84,9 +84,9 @@ class Findings:
         Parameters
         ----------
         places, is_derived, advice, others, where, address
-            See report.Finding and report.Hazard.
+            See hazard.Finding and hazard.Hazard.
         blocks
-            CTAs that the hazard concerns in addition to the warp's CTA.
+            CTAs that the hazard affects in addition to the warp's CTA.
         cause
             Cause, if it differs from the usual cause of this kind.
         """
@@ -149,7 +149,7 @@ class Findings:
         self.add("trap", str(error), split.frame.program, at, split.warp)
 
     def has(self, place: Place, *kinds: str) -> bool:
-        """Return whether a hazard of one of these kinds has been recorded at a place or without a place."""
+        """Return whether a hazard of one of these kinds has been recorded at this place, or without a place."""
         known = (finding for key, finding in self._hazards.items() if key[0] in kinds)
         return any(not finding.places or place in finding.places for finding in known)
 
@@ -167,7 +167,7 @@ class Reporter(Observer):
 
     def __init__(self, launch: Launch, findings: Findings) -> None:
         self.launch, self.findings, self.body = launch, findings, launch.program.function.body
-        #: Whether threads first got out of step because of an unordered access (True) or a wrong byte count (False).
+        #: True if an unordered access first put threads out of step, False if a wrong byte count did, otherwise None.
         self._order_broke: bool | None = None
 
     def violation(self, kind: str, w: Warp, at: int, message: str, places: Sequence[Place] = ()) -> None:
@@ -210,7 +210,7 @@ class Reporter(Observer):
         self.report(kind, w, at, f"{text} ({shown})", others=others, where=where, address=generic, **more)
 
     def earlier(self, read_at: int, written_at: int, copied_at: int = -1) -> list[Access]:
-        """Return the read, the last write and the copy at these instructions of the kernel."""
+        """Return the earlier read, the last write and the copy in flight at these instructions of the kernel."""
         accesses = []
         for verb, at in (("copied", copied_at), ("read", read_at), ("last written", written_at)):
             if 0 <= at < len(self.body):
@@ -267,7 +267,7 @@ def _cause(waits: list[Any]) -> str:
 
 
 def _loop(split: Split, deadlock: Deadlock) -> tuple[Loop | None, FlagWait | None]:
-    """Return the infinite loop of a split and the flag that its CTA polls in the loop, if there are any."""
+    """Return the infinite loop of a split (or None) and the flag that its CTA polls in the loop (or None)."""
     loop = deadlock.loops.loop(split.warp) if deadlock.loops is not None else None
     if loop is None or (split.waits_for is not None and split.waits_for.at not in dict(loop.instructions)):
         return None, None
@@ -355,7 +355,7 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
 
 
 def _waits_of(deadlock: Deadlock, without: tuple[Program, int]) -> list[Access]:
-    """Return the instructions at which splits wait, except the instruction ``without``."""
+    """Return the instructions at which splits wait, except the instruction at ``without``."""
     positions = dict.fromkeys(_position(split, deadlock)[:2] for split in deadlock.blocked)
     waits = []
     for program, at in positions:
@@ -366,7 +366,7 @@ def _waits_of(deadlock: Deadlock, without: tuple[Program, int]) -> list[Access]:
 
 
 def _arrivals(barrier: MBarrier) -> str:
-    """Return a text that states which warps have arrived on an mbarrier in the current phase."""
+    """Return text that states which warps have arrived on an mbarrier in the current phase."""
     arrived = barrier.arrived_by
     warps = sorted({agent for agent, _ in arrived})
     named = f"warp{'s' * (len(warps) > 1)} {', '.join(map(str, warps))}"

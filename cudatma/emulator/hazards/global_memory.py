@@ -15,16 +15,17 @@ from cudatma.emulator.ptx.types import Array
 #: Columns of ``writers``. STRENGTH is 0 for a weak access and 1 + scope for a strong access. PLACE is 2 * instruction,
 #: plus 1 for an asynchronous access.
 WHO, CLOCK, STRENGTH, PLACE, LANE = range(5)
-#: Function of agents and clocks that returns which of these accesses are ordered before the current instruction.
+#: Function that maps agents and clocks to a mask of the accesses that are ordered before the current instruction.
 Seen = Callable[[Array, Array], Array]
 
 
 class GlobalShadow:
     """Shadow of a region of global memory: the last writer of each granule and two readers since that write.
 
-    The emulator creates the shadow of a buffer at the kernel's first write to the buffer, and in later schedules at the
-    start. Buffers that are only read have no shadow. Agents are numbered over the whole grid as cluster number * agents
-    per cluster + agent + 1, where 0 means no agent. ``granule`` is a power of two of at most 16 bytes.
+    In the first schedule, the emulator creates the shadow of a buffer at the kernel's first write to the buffer. In
+    later schedules, it creates the shadow at the start. Buffers that are only read have no shadow. Agents are numbered
+    over the whole grid as cluster number * agents per cluster + agent + 1, where 0 means no agent. ``granule`` is a
+    power of two of at most 16 bytes.
     """
 
     def __init__(self, region: Region, granule: int) -> None:
@@ -35,12 +36,12 @@ class GlobalShadow:
         #: Last writers, shape (granules, 5), with the columns defined above.
         self.writers: Array = np.zeros((self.count, 5), np.int64)
         self._readers: Array | None = None
-        #: Whether the previous grid may still write the array before griddepcontrol.wait.
+        #: Whether the previous grid may still be writing the array before griddepcontrol.wait.
         self.is_produced = False
         #: Maps a granule to the clocks that strong writes have published (see MemoryOrder).
         self.published: dict[int, Any] = {}
         #: Maps the offset of a tensor map to the (agent, clock) pairs of each copy through the map. A thread that has
-        #: acquired a pair of each copy may edit the map.
+        #: acquired one pair of each copy may edit the map.
         self.map_uses: dict[int, set[Any]] = {}
         #: Maps the agent and clock of a bulk store to the agent and clock of the thread that issued it.
         self.issued: dict[tuple[int, int], tuple[int, int]] = {}
@@ -100,7 +101,7 @@ class GlobalShadow:
 
 
 def prepare(launch: Launch) -> None:
-    """Replace the shadows of the last schedule with empty ones for the buffers that the kernel is known to write."""
+    """Replace the last schedule's shadows with empty shadows of the buffers that the kernel is known to write."""
     extra = launch.setup.extra
     produced: set[int] = extra.get("produced", set())
     written: set[int] = extra.setdefault("written", set())

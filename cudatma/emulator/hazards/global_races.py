@@ -100,7 +100,7 @@ class GlobalRaces(Observer):
         clock = agents.known(w)
         self._check_grid(w, at, region, clock, "written")
         stamps = self._lanes.stamps(w, len(indices), together)
-        # A lane may be the only one that has acquired the previous write, for example to a flag that it polls.
+        # A lane may be the only one that has acquired the previous write, for example a write to a flag that it polls.
         parts = agents.knowers(w, indices)
         ordered = [self._check_write(w, at, shadow, part, known, strength, same) for known, part in parts]
         if all(ordered) and not strength and not together:
@@ -320,7 +320,7 @@ class GlobalRaces(Observer):
     def _seen(
         self, clock: Clock, through_proxy: bool = False, performed: bool = False
     ) -> Callable[[Array, Array], Array]:
-        """Return a function that decides which accesses a clock includes. The flags are those of Clock.of()."""
+        """Return a function that decides which accesses a clock includes, with the same flags as Clock.of()."""
         size, number = self._agents.size, self._number
 
         def seen(who: Array, when: Array) -> Array:
@@ -331,7 +331,7 @@ class GlobalRaces(Observer):
         return seen
 
     def _both_strong(self, w: Warp, strength: int, who: int, other: int) -> bool:
-        """Return whether two accesses are morally strong: strong, with scopes that include each other's thread."""
+        """Return whether two accesses are morally strong, that is, strong with scopes that include both threads."""
         weaker = min(strength, other)
         return weaker > 0 and weaker - 1 >= self._distance(w, who)
 
@@ -422,7 +422,7 @@ class GlobalRaces(Observer):
                     continue
                 kind = "write_race" if row[PLACE] & 1 or proxy else "global_race"
                 who = self._who(int(row[WHO]))
-                text = f"{who} wrote these bytes, and this write overwrites them without waiting for it"
+                text = f"{who} wrote these bytes, and this write overwrites them without waiting for the earlier write"
                 self._report(w, at, kind, shadow, int(indices[position]), text)
                 return False
             if proxy and not self._check_proxy(w, at, shadow, indices, rows, clock, "overwrites"):
@@ -474,7 +474,7 @@ class GlobalRaces(Observer):
                 report()
 
     def _defer(self, w: Warp, agent: int, lanes: int, load: int, report: Callable[[], None]) -> bool:
-        """Defer a race to UnusedLoads if only guarded stores use the load's value. Return whether it was deferred."""
+        """Defer a race to UnusedLoads if only guarded stores use the loaded value. Return whether it was deferred."""
         program = w.split.frame.program
         stores = stores_of(program, load) if 0 <= load < len(program.function.body) else None
         if stores is not None:

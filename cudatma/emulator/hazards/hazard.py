@@ -14,56 +14,80 @@ from typing import Any
 from cudatma.errors import counted
 
 CAUSES: dict[str, str] = {
-    "deadlock": "an arrival is missing on one path, expect_tx does not match the delivered bytes, a parity is wrong, "
-    "or a flag is never set",
-    "byte_count": "expect_tx does not match the bytes that the copies deliver; it must count bytes, not elements",
-    "arrival_overflow": "more threads arrive than mbarrier.init expects, or one thread arrives twice in a phase",
-    "barrier_limit": "a phase expects more than 2^20 - 1 bytes, a token is older than the previous phase, or "
-    ".noComplete completes a phase",
-    "barrier_uninitialized": "mbarrier.init is missing, mbarrier.inval came too early, or the address is wrong",
-    "barrier_reinitialized": "mbarrier.init runs again while the barrier is in use; execute mbarrier.inval first",
-    "barrier_misaligned": "the barrier is not aligned to 8 bytes",
-    "barrier_overwritten": "ordinary stores or copies overwrite the 8 bytes of a live mbarrier",
-    "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the copies",
-    "missing_init_sync": "no CTA or cluster barrier separates mbarrier.init from other threads that use the mbarrier",
-    "read_before_load": "the wait on the load's mbarrier is missing, or the wait passed because of an earlier phase",
-    "wrong_parity": "the wait's parity does not match the phase that the load completes, so the wait returns early",
-    "overwritten_while_read": "the producer refills the slot before all readers have arrived on the empty barrier",
-    "write_race": "no barrier orders two writers of the same bytes",
-    "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
-    "store_source_reused": "the source of a bulk copy is written while the copy may still read it; use "
-    "cp.async.bulk.wait_group.read for a store, or a synchronization with the destination CTA for a copy between CTAs",
-    "exit_with_pending_store": "cp.async.bulk.wait_group.read is missing after the bulk stores",
-    "exit_with_pending_load": "no thread waits for the copy's phase before the CTA exits or the mbarrier is "
-    "invalidated",
-    "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
-    "wgmma_registers": "accumulators or fragments are accessed before wgmma.wait_group",
-    "wgmma_missing_fence": "wgmma.fence is missing between register writes and the next wgmma",
-    "wgmma_operands": "a matrix descriptor or scale-d depends on values that differ among the threads of a warpgroup",
-    "wgmma_uncommitted": "wgmma.commit_group is missing before wgmma.wait_group",
-    "swizzle_mismatch": "the reader's swizzle or offsets differ from the tile's (wgmma numbers the swizzle modes in "
-    "reverse order)",
-    "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern's size (256, 512 or 1024 bytes)",
-    "register_pool": "setmaxnreg.inc needs more registers than the CTA started with and setmaxnreg.dec has freed",
-    "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
-    "divergent_warp": "only some threads execute an instruction that the whole warp or warpgroup must execute",
-    "block_gone": "a CTA exits while another CTA may use its shared memory; barrier.cluster is missing before the exit",
-    "barrier_count": "threads pass different thread counts to a named barrier",
-    "data_race": "no barrier orders the two accesses to shared memory",
-    "global_race": "the accesses are not ordered: both threads must join a barrier, or use fences and a flag whose "
-    "scope includes both",
-    "lane_race": "the lanes of a warp run independently, and no __syncwarp orders their accesses",
-    "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
-    "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
-    "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or the size of a buffer "
-    "ignores the padding of rows",
-    "uninitialized_shared": "shared memory is read before it is written",
-    "uninitialized_register": "no path to the instruction writes the register, or a shuffle reads from a lane outside "
-    "its mask",
-    "tensor_map_fence": "no tensormap proxy fence separates the edit of a tensor map from its use",
-    "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; alternate between maps",
-    "target": "the target architecture does not support the instruction",
-    "trap": "the hardware stops the kernel at this instruction",
+    "deadlock": "a path omits an arrival, expect_tx does not match the number of delivered bytes, a wait uses the "
+    "wrong parity, or no thread sets a flag",
+    "byte_count": "expect_tx counts elements instead of bytes, or does not count the bytes of every copy in the phase",
+    "arrival_overflow": "the count passed to mbarrier.init is too low, or a thread arrives twice in one phase",
+    "barrier_limit": "a phase expects more than 2^20 - 1 bytes, a wait uses a token that is older than the previous "
+    "phase, or an arrival with .noComplete completes a phase",
+    "barrier_uninitialized": "the kernel omits mbarrier.init, executes mbarrier.inval too early, or uses the wrong "
+    "address",
+    "barrier_reinitialized": "the kernel executes mbarrier.init in a loop, or reuses the memory without "
+    "mbarrier.inval; initialize an mbarrier once, before the loop",
+    "barrier_misaligned": "the mbarrier is declared as two 32-bit words, or its offset was computed by hand; declare "
+    "it as uint64_t",
+    "barrier_overwritten": "a buffer overlaps the mbarrier, or the kernel reuses the memory of the mbarrier without "
+    "mbarrier.inval",
+    "missing_init_fence": "the thread that executes mbarrier.init does not execute fence.mbarrier_init (or "
+    "fence.proxy.async) afterward",
+    "missing_init_sync": "mbarrier.init is not followed by __syncthreads, or by barrier.cluster if other CTAs use the "
+    "mbarrier",
+    "read_before_load": "the reader does not wait on the load's mbarrier, or its wait returns because an earlier "
+    "phase is complete",
+    "wrong_parity": "the wait always uses the same parity, or the kernel toggles the parity at the wrong time; toggle "
+    "it after each pass through the ring",
+    "overwritten_while_read": "the producer does not wait on the empty barrier, or a reader arrives on the empty "
+    "barrier before its last read",
+    "write_race": "two writers use the same slot, or the second writer does not wait for the first",
+    "missing_proxy_fence": "the threads that stored do not execute fence.proxy.async before the barrier that precedes "
+    "the asynchronous access",
+    "store_source_reused": "the kernel reuses the source of a bulk copy without a wait; execute "
+    "cp.async.bulk.wait_group.read after a store, or wait for an arrival by the destination CTA after a copy between "
+    "CTAs",
+    "exit_with_pending_store": "the thread that issued the bulk stores does not execute cp.async.bulk.wait_group.read "
+    "before it exits",
+    "exit_with_pending_load": "an early return skips the wait for the copy, or the producer loads one tile too many; "
+    "wait for every copy",
+    "uncommitted_group": "the thread that issued the bulk stores does not execute cp.async.bulk.commit_group before "
+    "the wait",
+    "wgmma_registers": "the kernel uses accumulators or fragments before it executes wgmma.wait_group",
+    "wgmma_missing_fence": "the kernel omits wgmma.fence between the instructions that write the registers and the "
+    "next wgmma",
+    "wgmma_operands": "a matrix descriptor or scale-d is computed from values that differ among the threads of a "
+    "warpgroup",
+    "wgmma_uncommitted": "the kernel omits wgmma.commit_group between the last wgmma of a group and wgmma.wait_group",
+    "swizzle_mismatch": "the reader's swizzle or offsets do not match the tensor map; wgmma descriptors number the "
+    "swizzle modes in reverse order",
+    "swizzle_alignment": "the offset of the tile or the start of dynamic shared memory is not aligned to the swizzle "
+    "pattern (256, 512 or 1024 bytes)",
+    "register_pool": "a warpgroup omits setmaxnreg.dec, or the warpgroups together request more registers than the "
+    "CTA started with",
+    "divergent_barrier": "bar.sync is inside a branch that some lanes of a warp do not take; move it out of the branch",
+    "divergent_warp": "the instruction is inside a branch that some threads do not take, or its mask includes lanes "
+    "that do not execute it",
+    "block_gone": "a CTA exits before the other CTAs have finished using its shared memory; execute barrier.cluster "
+    "before the exit",
+    "barrier_count": "the counts of bar.sync and bar.arrive differ, or the count excludes the threads that only arrive",
+    "data_race": "the two threads do not execute a barrier between their accesses",
+    "global_race": "the two threads do not synchronize between their accesses; use a barrier that both execute, or "
+    "fences and a flag whose scope includes both",
+    "lane_race": "the code relies on lockstep execution of a warp; execute __syncwarp between the accesses",
+    "read_before_store": "the kernel waits with cp.async.bulk.wait_group.read or does not wait; use "
+    "cp.async.bulk.wait_group without .read",
+    "grid_dependency": "the kernel omits griddepcontrol.wait or executes it after the access",
+    "out_of_bounds": "an index or a size is wrong, an address belongs to another CTA or state space, or a buffer is "
+    "too small for the padding of its rows",
+    "uninitialized_shared": "the kernel does not write every element that it reads, such as the padding after the last "
+    "element",
+    "uninitialized_register": "a path does not initialize the variable, or a shuffle reads from a lane outside its "
+    "mask",
+    "tensor_map_fence": "the editing thread does not release the tensor map, or the thread that issues the copy does "
+    "not acquire it",
+    "tensor_map_in_use": "the kernel does not wait for the copies that use the tensor map before it edits the map; "
+    "alternate between maps to avoid the wait",
+    "target": "the kernel executes code for another architecture; choose that target, or compile the code "
+    "conditionally",
+    "trap": "an operand has a value that the hardware does not allow, or the kernel executes trap",
 }
 
 
@@ -78,7 +102,7 @@ class Access:
     Parameters
     ----------
     verb : str
-        "read", "last written", "copied" (by a copy in flight), or "waits" for a deadlock.
+        "read", "last written", "copied" (by a copy in flight), or "waits" (in a deadlock).
     ptx_line : int
         Line of the instruction in the PTX text.
     source : str
@@ -98,7 +122,7 @@ class Access:
 
 
 def opcode_of(instruction: str) -> str:
-    """Return the opcode of an instruction's text, without a guard."""
+    """Return the opcode in an instruction's text, without the guard."""
     return next((word for word in instruction.split() if not word.startswith("@")), "").rstrip(";")
 
 
@@ -116,7 +140,7 @@ class Hazard:
     kind : str
         A key of `CAUSES`.
     message : str
-        Description of the event in one sentence.
+        Description of the hazard in one sentence.
     kernel : str
         Name of the kernel.
     ptx_line : int
@@ -186,7 +210,7 @@ class Hazard:
         Returns
         -------
         dict
-            The attributes except ``known_cause``, ``address`` and ``places``, and ``cause``.
+            ``cause`` and the attributes, except ``known_cause``, ``address`` and ``places``.
         """
         data = asdict(self) | {"cause": self.cause}
         data |= {name: [other.as_dict() for other in getattr(self, name)] for name in ("consequences", "also")}
@@ -211,7 +235,7 @@ class Hazard:
 
     @property
     def notes(self) -> list[str]:
-        """Lines with the missing call if it is known, other places of the same cause, and the consequences."""
+        """Lines that state the missing call (if known), other places with the same cause, and the consequences."""
         missing = [f"missing: {self.advice}"] if self.advice else []
         also = [f"also at {other.place}, {counted(other.count, 'time')}" for other in self.also]
         return missing + also + [f"then {c.kind} at {c.place}, {counted(c.count, 'time')}" for c in self.consequences]
@@ -225,7 +249,7 @@ class Hazard:
 #: Maximum number of places per Finding.
 _MAX_PLACES = 64
 
-#: Kinds after which the behavior is undefined, in order of precedence, and kinds that violate a protocol.
+#: Kinds after which the behavior is undefined, in order of precedence.
 _SETUP = (
     "target",
     "barrier_misaligned",
@@ -235,6 +259,7 @@ _SETUP = (
     "barrier_overwritten",
     "missing_init_fence",
 )
+#: Kinds that violate a protocol.
 _PROTOCOL = (
     "barrier_limit",
     "uncommitted_group",
@@ -246,8 +271,9 @@ _PROTOCOL = (
     "divergent_warp",
     "register_pool",
 )
-#: Kinds that usually appear after producer and consumer lose synchronization, and kinds that then end the kernel.
+#: Kinds that usually appear after producer and consumer have lost synchronization.
 _LATE = ("lane_race", "uninitialized_shared", "block_gone")
+#: Kinds that end the kernel.
 _LAST = ("exit_with_pending_store", "exit_with_pending_load", "deadlock", "trap")
 _TIERS: dict[str, float] = {kind: tier for tier, kinds in ((1, _PROTOCOL), (3, _LATE), (4, _LAST)) for kind in kinds}
 _TIERS |= {kind: number / len(_SETUP) for number, kind in enumerate(_SETUP)}
@@ -258,10 +284,10 @@ _EITHER = {"byte_count": 1, "arrival_overflow": 1, "write_race": _ORDERING, "ove
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialized_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
 _SLOTS |= {"store_source_reused", "block_gone"}
-#: Kinds that any misuse of a pipeline may cause, at any place.
+#: Kinds that any misuse of a pipeline can cause at any place.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
-#: Kinds of causes -> kinds that any of these causes may have as a consequence.
+#: Pairs of causes and the kinds that can be consequences of each of these causes.
 _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("missing_init_sync", "barrier_uninitialized"), {"byte_count", *_SETUP, *_PIPELINE}),
     (("barrier_reinitialized", "barrier_overwritten"), {"byte_count", *_PIPELINE}),
@@ -284,8 +310,8 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 class Finding:
     """A hazard during collection.
 
-    `places` holds the affected bytes and mbarriers. `blocks` holds the CTAs in which the hazard occurred. `is_derived`
-    is True if another hazard preceded every occurrence.
+    `places` contains the affected bytes and mbarriers. `blocks` contains the CTAs in which the hazard occurred.
+    `is_derived` is True if another hazard preceded every occurrence.
     """
 
     hazard: Hazard
@@ -303,7 +329,7 @@ class Finding:
         self.is_derived = self.is_derived and is_derived
 
     def result(self) -> Hazard:
-        """Return the hazard with its places and the number of its CTAs."""
+        """Return the hazard with the affected places and the number of CTAs."""
         return replace(self.hazard, blocks=len(self.blocks), places=tuple(sorted(self.places, key=repr)))
 
     @property
@@ -315,12 +341,12 @@ class Finding:
 
 
 def by_cause(findings: list[Finding]) -> list[Hazard]:
-    """Group findings, which are in order of occurrence, and return the causes with their consequences."""
+    """Group findings in order of occurrence, and return the causes with their consequences."""
     first = {id(finding): float(number) for number, finding in enumerate(findings)}
     for finding in findings:
         if finding.hazard.kind == "overwritten_while_read" and finding.tier == _ORDERING:
-            # A refill that comes too early also causes reads without a wait, so the refill is the cause. But if a
-            # thread reads the slot before the first fill, the missing wait is the cause, because the thread also
+            # A premature refill also causes reads without a wait, so the refill is the cause. However, if a thread
+            # reads the slot before the first fill, the missing wait is the cause, because the thread then also
             # releases the slot too early.
             early = [f for f in findings if f.hazard.kind in _EARLY_READS and _meet(f.places, finding.places)]
             empty = [f for f in findings if f.hazard.kind == "uninitialized_shared"]
@@ -344,7 +370,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
 
 
 def _merged(hazards: Iterable[Hazard]) -> list[Hazard]:
-    """Merge hazards of the same kind that share the earlier access and the missing synchronization."""
+    """Merge hazards of the same kind with the same earlier accesses and the same missing synchronization."""
     result: dict[object, Hazard] = {}
     for hazard in hazards:
         earlier = tuple((other.verb, other.source or other.ptx_line) for other in hazard.others)

@@ -35,7 +35,7 @@ _CONTENDED = (
 )
 
 
-#: Cause of a race at bytes that another instruction has read before.
+#: Cause of a race at bytes that another instruction has read earlier.
 _UPDATED = (
     "several lanes read and then write the same bytes; use atomicAdd or another atomic operation to update a value, or "
     "__syncwarp between the read and the write"
@@ -94,11 +94,11 @@ class LaneRaces(Observer):
             active = every[w.split.mask if w.guard is None else w.split.mask & w.guard]
         each, rest = divmod(count, len(active))
         if rest:
-            return np.zeros(count, np.int64)  # Not checked, because the lanes access several memories.
+            return np.zeros(count, np.int64)  # Not checked, because the lanes access several buffers or CTAs.
         return active if each == 1 else active.repeat(each)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
-        """Synchronize the lanes of each group: each lane acquires what any lane of the group has acquired."""
+        """Synchronize each group. Its lanes acquire all accesses that any lane of the group has acquired."""
         epoch = self._agents.epoch(w)
         met = self._part_meetings(w)
         if met is None:
@@ -192,7 +192,7 @@ class LaneRaces(Observer):
     # ---- waits for cp.async groups
 
     def groups_waited(self, w: Warp, at: int, kind: str, waited: list[Group], reads_only: bool) -> None:
-        """Record which cp.async groups are new to the warp. Each lane has waited only for its own copies."""
+        """Record the first cp.async group that is new to the warp. Each lane has waited only for its own copies."""
         if kind == "bulk":
             return
         epoch, met = self._agents.epoch(w), self._part_meetings(w)

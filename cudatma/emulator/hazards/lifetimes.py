@@ -1,7 +1,7 @@
 """Checks that CTAs do not exit, and that mbarriers are not invalidated, while they are still in use.
 
-The shared memory of a CTA ceases to exist when its last thread exits. Accesses by another CTA must happen before the
-exit of at least one of its threads. The check uses the clocks of the threads at their exit, so the result does not
+The shared memory of a CTA ceases to exist when its last thread exits. Accesses by another CTA must happen before at
+least one thread of the owning CTA exits. The check uses the clocks of the threads at their exit, so the result does not
 depend on the schedule. The CTA's bulk stores must also have read their source.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "cp.async.bulk", "mbarrier.inval"; CUDA C++ Programming
@@ -38,8 +38,8 @@ _SYNC = (
 class Use:
     """An access to shared memory, or to an mbarrier in shared memory, at ``place``.
 
-    The access happens before a thread whose clock for ``agent`` is at least ``clock``. An arrival or a copy is also
-    complete after ``phase`` of ``barrier`` has ended.
+    The access happens before the current instruction of any thread whose clock for ``agent`` is at least ``clock``. An
+    arrival or a copy is also complete after ``phase`` of ``barrier`` has ended.
     """
 
     agent: int
@@ -99,7 +99,7 @@ class PeerUses(Observer):
             self._used(w, at, block, place, [(*self._agents.stamp(w, 1), slice(None))], "this atomic operation")
 
     def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Any) -> None:
-        """Record that a copy to another CTA reads this CTA's memory until it completes on its mbarrier."""
+        """Record that a copy to another CTA reads this CTA's memory until the copy completes on its mbarrier."""
         if isinstance(end, MBarrier) and block is not end.block:
             stamps = [(*self._agents.load_until(end), slice(None))]
             self._used(w, at, block, end.place, stamps, "the completion of this copy")

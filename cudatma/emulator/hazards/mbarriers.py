@@ -1,4 +1,4 @@
-"""Checks of the mbarrier protocol: init and fence before use, arrivals, bytes, and no pending copy at the end.
+"""Checks of the mbarrier protocol: init and fence before use, arrivals, bytes, and pending copies at the end.
 
 Source: PTX ISA, "mbarrier", "fence.mbarrier_init", "Async proxy".
 """
@@ -81,9 +81,9 @@ class BarrierRecords:
         self._unfenced.setdefault(w.agent, []).append(record)
 
     def fence(self, w: Warp, epoch: int = -1) -> list[int]:
-        """Mark inits as fenced: those by the threads that execute the fence, and those by the warp before ``epoch``.
+        """Mark the inits by the threads that execute the fence, and those by the warp before ``epoch``, as fenced.
 
-        Returns the agents of the warp's inits that the fence does not cover.
+        Return the agents of the warp's inits that the fence does not cover.
         """
         lanes = lanes_now(w)
         left = []
@@ -127,7 +127,7 @@ class MBarriers(Observer):
         self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Check that copies have completed. The bytes are then ordinary memory."""
+        """Check that all copies have completed. Afterward, the bytes are ordinary memory."""
         self._check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)

@@ -2,9 +2,9 @@
 
 A fence prepares the accesses that happen before it for publication at the scope of the fence. A later strong write
 (relaxed, volatile or atomic) publishes these accesses at its address. The writer may be the same thread, or a thread
-that a barrier orders after the fence. If a strong read observes this write, or a later atomic operation at the same
-address, and a fence of this scope follows the read, the reader acquires the accesses. .release and .acquire each
-combine a fence and an access.
+that a barrier orders after the fence. If a strong read observes this write (or a later atomic operation at the same
+address) and a fence of this scope follows the read, the reader acquires the accesses. The qualifiers .release and
+.acquire each combine a fence and an access.
 
 Source: PTX ISA, "Memory Consistency Model": release and acquire patterns, observation order, scopes, "membar, fence".
 """

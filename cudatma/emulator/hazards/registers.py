@@ -102,7 +102,7 @@ class WgmmaRegisters(Observer):
         state.has_open = False
 
     def wgmma_waited(self, w: Warp, at: int, done: int, warps: list[Warp]) -> None:
-        """Release the registers of complete groups."""
+        """Release the registers of completed groups."""
         state = self._state(w)
         if state.has_open:
             self._reporter.report("wgmma_uncommitted", w, at, "a wgmma was not committed to a group before this wait")

@@ -1,4 +1,4 @@
-"""Distribution of accesses to shared memory to the race checks and the shadow."""
+"""Observer that passes accesses to shared memory to the race checks and the shadow."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _AT_BITS = 24
 
 
 class Shadow:
-    """The last writer of each granule of a CTA's shared memory (or -1), its clock, and the readers since that write.
+    """Last writer (or -1) of each granule of a CTA's shared memory, its clock, and the readers since that write.
 
     A granule has the size of the kernel's narrowest access to shared memory, at most 16 bytes.
     """
@@ -63,7 +63,7 @@ class Shadow:
         self.sync_clocks: dict[tuple[int, int], Clock] = {}
         #: Maps a granule to the clocks that strong writes have published to other CTAs (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: Maps the agent and clock of completed copies to first granule, last granule, agent and clock of each issue.
+        #: Maps the agent and clock of completed copies to (first granule, last granule, agent, clock) of each issue.
         self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self._steps: dict[int, Array] = {}
 
@@ -83,7 +83,7 @@ class Shadow:
         return "bytes", self.rank, int(indices.min()), int(indices.max())
 
     def record_read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
-        """Record a read. ``strong`` is true if it is volatile, relaxed or acquiring."""
+        """Record a read. ``strong`` is true if the read is volatile, relaxed or acquiring."""
         self._row(agent, strong)[indices] = clock << _AT_BITS | at
 
     def _row(self, agent: int, strong: bool) -> Array:
@@ -160,8 +160,7 @@ class Shadow:
         """Return the agent and granule of an unordered write, and whether only a proxy fence is missing, or None.
 
         ``order`` contains the ordered accesses. For an access through the async proxy, ``fenced`` contains the accesses
-        that are visible to this proxy. The result may also be a granule that is unwritten or that a copy in flight will
-        write.
+        that are visible to this proxy. The granule may also be unwritten, or the target of a copy in flight.
         """
         writers = self.writer[indices]
         late = self.writer_clock[indices] > order[writers]

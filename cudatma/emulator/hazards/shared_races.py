@@ -233,7 +233,7 @@ class SharedRaces(Observer):
             self._unwritten.append((w, w.split.frame.program, at, shadow, indices, self._early_kind(w)))
 
     def _read_before_issue(self, shadow: Shadow, indices: Array, agent: int, awaited: Awaited) -> bool:
-        """Report earlier reads by ``agent`` of bytes whose copy is issued only now. Return whether there are any."""
+        """Report earlier reads by ``agent`` of bytes whose copy is issued now. Return whether any were reported."""
         has_read = False
         for w, program, at, where, read, kind in self._unwritten:
             if where is shadow and w.agent == agent % self._agents.warps and np.isin(indices, read).any():
@@ -292,7 +292,7 @@ class SharedRaces(Observer):
         copy: Copy | None,
         strong: int,
     ) -> bool:
-        """Report a write that is not ordered after the last write. Return whether there is such a write."""
+        """Report a write that is not ordered after the last write of the bytes. Return whether it was reported."""
         is_copy, proxy = copy is not None, copy is not None and uses_proxy(copy)
         flying = shadow.in_flight[indices]
         if np.count_nonzero(flying):
@@ -325,7 +325,7 @@ class SharedRaces(Observer):
         writer = self._agents.kind_of(agent)
         kind = "data_race" if writer == "warp" and not is_copy else "write_race"
         access = "copy" if is_copy else "write"
-        text = f"{who} wrote these bytes, and this {access} overwrites them without waiting for it"
+        text = f"{who} wrote these bytes, and this {access} overwrites them without waiting for the earlier write"
         advice = ""
         if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
             kind, advice = "overwritten_while_read", LAP_WAIT
@@ -380,7 +380,7 @@ class SharedRaces(Observer):
             self.check_write(copy.w, copy.at, shadow, part, clock, copy=copy, strong=strong)
 
     def _narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
-        """Return which granules another CTA wrote last, if the scope of either access is only a CTA."""
+        """Return a mask of the granules that another CTA wrote last, if the scope of either access is only a CTA."""
         if not self._memory.has_peers:
             return np.zeros(len(indices), bool)
         writers = shadow.writer[indices]
@@ -416,6 +416,6 @@ class SharedRaces(Observer):
 
 
 def _reduced(shadow: Shadow, indices: Array, proxy: bool) -> Array:
-    """Return which granules were last written by a reduction through this proxy. Reductions are relaxed operations."""
+    """Return a mask of the granules that a reduction through this proxy, a relaxed operation, wrote last."""
     result: Array = (shadow.strength[indices] == REDUCED) & (shadow.is_async[indices] == proxy)
     return result

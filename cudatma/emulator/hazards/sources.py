@@ -20,11 +20,11 @@ class Sources:
     Parameters
     ----------
     ptx : str
-        Text of the PTX.
+        PTX text.
     lines : mapping
-        Source text as a mapping of file name to line number to text.
+        Source lines, as a mapping from file name to a mapping from line number to text.
     paths : mapping
-        Path of each file in the PTX by file name.
+        Mapping from the name of each file in the PTX to its path.
     """
 
     ptx: str = ""

@@ -85,7 +85,7 @@ class Swizzles(Observer):
         self._boxes = [Boxes(block.shared.size) for block in cluster.blocks]
         #: Maps (warp, offsets) to the last linear read of swizzled bytes at these offsets.
         self._linear: dict[tuple[int, bytes], tuple[Warp, Program, int, Swizzle]] = {}
-        #: Number of the next plane, and a number for each address of a tensor map.
+        #: Number of the next plane, and the number assigned to the address of each tensor map.
         self._planes = 0
         self._sources: dict[int, int] = {}
 
@@ -235,7 +235,7 @@ class Swizzles(Observer):
         self._compare(w, at, modes, box.spec.swizzle, "the store's tensor map")
 
     def _compare(self, w: Warp, at: int, modes: Array, mode: Swizzle, reader: str) -> bool:
-        """Report bytes that a tensor copy wrote with a different swizzle. Return whether there are any."""
+        """Report bytes that a tensor copy wrote with a different swizzle. Return whether any were reported."""
         modes = modes & (_MISALIGNED - 1)
         wrong = (modes != 0) & (modes != int(mode) + 1)
         if wrong.any():
@@ -266,12 +266,14 @@ def _advice_for(operand: Operand) -> str:
         )
     if span:
         return (
-            f"stride offset {8 * span}, from 8 k to the next 8; leading offset from one {span}-byte panel to the next; "
-            "no transpose bit if the tile is K-major"
+            f"stride offset {8 * span}, from 8 elements of K to the next 8; leading offset from one {span}-byte panel "
+            "to the next; no transpose bit if the tile is K-major"
         )
     if operand.is_mn_major:
-        return "leading offset from 8 k to the next 8; stride offset from 8 elements of M or N to the next 8"
-    return "leading offset from 16 bytes of k to the next 16; stride offset from 8 rows to the next 8"
+        return (
+            "leading offset from 8 elements of K to the next 8; stride offset from 8 elements of M or N to the next 8"
+        )
+    return "leading offset from 16 bytes of K to the next 16; stride offset from 8 rows to the next 8"
 
 
 def _misread(boxes: Boxes, operand: Operand) -> str:
@@ -331,7 +333,7 @@ def _at(row: Array, column: Array, i: int, j: int) -> str:
 
 
 def _repeats(operand: Operand, is_from_box: bool) -> str:
-    """Return a message if two parts of the matrix are the same bytes, otherwise "".
+    """Return a message if two parts of the matrix occupy the same bytes, otherwise "".
 
     If ordinary stores wrote the bytes, an offset of 0 intentionally repeats a core matrix.
     """

@@ -41,7 +41,7 @@ class SharedVariables:
         return cls(tuple(variables))
 
     def byte(self, address: int) -> str:
-        """Describe a shared address without the CTA rank as "byte 64 of tile", or as "" outside variables."""
+        """Return a name such as "byte 64 of tile" for an address without the CTA rank, or "" outside variables."""
         name, offset = self._find(address)
         return f"byte {offset} of {name}" if name else ""
 

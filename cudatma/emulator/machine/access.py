@@ -1,7 +1,7 @@
 """Loads and stores of warps, including alignment checks, bounds checks and events for observers.
 
-Functions take the warp, the instruction's index in the body, the lane addresses, and the active mask, where None
-selects all lanes. Source: PTX ISA, "ld", "st", "Generic Addressing".
+Functions take the warp, the instruction's index in the body, the lane addresses, and the active mask (None selects all
+lanes). Source: PTX ISA, "ld", "st", "Generic Addressing".
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def as_shared(w: Warp, at: int, address: int) -> int:
     """Return the address of a shared-memory operand in the .shared state space.
 
     Hardware uses only the low half of a generic address, which for shared memory is the address in the .shared state
-    space. PTX does not guarantee this behavior, so the emulator warns. A generic address of other memory traps.
+    space. PTX does not guarantee this behavior, so the emulator warns. A generic address of any other memory causes a
+    trap.
     """
     if address >> 60 == SHARED_WINDOW >> 60:
         message = f"the operand must be {SHARED_OPERAND}, got {address:#x}, a generic address of shared memory"
@@ -137,7 +138,7 @@ def from_generic(addresses: Array) -> Array:
 
 
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
-    """Stop the launch because of an access to unmapped bytes."""
+    """Trap because of an access to unmapped bytes."""
     if address >> 60:
         check_window(w, at, address, "an address of global memory")
     message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
@@ -263,7 +264,7 @@ def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: 
 
 
 def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> bool:
-    """Return whether memory already holds the bytes to be stored. Writers of equal values do not race."""
+    """Return whether memory already contains the bytes to be stored. Writers of equal values do not race."""
     size = BYTES[code] * len(rows)
     new = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
     return bool((region.data[offsets[:, None] + np.arange(size)] == new).all())
@@ -309,7 +310,7 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
 
 
 def _by_rank(w: Warp, addresses: Array) -> list[Any]:
-    """Return lane indices, grouped by the CTA in the lanes' shared-memory addresses."""
+    """Return the lane indices, grouped by the CTA rank in the lanes' shared-memory addresses."""
     if w.block.shared.inside(addresses, 1) is not None:
         return [slice(None)]
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
@@ -320,7 +321,7 @@ def _by_rank(w: Warp, addresses: Array) -> list[Any]:
 def ld_shared(
     w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None, remote: bool, order: str = ""
 ) -> Array:
-    """Load (count, 32) elements from shared memory; ``remote`` allows .shared::cluster addresses."""
+    """Load (count, 32) elements from shared memory. ``remote`` allows .shared::cluster addresses."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
     own = w.block.shared.inside(active, size)

@@ -24,10 +24,9 @@ def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory, 
     - None is a null pointer.
     - A number is converted to the width of the parameter, and to a float if PTX declares a float.
     - NumPy scalars and structures (``numpy.void``), ctypes objects, bytes, and objects with ``__bytes__`` or
-    ``descriptor``
-      (tensor maps) are passed by value.
+      ``descriptor`` (tensor maps) are passed by value.
 
-    ``names`` contains the argument names for messages. Raises ArgumentError if the number of arguments or a size is
+    ``names`` contains the argument names for messages. Raise ArgumentError if the number of arguments or a size is
     wrong, and ArgumentTypeError if the type of an argument is not supported.
     """
     params = program.function.params
@@ -54,7 +53,7 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
             raise ArgumentError(
                 name,
                 f"an array of {value.nbytes} bytes",
-                f"a value of {size} bytes because the parameter is not a pointer",
+                f"a value of {size} bytes (the parameter is not a pointer)",
             )
         return memory.add(value, name).to_bytes(8, "little")
     if value is None and size == 8:
@@ -96,7 +95,7 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
 
 def _float_bytes(value: float, size: int, name: str) -> bytes:
     if size not in (2, 4, 8):
-        raise ArgumentError(name, value, f"a number because the parameter is a {size}-byte float")
+        raise ArgumentError(name, value, f"a number (the parameter is a {size}-byte float)")
     try:
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
     except OverflowError:

@@ -53,7 +53,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
 
 
 def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bool, order: str) -> tuple[Region, int]:
-    """Return the region and offset of one lane's operand. ``remote`` allows the memory of other CTAs."""
+    """Return the region and offset of one lane's operand. ``remote`` allows access to other CTAs."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
     if space == "shared" or (not space and window == 1):
@@ -196,7 +196,7 @@ def atomic(
 
 
 def _yield_after(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
-    """Yield to other splits after an operation that changed memory, or that again observed the same value.
+    """Yield to other splits after an operation that changed memory, or that observed the same value again.
 
     ``address`` is the generic address of the first element of ``old``.
     """

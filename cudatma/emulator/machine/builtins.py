@@ -34,7 +34,7 @@ def allocate(launch: Launch, size: int) -> int:
 
 
 def release(launch: Launch, address: int) -> None:
-    """Free memory from allocate(). Address 0 is ignored. Raises TrapError for memory that is not allocated."""
+    """Free memory from allocate(). Address 0 is ignored. Raise TrapError if the memory is not allocated."""
     if address:
         if launch.heap.pop(address, None) is None:
             raise TrapError(f"free is called with {address:#x}, which is not the address of allocated memory")

@@ -4,8 +4,8 @@ Lanes diverge at a branch and reconverge at its immediate post-dominator. A comp
 the same bar.sync or mma before they reconverge. The first lanes then wait at this instruction for the other lanes,
 unless the other lanes cannot arrive.
 
-An instruction with a member mask synchronizes the lanes in the mask. Each lane may execute a different instruction if
-it has the same qualifiers and the same mask.
+An instruction with a member mask synchronizes the lanes in the mask. The lanes may execute different
+instructions if these have the same qualifiers and the same mask.
 
 Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync" ("wait until all non-exited threads corresponding
 to membermask have executed" it "with the same qualifiers and same membermask value"), "bar.warp.sync", "bar", "mma"
@@ -91,7 +91,7 @@ MAX_CALLS = 256
 
 @runtime
 def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> int:
-    """Split the running lanes: the lanes in ``taken`` continue at ``target``, the others at ``following``.
+    """Split the running lanes. The lanes in ``taken`` continue at ``target``, and the others at ``following``.
 
     The lanes reconverge at ``meet``.
     """
@@ -144,7 +144,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Decrement the number of splits and inner joins that a join waits for, and resume execution at zero."""
+    """Decrement the number of splits and inner joins that a join waits for, and resume execution when none remain."""
     join.missing -= 1
     if join.missing:
         return
@@ -169,8 +169,8 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
 def _release(w: Warp, lanes: Array) -> Array:
     """Release parked lanes from their joins if other lanes wait for them. Return the released lanes.
 
-    Lanes may leave a join early because the lanes of a warp run independently. Joins only improve efficiency;
-    correctness does not depend on them.
+    Lanes may leave a join early because the lanes of a warp run independently. Joins improve only efficiency.
+    Correctness does not depend on joins.
     """
     released = np.zeros_like(lanes)
     joins = {id(join): join for split in w.splits for join in _ancestors(split.join)}
@@ -186,7 +186,7 @@ def _release(w: Warp, lanes: Array) -> Array:
 
 
 def release_parked(w: Warp) -> bool:
-    """Release all lanes that are parked at joins. Return whether there were any."""
+    """Release all lanes that are parked at joins. Return whether any lanes were released."""
     released = bool(_release(w, w.alive).any())
     w.has_left_joins = w.has_left_joins or released
     return released
@@ -260,7 +260,7 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
     while walk.caller is not None:
         depth, walk = depth + 1, walk.caller
     if depth >= MAX_CALLS:
-        raise TrapError(f"the call stack is exhausted because calls are nested more than {MAX_CALLS} deep")
+        raise TrapError(f"the call stack is exhausted because calls are nested more than {MAX_CALLS} levels deep")
     base = max(caller.local_base + caller.program.local_bytes, w.stack_top)
     frame = Frame(program, caller, return_to, base)
     w.reserve_local(frame.local_base + program.local_bytes)
@@ -277,8 +277,8 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 def meet(w: Warp, at: int) -> int:
     """Synchronize the lanes of a warp for an instruction that all of them must execute.
 
-    Returns 0 to continue, BLOCK to wait, or SWITCH if the running split has gained lanes and restarts the segment. The
-    result is also 0 if the missing lanes cannot arrive; the instruction then reports a hazard.
+    Return 0 to continue, BLOCK to wait, or SWITCH if the running split has gained lanes and restarts the segment. Also
+    return 0 if the missing lanes cannot arrive. The instruction then reports a hazard.
     """
     split = w.split
     if split.token is not None:  # The barrier has released this split.
@@ -301,7 +301,7 @@ Met = tuple[Array | None, tuple[Array, ...]]
 def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
     """Synchronize the lanes in a member mask. Each lane may execute a different instruction of the same kind.
 
-    Returns an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
+    Return an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
     """
     split = w.split
     met: Met | None = split.token
@@ -344,7 +344,7 @@ def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], spl
 def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
     """Make the running split wait for the missing lanes.
 
-    Returns a scheduler code if the split blocks or was merged, otherwise the waits to release.
+    Return a scheduler code if the split blocks or was merged, otherwise the waits to release.
     """
     split = wait.split
     w.waiting[:] = [known for known in w.waiting if known.split is not split]

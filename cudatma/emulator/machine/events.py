@@ -1,10 +1,10 @@
 """Events that the machine reports to observers while it runs.
 
-An observer of a cluster is a subclass of Observer that overrides the methods of the events it needs. The machine calls,
-for example, ``w.events.shared_read(...)`` and ignores the result, because observers do not change what a kernel
-computes. Hazard checks (hazards/) and the trace (trace/recording.py) are observers.
+An observer of a cluster is a subclass of Observer that overrides the methods of the events that it handles. The machine
+calls, for example, ``w.events.shared_read(...)`` and ignores the result, because observers do not affect the results
+of a kernel. Hazard checks (hazards/) and the trace (trace/recording.py) are observers.
 
-Unless its description states otherwise, an event precedes its effect: memory, barriers and registers still have their
+Unless its description states otherwise, an event precedes its effect: memory, barriers and registers still have the
 values from before the instruction. The observers of a cluster are called in the order in which they were given.
 """
 
@@ -25,7 +25,7 @@ Same = Callable[[], bool]
 
 
 def never() -> bool:
-    """Return False (the ``same`` argument of a store whose bytes are not compared)."""
+    """Return False, as the ``same`` argument of stores whose bytes are not compared."""
     return False
 
 
@@ -88,7 +88,7 @@ class Observer:
     ----------------
     w, at
         Warp (state.Warp), and index of its instruction in the function's body. ``w.split`` contains the lanes that
-        execute the instruction, and ``w.guard`` the lanes whose guard holds (None for all).
+        execute the instruction, and ``w.guard`` the lanes whose guard is true (None for all).
     block, offsets
         CTA (state.Block) whose shared memory is accessed, and byte offsets in it, one per lane or per piece.
     region
@@ -141,7 +141,7 @@ class Observer:
     def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
         """The machine has found a hazard: an instruction that violates a rule of execution.
 
-        ``kind`` is a key of hazards.hazard.CAUSES. ``places`` contains the locations that the hazard concerns
+        ``kind`` is a key of hazards.hazard.CAUSES. ``places`` contains the locations that the hazard affects
         (hazards.hazard.Place).
         """
 
@@ -311,7 +311,7 @@ class Observer:
         """
 
     def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
-        """An instruction arrives more often than there are pending arrivals.
+        """An instruction arrives more times than the number of pending arrivals.
 
         ``number`` is the number of arrivals by this instruction. ``expects`` is true if the instruction has .expect_tx.
         """
@@ -367,7 +367,7 @@ class Observer:
     def wgmma_waited(self, w: Any, at: int, done: int, warps: list[Any], /) -> None:
         """A warp's wgmma.wait_group returns.
 
-        ``done`` is the number of complete groups. ``warps`` contains the warps of the warpgroup.
+        ``done`` is the number of completed groups. ``warps`` contains the warps of the warpgroup.
         """
 
     def registers_set(self, w: Any, at: int, count: int, is_increase: bool, /) -> None:
@@ -384,9 +384,9 @@ def combined(observers: Sequence[Observer]) -> Observer:
 
 
 class _Combined:
-    """Observer that determines the handlers of an event when it first occurs.
+    """Observer that determines the handlers of an event when the event first occurs.
 
-    If only one observer handles an event, its method is called directly.
+    If only one observer handles an event, the machine calls its method directly.
     """
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:

@@ -25,8 +25,8 @@ RESERVED_BYTES = 1024
 MAX_LIVE_BYTES = 2 << 30
 #: Host memory of the emulator and the hazard checks in bytes: per byte of shared memory, and per warp (without clocks).
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
-#: Emulated time that passes when all threads only read clocks: the first step, and the limit after which the launch is
-#: deadlocked.
+#: First step of the emulated time that passes while all threads only read clocks, and the total time after which the
+#: launch counts as deadlocked.
 FIRST_IDLE_NS, MAX_IDLE_NS = 1_000_000, 10**13
 
 
@@ -77,7 +77,7 @@ class GridLaunch:
         self.dynamic_bytes = setup.dynamic_bytes
         self.shared_offsets, self.dynamic_start = setup.image.shared_layout(setup.program.function.name)
         self.shared_bytes = self.dynamic_start + setup.dynamic_bytes
-        #: Offset after all other shared memory of the barriers for cooperative groups of several warps.
+        #: Offset of the barriers for cooperative groups of several warps, which follow all other shared memory.
         self.reserved_start = -(-self.shared_bytes // 16) * 16
         self.reserved_bytes = RESERVED_BYTES if setup.image.reads(setup.program.function.name, "%reserved_smem") else 0
         #: Maps the address of each live malloc allocation to its size in bytes.
@@ -97,7 +97,7 @@ class GridLaunch:
         self.param_span = (self.param_base, self.param_base + self._parameters.size)
         #: Difference between the generic address and the .param address of a kernel parameter.
         self.param_shift = np.full(LANES, self.param_base - PARAM_START, np.uint64)
-        #: Workspace that the driver passes to a cooperative launch: its size in bytes, and the grid barrier.
+        #: Workspace that the driver passes to a cooperative launch. It contains its size in bytes and the grid barrier.
         workspace = np.array([8, 0], np.uint32)
         self.workspace_base = self.memory.add(workspace, "grid workspace")
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
@@ -125,7 +125,7 @@ class GridLaunch:
                     yield x, y, z
 
     def run(self) -> None:
-        """Run the whole grid. Raises the exceptions of Scheduler.run()."""
+        """Run the whole grid. Raise the same exceptions as Scheduler.run()."""
         with np.errstate(all="ignore"):
             self.admit()
             self.scheduler.run()
@@ -139,10 +139,10 @@ class GridLaunch:
     def admit_beyond(self) -> bool:
         """Start more clusters than the limit allows, because all live clusters may be waiting for them.
 
-        Raises ResidencyError if the live clusters would use too much memory.
+        Raise ResidencyError if the live clusters would use too much memory.
         """
         started = False
-        for _ in range(max(1, len(self.resident) // 4)):  # Batches keep long chains of waiting clusters fast.
+        for _ in range(max(1, len(self.resident) // 4)):  # Batches speed up long chains of waiting clusters.
             origin = self._take(lambda count: 0)
             if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MAX_LIVE_BYTES:
                 live, blocks = len(self.resident), self.cluster[0] * self.cluster[1] * self.cluster[2]
@@ -183,12 +183,12 @@ class GridLaunch:
     def take_cluster(self) -> Dim | None:
         """Cancel a cluster that has not started, so that a running cluster can do its work.
 
-        Returns the first CTA of the canceled cluster, or None if no cluster is left.
+        Return the first CTA of the canceled cluster, or None if no cluster is left.
         """
         return self._take(self.scheduler.pick)
 
     def block_ended(self, block: Block) -> None:
-        """Remove a cluster after its last CTA has exited, so that another one can start."""
+        """Remove a cluster after its last CTA has exited, so that another cluster can start."""
         if block.cluster.is_done:
             self.resident.remove(block.cluster)
 
@@ -209,7 +209,7 @@ class GridLaunch:
             self.setup.show_steps(steps)
 
     def clock(self, name: str) -> int:
-        """Return %clock, %globaltimer or half of one of them: the number of steps plus the idle time."""
+        """Return %clock, %globaltimer or half of one of these registers, which count the steps plus the idle time."""
         self._has_read_clock = True
         steps = self.scheduler.steps * 32 + self._waited_ns
         if name in ("clock", "globaltimer_lo"):

@@ -78,8 +78,8 @@ class Recorder:
         Later states of a ready split are compared with its current state. A blocked split is compared only after its
         release.
         """
-        #: Maps each place to the number of visits in each state. The first visit of a split is counted when it
-        #: continues, the second when it returns.
+        #: Maps each place to the number of visits in each state. A split's first visit is counted when the
+        #: split continues, and its second visit when the split returns.
         self._states: dict[tuple[Warp, int], dict[tuple[int, bool], int]] = {}
         self._compared: dict[tuple[Warp, int], int] = {}
         self._blocked = set(blocked)
@@ -89,7 +89,7 @@ class Recorder:
         self._steps = 0
 
     def _expect(self, split: Split) -> None:
-        """Require that a split returns to its current state."""
+        """Record that a split must return to its current state."""
         place = split.warp, split.pc
         self._states.setdefault(place, {})[_state_of(split)] = 0
         self._compared.setdefault(place, 0)

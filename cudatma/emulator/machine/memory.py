@@ -112,7 +112,7 @@ def in_units(offsets: Array, shift: int) -> Array:
 def bytes_of(array: Any, name: str = "array") -> Array:
     """Return the bytes of a NumPy array as (n,) uint8 without a copy.
 
-    For a view with gaps, return the bytes of the contiguous array that contains the view. Raises ArgumentError if there
+    For a view with gaps, return the bytes of the contiguous array that contains the view. Raise ArgumentError if there
     is no such array.
     """
     if not isinstance(array, np.ndarray):
@@ -169,7 +169,7 @@ class GlobalMemory:
         return address
 
     def _insert(self, region: Region) -> None:
-        """Add a region, merged with the regions that overlap it because they are parts of the same buffer."""
+        """Add a region, and merge it with regions that overlap it. Overlapping regions are parts of the same buffer."""
         near = self._bases[max(0, bisect_right(self._bases, region.base) - 1) : bisect_left(self._bases, region.end)]
         for old in [r for r in map(self._regions.__getitem__, near) if region.base < r.end]:
             self._bases.remove(old.base)

@@ -19,7 +19,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
 
 
 def _guard_lanes(e: SegmentWriter, i: Instruction) -> str | None:
-    """Emit the mask of lanes whose guard holds, and return the mask's name, or None if there is no guard."""
+    """Emit the mask of lanes whose guard is true, and return the mask's name, or None if there is no guard."""
     if i.guard is None:
         return None
     register, negated = i.guard
@@ -138,8 +138,8 @@ def call_function(w: Warp, name: str, arguments: list[str], results: list[str], 
     program = w.launch.image.program(name)
     expected = (len(program.function.params), len(program.function.returns))
     if expected != (len(arguments), len(results)):
-        message = f"{name} is called with {len(arguments)} arguments and {len(results)} results"
-        raise TrapError(f"{message}, but it declares {expected[0]} and {expected[1]}")
+        message = f"the call of {name} has {len(arguments)} arguments and {len(results)} results"
+        raise TrapError(f"{message}, but {name} declares {expected[0]} and {expected[1]}")
     return divergence.call(w, program, arguments, results, following)
 
 
@@ -203,7 +203,7 @@ def nanosleep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("setmaxnreg", "pmevent", "prefetchu", "applypriority", "discard")
 def no_effect(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for instructions that do not affect values but only registers, caches or counters.
+    """Emit code for instructions that affect only caches, counters or the number of registers.
 
     setmaxnreg.inc can block until the CTA's register pool has enough registers.
     """
@@ -261,4 +261,4 @@ def restore_stack(w: Warp, top: Array, mask: Array | None) -> None:
 
 @emitter(*REFUSED)
 def refuse(e: SegmentWriter, i: Instruction) -> None:
-    raise e.error(f"`{i.parts[0]}` is not supported: {REFUSED[i.parts[0]]}")
+    raise e.error(f"`{i.parts[0]}` is not supported ({REFUSED[i.parts[0]]})")

@@ -39,7 +39,7 @@ def order_of(i: Instruction) -> str:
 
 
 def _width(e: SegmentWriter, mem: Mem) -> str:
-    """Return the type for address arithmetic, which is 32 bits for u32 addresses so that they wrap as on a GPU."""
+    """Return the type for address arithmetic. For u32 addresses, the type has 32 bits so that they wrap as on a GPU."""
     return "u32" if isinstance(mem.base, Reg) and BYTES[e.classes[mem.base.index]] == 4 else "u64"
 
 

@@ -29,7 +29,7 @@ RUNTIME["WHOLE"] = WHOLE
 def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
     """Emit code that synchronizes the lanes in the member mask.
 
-    Returns expressions for the values of all synchronized lanes, and for the groups in which they synchronized.
+    Return expressions for the values of all synchronized lanes, and for the groups in which they synchronized.
     """
     operand = i.operands[-1]
     member = e.src(operand, "u32")
@@ -46,7 +46,7 @@ def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, s
 def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
     """Return expressions for the second operand in all synchronized lanes, and for their groups.
 
-    For an instruction without .sync, the only group is the active lanes.
+    For an instruction without .sync, the active lanes form the only group.
     """
     value = e.temporary(e.src(i.operands[1], code))
     if "sync" in i.parts:
@@ -160,7 +160,7 @@ def match(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[Array, Array]:
-    """Return the lanes with equal values (match.any), or all lanes or 0 and a predicate (match.all)."""
+    """Return the lanes with equal values for match.any. For match.all, return all lanes or 0, and a predicate."""
     if every:
         matches = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
         return matches, matches != 0

@@ -73,7 +73,7 @@ class Program:
 
     @cached_property
     def unfenced(self) -> dict[int, int]:
-        """Return a map from the index of each wgmma to those of its registers that are written without a fence."""
+        """Return a map from the index of each wgmma to its registers that are written without a fence."""
         return unfenced_wgmmas(self.flow)
 
     def compile_full(self, index: int) -> SegmentFunction:
@@ -158,7 +158,7 @@ MAX_VARIABLES_BYTES = 1 << 28
 
 
 class Image:
-    """A module in memory. Programs are created on first use. Variables exist as long as the image."""
+    """A module in memory. Programs are created on first use. Variables exist as long as the image exists."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -185,7 +185,9 @@ class Image:
         placed = [v for v in self.module.variables.values() if v.space in ("global", "const")]
         total = sum(v.size_bytes + v.align for v in placed)
         if total > MAX_VARIABLES_BYTES:
-            raise PtxError(f"global and constant variables must have at most {MAX_VARIABLES_BYTES} bytes, got {total}")
+            raise PtxError(
+                f"global and constant variables must occupy at most {MAX_VARIABLES_BYTES} bytes, got {total}"
+            )
         for variable in placed:
             self._place(variable)
         for variable in self.module.variables.values():
@@ -220,11 +222,11 @@ class Image:
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """Return the function with a number, or None if there is none."""
+        """Return the name of the function with this number, or None if there is none."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """Return the kernel that matches a name. Raises ArgumentError like find_name()."""
+        """Return the kernel that matches a name, or raise ArgumentError as find_name() does."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
         return self.program(find_name(name, entries, "entry", "kernels"))
 

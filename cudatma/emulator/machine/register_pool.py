@@ -1,5 +1,4 @@
-"""Emulation of setmaxnreg and the register pool of a CTA, to which warps return registers and from which they take
-them.
+"""Emulation of setmaxnreg and of the register pool of a CTA.
 
 Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until the pool has enough registers), ".maxnreg",
 ".maxntid", ".minnctapersm".
@@ -16,7 +15,7 @@ from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
 
-#: Number of registers per SM. The number of registers per thread is a multiple of the unit, up to the maximum.
+#: Number of registers per SM, and the unit and the maximum of the number of registers per thread.
 _SM_REGISTERS, _UNIT, _MAX_REGISTERS = 65536, 8, 256
 _UNKNOWN = (
     "register_pool: the initial number of registers per thread is unknown, so the waits of setmaxnreg.inc cannot be "
@@ -58,7 +57,7 @@ class RegisterWait:
         return f"setmaxnreg.inc {self.count} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
 
     def arithmetic(self) -> str:
-        """Return the numbers of initial, freed, taken and missing registers as text."""
+        """Return text that states the counts of initial, freed, taken and missing registers."""
         pool = self.pool
         return (
             f"setmaxnreg.inc {self.count} needs {self.count} - {self.owned} more registers per thread, "

@@ -20,9 +20,9 @@ from cudatma.errors import counted
 
 #: Number of idle rounds in a schedule before the scheduler helps polling loops with a limited number of attempts.
 STARVATION = 2000
-#: Numbers of live clusters from which a random schedule chooses.
+#: Counts of live clusters from which a random schedule chooses.
 WIDTHS = (1, 2, 4, 8)
-#: Number of segments after which another cluster starts, because the live clusters may wait for it.
+#: Number of segments after which another cluster starts, because the live clusters may be waiting for it.
 PATIENCE = 20000
 #: Number of steps between two checks for progress, and number of steps between two checks of a recording.
 LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
@@ -50,7 +50,7 @@ class Grid(Protocol):
 class Deadlock(Exception):  # noqa: N818
     """No split can proceed, and no asynchronous work is pending.
 
-    ``blocked`` contains all remaining splits. ``loops`` is a recording of the loops of splits that still run.
+    ``blocked`` contains all remaining splits. ``loops`` is a recording of the loops of splits that are still running.
     """
 
     def __init__(self, blocked: list[Split], loops: Recorder | None = None) -> None:
@@ -59,7 +59,7 @@ class Deadlock(Exception):  # noqa: N818
 
     @property
     def is_endless(self) -> bool:
-        """Return whether a split still runs in an infinite loop."""
+        """Return whether a split is still running in an infinite loop."""
         return any(split.waits_for is None for split in self.blocked)
 
 
@@ -67,7 +67,7 @@ class Scheduler:
     """Scheduler of the splits of all live clusters.
 
     ``progress`` counts the events that may have released a waiter. ``unchanged`` counts releases of barriers and stores
-    of equal values, which are events that change no value.
+    of equal values, which do not change a value.
     """
 
     def __init__(self, launch: Grid, schedule: int, seed: int, step_limit: int) -> None:
@@ -189,7 +189,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until all clusters have exited. Raises Deadlock, StepLimitError, TrapError, and programs' exceptions."""
+        """Run until all clusters have exited. Raise Deadlock, StepLimitError, or the exception of an instruction."""
         idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         launch = self.launch
@@ -248,12 +248,12 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Double the number of live clusters because they may wait for new ones. Return whether a cluster started."""
+        """Double the number of live clusters, which may be waiting for new clusters. Return whether any started."""
         started = [self.launch.admit() for _ in range(len(self.launch.resident))]
         return any(started) or self.launch.admit_beyond()
 
     def _release_once(self) -> bool:
-        """Let blocked waits time out, at most once before the next progress. Return whether there are such waits."""
+        """Let blocked waits time out, at most once before the next progress. Return whether any wait timed out."""
         is_new = self._released_at != self.progress
         self._released_at = self.progress
         return is_new and self._release_suspended()
@@ -283,7 +283,7 @@ class Scheduler:
             self._unlock()
 
     def _release_parked(self) -> bool:
-        """Let lanes that wait at a reconvergence point continue while other lanes poll. Return whether there are any.
+        """Let lanes that wait at a reconvergence point continue while other lanes poll. Return whether any continue.
 
         Every thread must make progress. For example, a lane that holds a lock must be able to release it while other
         lanes of its warp try to acquire it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
@@ -311,7 +311,7 @@ class Scheduler:
         return self._draw.randrange(count) if self._draw.random() < 0.5 else 0
 
     def _release_suspended(self, which: str = "may_time_out") -> bool:
-        """Let every blocked try_wait time out once, as hardware does. Return whether there are such waits."""
+        """Let every blocked try_wait time out once, as hardware does. Return whether any wait timed out."""
         released = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
         for split in released:
             split.timed_out = True
@@ -344,7 +344,7 @@ class Scheduler:
     def _quantum(self, split: Split, is_whole: bool) -> None:
         """Run a split until it blocks, ends, polls, or exhausts its time slice.
 
-        If ``is_whole`` is true, the time slice is the long one of schedules 0 and 1.
+        ``is_whole`` selects the long time slice of schedules 0 and 1.
         """
         warp = split.warp
         warp.split = self.running = split

@@ -17,7 +17,7 @@ _BIT = np.uint64(1) << _LANE
 
 
 def _threads(number: int) -> Array:
-    """Return the thread numbers in the CTA of a warp's lanes."""
+    """Return the thread numbers of a warp's lanes within the CTA."""
     threads: Array = _LANE + np.uint64(LANES * number)
     return threads
 
@@ -50,7 +50,7 @@ _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "reserved_smem_offset_1": lambda block: block.shared_base + block.launch.reserved_start,
     "envreg2": lambda block: block.launch.workspace_base & 0xFFFFFFFF,
 }
-#: As above for registers with an axis suffix, with a function of (block, axis).
+#: Maps each register with an axis suffix whose value is the same for all threads of a CTA to a function of (CTA, axis).
 _OF_AXIS: dict[str, Callable[[Block, int], int]] = {
     "ntid": lambda block, axis: block.launch.block[axis],
     "ctaid": lambda block, axis: block.index[axis],

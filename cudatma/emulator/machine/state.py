@@ -1,7 +1,7 @@
 """State of a running grid: clusters, CTAs and their barriers, warps, and splits of diverged lanes.
 
-Lanes of a warp that diverge at a branch become splits. Splits run independently, so that a split may wait for another
-split of its warp. They reconverge at the immediate post-dominator of the branch (divergence.py).
+Lanes of a warp that diverge at a branch become splits. Splits run independently, so a split may wait for another
+split of its warp. Splits reconverge at the immediate post-dominator of the branch (divergence.py).
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ class Warp:
         self.part_meetings = 0
         #: Whether lanes have left a join while other lanes polled.
         self.has_left_joins = False
-        #: Lanes whose guard holds, while observers receive the events of a guarded instruction.
+        #: Lanes whose guard is true, while observers receive the events of a guarded instruction.
         self.guard: Array | None = None
         #: Instruction and value of the last strong load. The warp spins if it reads the same value again.
         self.last_read: tuple[int, bytes] | None = None
-        #: Flag that a split of the warp has polled last, or None.
+        #: Last flag that a split of the warp has polled, or None.
         self.last_poll: Any = None
         self.local = Region(0, np.zeros(0, np.uint8), "local memory")
         self.local_bytes = 0
@@ -274,7 +274,7 @@ class Cluster:
 
 
 class Block:
-    """A CTA: its shared memory, barriers and warps. ``index`` is blockIdx; ``rank`` is the rank in its cluster."""
+    """A CTA: its shared memory, barriers and warps. ``index`` is blockIdx. ``rank`` is the rank in its cluster."""
 
     launch: Launch
     cluster: Cluster

@@ -42,7 +42,7 @@ class ClusterWait:
 
 
 def executing(w: Warp) -> Array:
-    """Return the lanes that execute the current instruction: the split's lanes whose guard holds."""
+    """Return the lanes that execute the current instruction, which are the split's lanes whose guard is true."""
     return w.split.mask if w.guard is None else w.split.mask & w.guard
 
 
@@ -52,7 +52,7 @@ def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool)
     lane = int(here.argmax())
     index = int(number[lane])
     if index > 15:
-        raise TrapError(f"the barrier number must be 0 to 15, got {index}")
+        raise TrapError(f"the barrier number must be from 0 to 15, got {index}")
     barrier = w.block.barriers[index]
     w.meetings += 1
     if aligned and not (here == w.alive).all():
@@ -101,7 +101,7 @@ def complete_named(block: Block, barrier: NamedBarrier) -> bool:
 
 
 def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
-    """Return the popc, and and or reductions over all threads, or None if no thread has executed bar.red."""
+    """Return the popc, AND and OR reductions over all threads, or None if no thread has executed bar.red."""
     if not barrier.reductions:
         return None
     votes = np.concatenate([predicate[mask] for _, mask, predicate in barrier.reductions])
@@ -161,7 +161,7 @@ def groups_of(members: Array, here: Array) -> list[Group]:
 def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     """Synchronize the lanes of each member mask.
 
-    Reports a mask that omits executing lanes or includes live lanes that do not execute the instruction. PTX ISA,
+    Report a mask that omits executing lanes or includes live lanes that do not execute the instruction. PTX ISA,
     "shfl.sync": the behavior is undefined if the executing thread is not in the membermask.
     """
     alive = lane_bits(w.alive)
@@ -193,7 +193,7 @@ def all_meet(w: Warp, at: int, what: str, members: Array) -> tuple[Array, ...]:
 def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     """Report an .aligned instruction that only some threads of the warp (``mask``) execute.
 
-    MMAs, matrix loads and matrix stores are also undefined if a thread of the warp has exited.
+    The behavior of MMAs, matrix loads and matrix stores is also undefined if a thread of the warp has exited.
     """
     here = w.split.mask if mask is None else mask
     if here.all():

@@ -30,7 +30,7 @@ from cudatma.emulator.ptx.model import (
 _SELECTED = re.compile(r"(.+)\.([bh]\d{1,4})$")
 _RANGED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 _MAX_REGISTERS = 1 << 20
-#: Replacements that remove the blanks around punctuation from tokens that are joined by blanks.
+#: Replacements that remove blanks around punctuation from tokens joined by blanks.
 _SPACING = (
     *((f" {mark}", mark) for mark in ",;]})"),
     *((f"{mark} ", mark) for mark in ";]})[{(@!"),
@@ -42,7 +42,7 @@ _LOC_ATTRIBUTE = re.compile(
 )
 #: Maximum number of inlined calls in a source location. Further calls are dropped.
 _MAX_INLINED = 32
-#: Matches the pragma that states which bytes of the next load the program uses. Bit i stands for byte i.
+#: Matches the pragma that states which bytes of the next load the program uses. Bit i corresponds to byte i.
 _USED_BYTES = re.compile(r"used_bytes_mask\s+(0[xX][\da-fA-F]{1,8}|0|[1-9]\d{0,9})")
 
 
@@ -189,7 +189,7 @@ class BodyParser:
                 count = cursor.integer()
                 cursor.expect(">")
                 if not 0 <= count <= _MAX_REGISTERS:
-                    raise cursor.error(f"the number of registers must be 0 to {_MAX_REGISTERS}, got {count}")
+                    raise cursor.error(f"the number of registers must be from 0 to {_MAX_REGISTERS}, got {count}")
                 if name in scope.ranges:
                     raise cursor.error(f"registers `{name}` are declared twice")
                 scope.ranges[name] = (kind, count)
@@ -270,7 +270,7 @@ class BodyParser:
             self.branches.append((len(self.function.body) - 1, scope))
 
     def _branch_around(self, instruction: Instruction, guard: tuple[int, bool]) -> None:
-        """Replace the guard of an instruction with a member mask by a branch around the instruction.
+        """Replace the guard of an instruction that has a member mask with a branch around the instruction.
 
         The lanes reconverge after the instruction.
         """

@@ -61,7 +61,7 @@ def _read_declarator(cursor: Cursor, space: str, align: int, element: int, kind:
         size *= cursor.integer()
         cursor.expect("]")
         if not 0 <= size <= MAX_VARIABLE_BYTES:
-            raise cursor.error(f"the size of a variable must be 0 to {MAX_VARIABLE_BYTES} bytes, got {size}")
+            raise cursor.error(f"the size of a variable must be from 0 to {MAX_VARIABLE_BYTES} bytes, got {size}")
     init, patches = b"", []
     if cursor.accept("="):
         values = list(_initializer(cursor))

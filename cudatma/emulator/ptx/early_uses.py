@@ -2,7 +2,7 @@
 
 A wgmma.fence must precede the first wgmma.mma_async, and every wgmma.mma_async whose registers (accumulators, fragments
 of A) other instructions have written. Compilers sometimes move such writes after the fence of a group. The assembler
-repairs such code, but not a group without any fence. Source: PTX ISA, "wgmma.fence".
+repairs such code unless the group has no fence. Source: PTX ISA, "wgmma.fence".
 """
 
 from __future__ import annotations

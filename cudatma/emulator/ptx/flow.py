@@ -172,7 +172,9 @@ class Flow:
                 starts.add(index)
                 joined = instruction.names_all
                 if not isinstance(members, Imm):
-                    starts.add(index + 1)  # Lanes with different masks diverge here and reconverge after it.
+                    starts.add(
+                        index + 1
+                    )  # Lanes with different masks diverge here and reconverge after the instruction.
             elif is_collective and instruction.guard is None and instruction.is_whole_warp and not joined:
                 starts.add(index)
                 joined = True

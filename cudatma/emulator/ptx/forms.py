@@ -77,7 +77,7 @@ def _modifiers() -> frozenset[str]:
 
 
 def unknown_modifier(instruction: Instruction) -> str:
-    """Return the first modifier that occurs in no form, or "" if there is none or the opcode is not supported."""
+    """Return the first modifier that does not occur in any form, or "" if all do or the opcode is not supported."""
     if instruction.parts[0] in REFUSED:
         return ""
     known = _modifiers()

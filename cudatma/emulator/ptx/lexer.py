@@ -52,7 +52,7 @@ class Token(NamedTuple):
 def tokenize(text: str) -> list[Token]:
     """Return all tokens of a module, followed by an "end" token.
 
-    Raises PtxError if the text is too large or contains a character that cannot start a token.
+    Raise PtxError if the text is too large or contains a character that cannot start a token.
     """
     if len(text) > MAX_CHARS:
         raise PtxError(f"the PTX text must have at most {MAX_CHARS} characters, got {len(text)}")

@@ -93,7 +93,7 @@ class Instruction:
     """A PTX instruction.
 
     ``parts`` is the opcode split at its dots. ``guard`` is the predicate register and whether the predicate is negated.
-    ``file`` and ``source_line`` come from the preceding .loc directive; ``source_line`` is 0 if there is none.
+    ``file`` and ``source_line`` come from the preceding .loc directive. Without such a directive, ``source_line`` is 0.
     ``inlined_at`` lists the (file, line) of each call through which the code was inlined, innermost first.
     """
 

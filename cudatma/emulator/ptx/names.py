@@ -41,14 +41,14 @@ def plain_name(symbol: str) -> str:
 def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
     """Return the symbol whose full name, plain name, prefix or other part is ``name``.
 
-    An empty ``name`` selects the only symbol. Raises an ArgumentError with candidates if ``name`` does not match
+    An empty ``name`` selects the only symbol. Raise an ArgumentError with candidates if ``name`` does not match
     exactly one symbol. ``field`` is the argument's name in the message, and ``what`` is the plural noun for the
     symbols.
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(field, type(name).__name__, "a str")
     if not symbols:
-        raise ArgumentError(field, name or "none", f"omitted because the PTX has no {what}")
+        raise ArgumentError("ptx", f"no {what}", f"a module with {what}")
     if name in symbols:
         return name
     if not name and len(symbols) == 1:

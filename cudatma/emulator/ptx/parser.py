@@ -32,7 +32,7 @@ _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 def parse(text: str) -> Module:
     """Parse a PTX module from NVRTC or nvcc (PTX 7.x to 9.x).
 
-    Raises PtxError with the line number if the text is malformed. Unknown instructions are reported when a kernel that
+    Raise PtxError with the line number if the text is malformed. Unknown instructions are reported when a kernel that
     contains them is prepared.
     """
     if not isinstance(text, str):
@@ -161,12 +161,14 @@ class _ModuleParser:
         cursor = self.cursor
         cursor.expect("(")
         params: list[Variable] = []
+        names: set[str] = set()
         while not cursor.accept(")"):
             if not cursor.accept(".param"):
                 raise cursor.error("parameters in .reg space are not supported")
             for param in read_variable(cursor, "param"):
-                if any(param.name == other.name for other in params[-_MAX_PARAMS:]):
+                if param.name in names:
                     raise cursor.error(f"parameter `{param.name}` is declared twice")
+                names.add(param.name)
                 params.append(param)
             if len(params) > _MAX_PARAMS:
                 raise cursor.error(f"a function must have at most {_MAX_PARAMS} parameters")

@@ -35,7 +35,7 @@ _UNWRITTEN_IDS: set[int] = set()
 
 
 def unwritten(code: str) -> Array:
-    """Return the initial contents of a register of a type, a vector of zeros."""
+    """Return the initial value of a register of this type, which is a vector of zeros."""
     zeros = _UNWRITTEN.get(code)
     if zeros is None:
         zeros = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
@@ -57,12 +57,12 @@ def lane_mask(bits: int) -> Array:
 
 
 def active_lanes(mask: Array | None) -> list[int]:
-    """Return the numbers of the lanes in a mask. None selects all lanes."""
+    """Return the indices of the lanes in a mask. None selects all lanes."""
     return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
 
 
 def is_unwritten(vector: Array) -> bool:
-    """Return whether a register's vector, or the base of a view of it, has never been written."""
+    """Return whether a vector, or the base of a view, is the initial value of a register."""
     if vector.flags.writeable:
         return False
     root = vector if vector.base is None else vector.base

@@ -267,7 +267,7 @@ class SegmentWriter:
     def write(self) -> str:
         """Return the source of the function ``segment`` that maps (warp, registers, mask) to the next segment.
 
-        Raises PtxError if an instruction is unknown or its operands are invalid.
+        Raise PtxError if an instruction is unknown or its operands are invalid.
         """
         try:
             return self._write()
@@ -387,7 +387,7 @@ class SegmentWriter:
         return self.splat(0, self.classes[register])
 
     def _store_back(self) -> None:
-        """Emit code that stores the registers that other segments may read in the frame."""
+        """Emit code that stores in the frame the registers that other segments may read."""
         for index in sorted(self.written):
             if self.segment.live_out >> index & 1:
                 self.line(f"R[{index}] = r{index}")

@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import LANES, Array
 
 _GROUP, _THREAD = np.arange(LANES) >> 2, np.arange(LANES) & 3
 
-#: Maps each PTX element type to the bits per element in a register or in shared memory. 6-bit and 4-bit floats take one
+#: Maps each PTX element type to its number of bits in a register or in shared memory. 6-bit and 4-bit floats take one
 #: byte each. "e2m1p" is e2m1 with two elements per byte, as in .kind::mxf4.
 ELEMENT_BITS = {
     **dict.fromkeys(("f16", "bf16"), 16),
@@ -145,7 +145,7 @@ def gather_c(registers: tuple[Array, ...], rows: int, columns: int, kind: str) -
 
 
 def rounded_bits(values_of: Array, kind: str) -> Array:
-    """Round float64 to f16, f32 or f64 and return the bits as unsigned integers. NaN is canonical."""
+    """Round float64 to f16, f32 or f64 and return the bits as unsigned integers. NaNs become canonical."""
     if kind == "f16":
         return canon16(values_of.astype(np.float16).reshape(-1)).reshape(values_of.shape).view(np.uint16)
     if kind == "f64":
@@ -209,13 +209,14 @@ def store_byte_rows(registers: Array) -> Array:
     The rows of the result are the columns of the fragments.
     """
     parts = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 8, 4, 2, 2)
-    # The axes are matrix, row g, thread, half (row g or g + 8) and column (2 t or 2 t + 1). The result is by column.
+    # The axes are matrix, row g, thread, half (row g or g + 8) and column (2 t or 2 t + 1). The result is ordered by
+    # column.
     return np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)).reshape(-1, 16)
 
 
 _ROWS = 16
-#: Types for which the metadata of a thread consists of 16 bits of row g and 16 bits of row g + 8. For other types, it
-#: is one word of one row.
+#: Types for which the metadata of a thread consists of 16 bits of row g and 16 bits of row g + 8. For other types, the
+#: metadata is one word of one row.
 _HALF_WORDS = ("f16", "bf16", "tf32")
 
 

@@ -61,7 +61,7 @@ def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], f
     stacked = np.stack(registers)
     rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
     data, places = block.shared.data, offsets[:, None] + _BYTES
-    # The lanes synchronize before the store but not after it, so it does not count as a warp-wide access.
+    # The lanes synchronize before the store but not after it, so the store does not count as a warp-wide access.
     same = partial(_holds, data, places, rows)
     w.launch.scheduler.store(same)
     w.events.shared_write(w, at, block, offsets, ROW_BYTES, "", False, same)
@@ -90,7 +90,8 @@ class Mma:
     """Form of an mma instruction.
 
     ``kinds`` are the types of D, A, B and C. ``scale`` is the type of the block scales, and ``scale_count`` is their
-    number along K. If ``sparse`` is true, A contains half of its elements. ``logic`` is "xor" or "and" for single bits.
+    number along K. If ``sparse`` is true, A contains half of its elements. ``logic`` is "xor" or "and" for single-bit
+    operands.
     """
 
     shape: tuple[int, int, int]
@@ -161,7 +162,7 @@ _QUAD, _INDEX, _HIGH = _LANE % 16 // 4, _LANE % 4, 4 * (_LANE // 16)
 
 
 def _operand(registers: tuple[Array, ...], along_k: bool) -> Array:
-    """Return the rows of A or columns of B by k, shape (4 products, 8, 4).
+    """Return the rows of A or columns of B along K, shape (4 products, 8, 4).
 
     If ``along_k`` is true, a lane contains four neighboring elements along k.
     """
@@ -188,7 +189,7 @@ def quad_mma(
 ) -> Array:
     """Compute mma.m8n8k4 for f16, which consists of four products, each computed by four lanes of each half-warp.
 
-    Returns the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` contains raw
+    Return the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` contains raw
     bits in the same shape.
     """
     left, right = _operand(a, not columns_of_a), _operand(b, columns_of_b)

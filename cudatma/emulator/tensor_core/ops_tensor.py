@@ -71,10 +71,10 @@ def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
         )
         form = f"square.{source}" if source else "square"
     elif "m8n16" in i.parts:
-        e.need(bool(source) and not transposed, ".m8n16 requires a packed source format and no .trans")
+        e.need(bool(source) and not transposed, ".m8n16 requires a packed source format and does not support .trans")
         form = source
     else:
-        e.need("m8n8" in i.parts and "b16" in i.parts, "the shape must be .m8n8 of .b16 or .m16n16 of .b8")
+        e.need("m8n8" in i.parts and "b16" in i.parts, "the shape must be .m8n8 with .b16 or .m16n16 with .b8")
         form = "trans" if transposed else ""
     items = items_of(i.operands[0])
     size = 2 * count if is_square else count
@@ -93,7 +93,7 @@ def stmatrix(e: SegmentWriter, i: Instruction) -> None:
         e.need("b8" in i.parts and bool(form), ".m16n8 requires .trans and .b8")
         form = "bytes"
     else:
-        e.need("m8n8" in i.parts and "b16" in i.parts, "the shape must be .m8n8 of .b16 or .m16n8 of .b8")
+        e.need("m8n8" in i.parts and "b16" in i.parts, "the shape must be .m8n8 with .b16 or .m16n8 with .b8")
     e.need(len(items_of(i.operands[1])) == count, f"the instruction must have {count} values")
     address = shared_address_of(e, i, i.operands[0])
     e.line(f"tensorcore.stmatrix(w, {e.at}, {address}, {tuple_of(e, i.operands[1], 'u32')}, {form!r})")
@@ -245,7 +245,8 @@ def _mma_async(e: SegmentWriter, i: Instruction) -> None:
     e.need(n % 8 == 0 and 8 <= n <= 256, f"N must be a multiple of 8 from 8 to 256, got {n}")
     e.need(k * ELEMENT_BITS[kinds[1]] == (512 if sparse else 256), f"K = {k} is not supported for .{kinds[1]}")
     to, metadata = items_of(operands[0]), "None"
-    e.need(len(to) == n // (4 if kinds[0] == "f16" else 2), f"the instruction must have {n // 2} accumulators")
+    count = n // (4 if kinds[0] == "f16" else 2)
+    e.need(len(to) == count, f"the instruction must have {count} accumulator registers")
     from_registers = isinstance(operands[1], Vec)
     a = tuple_of(e, operands[1], "u32") if from_registers else e.src(operands[1], "u64")
     b = e.src(operands[2], "u64")

@@ -31,7 +31,7 @@ _ADDRESS_BITS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class MatrixDescriptor:
-    """Fields of a 64-bit matrix descriptor in bytes."""
+    """Fields of a 64-bit matrix descriptor. All but the base offset and the mode are in bytes."""
 
     start: int
     leading: int
@@ -73,7 +73,7 @@ def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, m
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Matrix operand of a descriptor.
+    """Matrix operand that a descriptor specifies.
 
     ``places`` contains the shared-memory offsets of the 16-byte chunks, shape (rows, chunks per row), or (k, chunks of
     8 elements) for an MN-major operand. ``columns`` contains the columns of the chunks in their swizzled rows for base

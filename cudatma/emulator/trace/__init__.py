@@ -44,8 +44,8 @@ class Trace(Recording):
         blocks : int, default: 1
             Number of CTAs to draw. CTAs that issue copies come first.
         window : tuple of int, optional
-            First and last step to draw. Default: a readable part of the schedule from its beginning, or around the
-            first hazard.
+            First and last step to draw. Default: a readable part from the beginning of the schedule or, if this part
+            does not contain the first hazard, a part around this hazard.
         title : str, optional
             Heading of the picture. Default: the name of the kernel.
 

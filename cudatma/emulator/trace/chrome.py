@@ -27,7 +27,7 @@ _SLIVER = 1e-3
 
 @dataclass(slots=True)
 class Slice:
-    """A bar of a thread. Times are in microseconds."""
+    """A bar in the row of a thread. Times are in microseconds."""
 
     event: Event
     name: str
@@ -127,7 +127,7 @@ class _Process:
     # ---- copies, arrows, counters
 
     def _in_flight(self, piece: Slice, phases: dict[tuple[int, int], Slice]) -> list[dict[str, Any]]:
-        """Return a copy or store from issue to completion, and the arrow to the phase that it completes."""
+        """Return the events of a copy or store from issue to completion, and the arrow to the completed phase."""
         event = piece.event
         by = "" if event.kind == "cp.async" else "TMA "
         name = f"{by}{'stores' if event.kind == 'store' else self._what(event)}"
@@ -143,7 +143,7 @@ class _Process:
         return out
 
     def _arrow(self, cause: Slice, effect: Slice, name: str) -> list[dict[str, Any]]:
-        """Return an arrow between the ends of two slices, or nothing if shortening has reversed their order."""
+        """Return an arrow between the ends of two slices, or [] if shortening has reversed their order."""
         if effect.inside < cause.inside:
             return []
         common = {"name": name, "cat": "flow", "id": self._id(), "pid": self.pid}

@@ -27,7 +27,7 @@ _LABEL, _TICK = 11, 11
 
 
 def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
-    """Return an SVG document of the first CTAs of a trace. Raises ArgumentError for an invalid argument."""
+    """Return an SVG document of the first CTAs of a trace. Raise ArgumentError if an argument is invalid."""
     if isinstance(width, bool) or not isinstance(width, int) or width < MIN_WIDTH:
         raise ArgumentError("width", width, f"an int of at least {MIN_WIDTH} pixels")
     if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:

@@ -26,7 +26,7 @@ from cudatma.emulator.ptx.types import Array, lane_bits
 _COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
 #: Maximum number of events. Further events are dropped.
 MAX_EVENTS = 200_000
-#: Number of most recent accesses among which the accesses of a hazard are searched.
+#: Number of recent accesses that are searched for the accesses of a hazard.
 _MAX_ACCESSES = 20_000
 
 
@@ -41,11 +41,11 @@ class Event:
         shared memory), "wait", "acquire" (a wait that returned), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
         consecutive instructions), "access" (an access of a hazard), "hazard", or "warp" (its lifetime).
     block
-        CTA of the event. For a copy, this is the destination.
+        CTA of the event. For a copy, this is the destination CTA.
     end
         Last step, or None if the schedule ended before the event did.
     barrier, phase
-        Shared-memory offset of the mbarrier, or -1 if there is none, and the number of phases that it had completed.
+        Shared-memory offset of the mbarrier, or -1 if there is none, and the number of its completed phases.
     offset, size_bytes
         Range of shared memory.
     issuer
@@ -76,7 +76,7 @@ class Event:
 
 @dataclass(slots=True)
 class _Accessed:
-    """An access to memory, to the ``size`` bytes from ``base + offsets[i]`` for each lane or piece."""
+    """An access to memory. Lane or piece ``i`` accesses ``size`` bytes from ``base + offsets[i]``."""
 
     verb: str
     step: int
@@ -307,10 +307,10 @@ class Recording(Observer):
         self._access("issues a copy to", w, at, box.spec.address, box.gmem[written], 16)
 
     def hazard_found(self, hazard: Hazard, w: Warp) -> None:
-        """Record a hazard and those of its accesses that are recent."""
+        """Record a hazard and its recent accesses."""
         here = self._latest(hazard.ptx_line, hazard.address, w)
         earlier = [
-            # An earlier access may be by the same instruction, for example in the previous iteration of a loop.
+            # The same instruction may have made an earlier access, for example in the previous iteration of a loop.
             self._latest(other.ptx_line, hazard.address, before=here.begin)
             if here is not None and other.ptx_line == hazard.ptx_line and hazard.kind != "lane_race"
             else self._latest(other.ptx_line, hazard.address)

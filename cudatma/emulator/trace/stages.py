@@ -1,4 +1,4 @@
-"""Analysis of the pipeline stages in a trace, and of when each slot is filled, full and free again.
+"""Analysis of the pipeline stages in a trace, including the steps at which each slot is filled and free again.
 
 A stage is an mbarrier on which copies complete. Stages that are filled through the same tensor map or by the same
 instruction form a ring. The slot of a stage is full when a phase of this mbarrier ends. It is free again when a phase
@@ -43,9 +43,9 @@ class Fill:
 class Stage:
     """A slot of a ring.
 
-    ``number`` numbers all stages of the CTA. ``label`` includes the letter of the ring if there are several rings.
-    ``barrier`` is the shared-memory offset of the full barrier. ``empty`` is that of the empty barrier, if there is
-    one.
+    ``number`` is the index among all stages of the CTA. ``label`` includes the letter of the ring if there are several
+    rings. ``barrier`` is the shared-memory offset of the full barrier. ``empty`` is the offset of the empty barrier, or
+    None.
     """
 
     number: int
@@ -219,7 +219,7 @@ def _letter(number: int) -> str:
 def views(trace: Recording, limit: int | None = None) -> list[BlockView]:
     """Return at most ``limit`` CTAs of a trace in order of appearance.
 
-    CTAs that issue copies come first, and among these the CTA of the first hazard.
+    CTAs that issue copies come first, starting with the CTA of the first hazard.
     """
     events: dict[Dim, list[Event]] = {}
     issued: dict[Dim, list[Event]] = {}

@@ -18,7 +18,7 @@ STAGE_COLOURS = (
 )
 #: Opacity of a stage's color while its copies are in flight, and while a warp works on the stage.
 FLYING, WORKING = 0.16, 0.4
-#: Color of events that belong to no stage.
+#: Color of events that do not belong to a stage.
 NEUTRAL = "#66738a"
 HATCH, HATCH_GROUND = "cudatma-wait", "#f3f4f7"
 _FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"

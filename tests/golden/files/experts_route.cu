@@ -7,10 +7,10 @@
 // u8, u16, u32, u64, griddepcontrol_wait, griddepcontrol_launch_dependents
 
 namespace cudatma {
-constexpr u32 TILE_M = 8;   // rows of a block
-constexpr u32 SHORT_ROWS = 0;   // blocks of at most this number of rows come after all other blocks
+constexpr u32 TILE_M = 8;   // maximum number of rows of a block
+constexpr u32 SHORT_ROWS = 0;   // blocks with at most this number of rows come after all other blocks
 constexpr u32 THREADS = 256, WARPS = THREADS / 32;   // a thread divides the pairs of one expert
-constexpr u32 LOADS = 8;   // ids that a thread loads at a time
+constexpr u32 LOADS = 8;   // number of ids that a thread loads at a time
 constexpr u32 STEP = THREADS;   // distance between consecutive pairs of a thread
 
 constexpr u32 NO_PLACE = 0xffffffffu;   // place of a pair whose expert is not on this GPU; other places are indices in the sorted pairs
@@ -27,9 +27,9 @@ struct Problem {
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
-// A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs. A run is a sequence
-// of blocks of an expert: all of its blocks, or all but a short last one, or the short last one.
+// A pair consists of a token and one of its experts: pair p is expert p % top_k of token p / top_k. The routing kernel sorts the pairs by expert,
+// and divides the pairs of each expert into blocks of TILE_M rows. The results of both GEMMs are in the order of the sorted pairs. A run is a
+// sequence of blocks of an expert: all of its blocks, all but a short last block, or only the short last block.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
@@ -37,7 +37,7 @@ struct Block {
     u32 index;    // index of the block in its run
 };
 
-// The arrays of the routing kernel, in the memory that all launches of a call share.
+// The arrays of the routing kernel, in the workspace that all launches of a call share.
 struct Routing {
     u32* block_count;
     u32* next_tiles;   // number of tiles that CTAs have taken after their first tiles, for each of the two products
@@ -59,9 +59,9 @@ __device__ __forceinline__ int local_expert(const Problem& problem, const int* t
     return (u32)expert < problem.experts ? expert : -1;
 }
 
-// The pairs first, first + STEP, ... of a thread.
+// A thread's pairs with the indices first, first + STEP, and so on.
 struct Pairs {
-    int experts[LOADS];    // negative for pairs that are skipped
+    int experts[LOADS];    // -1 for a pair that is skipped
     u32 indices[LOADS];    // index of each pair among this CTA's pairs of its expert
 };
 
@@ -74,14 +74,14 @@ __device__ __forceinline__ void load_experts(Pairs& pairs, const Problem& proble
     }
 }
 
-// Count pairs. `counts` contains the number of pairs of each expert.
+// Count the pairs of each expert in `counts`.
 __device__ __forceinline__ void count(Pairs& pairs, u32 (&counts)[THREADS]) {
 #pragma unroll
     for (u32 i = 0; i < LOADS; ++i)
         if (pairs.experts[i] >= 0) pairs.indices[i] = atomicAdd(&counts[pairs.experts[i]], 1u);
 }
 
-// Store the places of pairs, and store the pairs in their places. `places` contains the place of this CTA's first pair of each expert.
+// Store the place of each pair, and store each pair at its place. `places` contains the place of this CTA's first pair for each expert.
 __device__ __forceinline__ void store_places(const Pairs& pairs, const Problem& problem, const Routing& routing, const u32 (&places)[THREADS],
                                              u32* place_of_pair, u32 first) {
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void store_places(const Pairs& pairs, const Problem& 
     }
 }
 
-// Numbers of pairs, of long blocks and of short blocks.
+// The number of pairs, of long blocks and of short blocks.
 struct Sizes {
     u32 pairs, long_blocks, short_blocks;
 };
@@ -128,15 +128,15 @@ experts_route(
     cudatma::u8* space,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
-    __shared__ u32 counts[THREADS];   // number of this CTA's pairs of each expert, and later the place of the first pair
+    __shared__ u32 counts[THREADS];   // per expert: the number of this CTA's pairs, and later the place of the first one
     __shared__ Sizes warp_sums[WARPS];
     const Routing routing(space, problem);
     const u32 expert = threadIdx.x, begin = threadIdx.x;
     u32* const place_of_pair = (u32*)(space + problem.places_at);
     counts[expert] = 0;
     __syncthreads();
-    griddepcontrol_launch_dependents();   // allows the first GEMM to start, which waits for this kernel before it reads
-    griddepcontrol_wait();                // the previous kernel has written the ids, and no longer uses the memory
+    griddepcontrol_launch_dependents();   // the first GEMM may start, and waits for this kernel before it reads
+    griddepcontrol_wait();                // the previous kernel has written the ids, and no longer uses the workspace
     Pairs pairs;   // the first pairs of this thread, which stay in registers
     load_experts(pairs, problem, topk_ids, expert_map, begin);
     count(pairs, counts);

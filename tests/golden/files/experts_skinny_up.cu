@@ -89,9 +89,9 @@ struct Problem {
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
-// A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs. A run is a sequence
-// of blocks of an expert: all of its blocks, or all but a short last one, or the short last one.
+// A pair consists of a token and one of its experts: pair p is expert p % top_k of token p / top_k. The routing kernel sorts the pairs by expert,
+// and divides the pairs of each expert into blocks of TILE_M rows. The results of both GEMMs are in the order of the sorted pairs. A run is a
+// sequence of blocks of an expert: all of its blocks, all but a short last block, or only the short last block.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
@@ -99,7 +99,7 @@ struct Block {
     u32 index;    // index of the block in its run
 };
 
-// The arrays of the routing kernel, in the memory that all launches of a call share.
+// The arrays of the routing kernel, in the workspace that all launches of a call share.
 struct Routing {
     u32* block_count;
     u32* next_tiles;   // number of tiles that CTAs have taken after their first tiles, for each of the two products
@@ -112,19 +112,19 @@ struct Routing {
 };
 
 // ---- Tiles of a CTA -------------------------------------------------------------------------------------------------
-// A tile is a block of rows of one expert, and TILE_N of the expert's columns. The weights of all experts are one weight whose columns are the
-// experts' columns, one expert after another, each padded to whole n64 rows.
+// A tile consists of a block of rows of one expert and TILE_N of the expert's columns. The weights of all experts form one weight: it contains
+// the columns of one expert after another, and each expert is padded to whole n64 rows.
 constexpr u32 TILE_N = N_TILES * N_TILE, N64_PER_TILE = TILE_N / 64;
 
 struct CtaTile {
-    u32 first_row;   // the first n64 row in the weight of all experts
-    u32 n_begin;     // the first column in the expert's weight
+    u32 first_row;   // index of the tile's first n64 row in the weight of all experts
+    u32 n_begin;     // index of the tile's first column in the expert's weight
     u32 first;       // index of the block's first row in the sorted pairs
     u32 rows;        // number of rows of the block
     u32 expert;
 };
 
-// Load the tile with this index. Tiles after the last one are not loaded.
+// Load tile `index`, unless it comes after the last tile.
 __device__ __forceinline__ void load_tile(CtaTile& tile, const Problem& problem, const Routing& routing, u32 index, u32 tiles) {
     if (index >= tiles) return;
     const u32 block_index = divide(index, problem.by_tiles_n), tile_n = index - block_index * problem.tiles_n;
@@ -132,8 +132,8 @@ __device__ __forceinline__ void load_tile(CtaTile& tile, const Problem& problem,
     tile = CtaTile{block.x * problem.expert_rows + tile_n * N64_PER_TILE, tile_n * TILE_N, block.y, min(block.z, TILE_M), block.x};
 }
 
-// Wait for a tile's first stage, and read the record with which the producer has passed the tile. The shuffles use the values, so that no load
-// is in flight when the slot is released.
+// Wait for a tile's first stage, and read the record that the producer has written for the tile. The shuffles wait for the loads, so that no
+// load is in flight when the slot is released.
 __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile* records, u32 lane) {
     ring.wait();
     const u32 field = lane < 5 ? ((const u32*)(records + ring.stage))[lane] : 0;

@@ -35,8 +35,8 @@ constexpr u32 TILE_M = 64;   // rows of M per CTA, which are columns of the MMAs
 constexpr u32 TILE_N = 256;   // columns of N per CTA, which become the rows (M) of the MMAs
 constexpr u32 TILE_K = 128;   // elements of K per stage
 constexpr u32 WARPGROUPS = 2;   // warpgroups along N
-constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which split each stage's K
-constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, each of 64 columns
+constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, among which each stage's K is divided
+constexpr u32 STACK = 2;   // wgmmas along N per warpgroup; each covers 64 columns
 constexpr u32 STAGES = 6;
 constexpr u32 MMAS_PER_COMMIT = 2;   // wgmmas per accumulator and commit group; each multiplies 16 elements of K
 constexpr u32 COMMITS_IN_FLIGHT = 1;   // commit groups in flight while the weights of the next one are dequantized
@@ -63,7 +63,7 @@ constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 TRANSACTION_BYTES = 16896;   // bytes that TMA loads per stage
-constexpr u32 EMPTY_ARRIVALS = 8;   // arrivals of consumer warps that release a slot
+constexpr u32 EMPTY_ARRIVALS = 8;   // number of arrivals that release a slot, one from each consumer warp that reads it
 constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
 constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one staging row to the next
 constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
@@ -89,9 +89,9 @@ struct Problem {
 };
 
 // ---- Routing --------------------------------------------------------------------------------------------------------
-// A pair is a token and one of its experts: pair p is choice p % top_k of token p / top_k. The routing kernel sorts the pairs by expert, and
-// divides the pairs of each expert into blocks of TILE_M rows. The rows of all results are in the order of the sorted pairs. A run is a sequence
-// of blocks of an expert: all of its blocks, or all but a short last one, or the short last one.
+// A pair consists of a token and one of its experts: pair p is expert p % top_k of token p / top_k. The routing kernel sorts the pairs by expert,
+// and divides the pairs of each expert into blocks of TILE_M rows. The results of both GEMMs are in the order of the sorted pairs. A run is a
+// sequence of blocks of an expert: all of its blocks, all but a short last block, or only the short last block.
 struct Block {
     u32 expert;   // index of the expert's weights on this GPU
     u32 first;    // index of the block's first row in the sorted pairs
@@ -99,7 +99,7 @@ struct Block {
     u32 index;    // index of the block in its run
 };
 
-// The arrays of the routing kernel, in the memory that all launches of a call share.
+// The arrays of the routing kernel, in the workspace that all launches of a call share.
 struct Routing {
     u32* block_count;
     u32* next_tiles;   // number of tiles that CTAs have taken after their first tiles, for each of the two products
@@ -111,30 +111,30 @@ struct Routing {
           blocks((Block*)(space + problem.blocks_at) + 1), pairs((u32*)(space + problem.pairs_at)) {}
 };
 
-// Stages k_begin to k_end - 1 of a tile.
+// The stages from k_begin to k_end - 1 of a tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
 // ---- Tiles of a CTA -------------------------------------------------------------------------------------------------
-// A tile is a block of rows of one expert, and TILE_N of the expert's columns. The weights of all experts are one weight whose columns are the
-// experts' columns, one expert after another, each padded to whole n64 rows.
+// A tile consists of a block of rows of one expert and TILE_N of the expert's columns. The weights of all experts form one weight: it contains
+// the columns of one expert after another, and each expert is padded to whole n64 rows.
 struct CtaTile {
-    u32 first_row;   // the first n64 row in the weight of all experts
-    u32 n_begin;     // the first column in the expert's weight
+    u32 first_row;   // index of the tile's first n64 row in the weight of all experts
+    u32 n_begin;     // index of the tile's first column in the expert's weight
     u32 first;       // index of the block's first row in the sorted pairs
     u32 rows;        // number of rows of the block, or 0 after the last tile
     u32 expert;
 };
 
-// Number of blocks of an expert whose tiles with the same columns are computed one after another, so that their weights stay in L2.
+// Number of blocks of an expert whose tiles are grouped by columns, so that the weights of these columns stay in L2.
 constexpr u32 RASTER_BLOCKS = 16;
 
-// The tiles of a CTA. The first tile has the index of the CTA. Each CTA then takes the next tile that no CTA has taken, because tiles take
-// different times. Indices and blocks are loaded ahead of time.
+// The tiles of a CTA. The index of the first tile is that of the CTA. Each CTA then takes the next tile that no CTA has taken, because some tiles
+// take longer than others. Indices and blocks are loaded one tile in advance.
 struct TileQueue {
     u32 index, following;   // indices of the current tile and of the next one
-    uint4 block;            // a block of the run of the current tile
+    uint4 block;            // a block in the same run as the current tile
 
     __device__ __forceinline__ TileQueue(const Problem& problem, const Routing& routing, u32 tiles) : index(blockIdx.x), following(0) {
         load_block(problem, routing, tiles);
@@ -149,14 +149,14 @@ struct TileQueue {
         if (index < tiles) following = gridDim.x + atomicAdd(routing.next_tiles + 1, 1u);
     }
 
-    // Advance to the next tile, and choose the one after it.
+    // Advance to the next tile, and choose the tile after it.
     __device__ __forceinline__ void advance(const Problem& problem, const Routing& routing, u32 tiles) {
         index = following;
         load_block(problem, routing, tiles);
         choose(routing, tiles);
     }
 
-    // Return the current tile. The tiles of a run of blocks are ordered by groups of RASTER_BLOCKS blocks, then by columns, then by blocks.
+    // Return the current tile. Within a run, tiles are ordered by group of RASTER_BLOCKS blocks, then by columns, then by block.
     __device__ __forceinline__ CtaTile tile(const Problem& problem, u32 tiles) const {
         if (index >= tiles) return CtaTile{};
         const u32 expert = block.x, own = divide(index, problem.by_tiles_n);   // the block that has been loaded
@@ -169,8 +169,8 @@ struct TileQueue {
     }
 };
 
-// Wait for a tile's first stage, and read the record with which the producer has passed the tile. The shuffles use the values, so that no load
-// is in flight when the slot is released.
+// Wait for a tile's first stage, and read the record that the producer has written for the tile. The shuffles wait for the loads, so that no
+// load is in flight when the slot is released.
 __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile* records, u32 lane) {
     ring.wait();
     const u32 field = lane < 5 ? ((const u32*)(records + ring.stage))[lane] : 0;
@@ -180,13 +180,13 @@ __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile*
 
 constexpr u32 ROW_BOX = 32;   // rows of a box
 constexpr u32 ROW_BOX_STAGE_BYTES = ROW_BOX * TILE_K * 2;   // bytes that one box of rows occupies in a stage
-// Return the number of boxes that a block's main loop multiplies. Main loops exist only for some numbers of boxes.
+// Return the number of boxes that the main loop of a block multiplies. There is a main loop only for some counts, so the number is rounded up.
 __device__ __forceinline__ u32 row_boxes(const CtaTile& tile) {
     if (tile.rows <= 32) return 1;
     return TILE_M / ROW_BOX;
 }
 
-// The accumulators of a warp for at most ROWS rows, as fragments of 16 columns and 8 rows. Each lane holds four values of each fragment.
+// A warp's accumulators for at most ROWS rows: fragments of 16 columns and 8 rows, of which each lane holds four values.
 template <u32 ROWS>
 using Sums = float[FRAGMENTS_16][ROWS / 8][4];
 
@@ -244,8 +244,9 @@ __device__ __forceinline__ void dequantize_group(u32 (&a)[4], const StepCodes& c
 }
 
 // ---- Main loop: wgmma multiplies dequantized weights in registers (A) by activations in shared memory (B) -----------
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a is in registers and has the layout of
-// operand A of mma.m16n8k16. b is a matrix descriptor. No other instruction may access a or d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue D += A B for a warpgroup, or D = A B if `accumulates` is false. `a` contains A in registers, in the layout
+// of operand A of mma.m16n8k16. `b` is the matrix descriptor of B. Other instructions must not access `a` or `d` between wgmma_fence and
+// wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n32k16_f32_f16(float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
@@ -287,7 +288,7 @@ struct WarpPosition {
     u32 lane;
 };
 
-// The addresses from which this thread reads slot 0. The addresses in the following slots are multiples of a stage's size further on.
+// The addresses from which this thread reads slot 0. In slot i, they are larger by i times the size of a stage.
 struct SlotAddresses {
     u32 activations, weights, scales;
 
@@ -299,7 +300,7 @@ struct SlotAddresses {
     }
 };
 
-// A thread's packed weights of the current block of 64 elements of K and, if a stage has several blocks, of the next block.
+// A thread's packed weights: those of the current block of 64 elements of K and, if a stage has several blocks, those of the next block.
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
     PackedCodes packed[PACKED_BLOCKS][STACK];
@@ -347,8 +348,8 @@ __device__ __forceinline__ u32 mainloop(Sums<ROWS>& acc, WeightFragments& weight
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        // The shuffle makes the address provably uniform for ptxas. Without it, ptxas would emit two moves to uniform registers
-        // for each descriptor.
+        // The shuffle proves to ptxas that the address is uniform. Without it, ptxas would emit two moves to uniform registers for
+        // each descriptor.
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
@@ -420,7 +421,7 @@ __device__ __forceinline__ void load_rows(const Ring& ring, u32 smem, const Maps
 __device__ __forceinline__ void produce(Ring& ring, CtaTile* records, u32 smem, const Maps& maps, const Problem& problem,
                                         const Routing& routing, u32 tiles) {
     constexpr u32 PREFETCHED = 2;
-    const u64 policy = createpolicy_evict_normal();   // L2 policy of the weights, which several blocks of an expert read
+    const u64 policy = createpolicy_evict_normal();   // L2 policy for the weights, which several blocks of an expert read
     TileQueue queue(problem, routing, tiles);
     CtaTile tile = queue.tile(problem, tiles);
     u32 prefetched = tile.rows > 0 ? min(PREFETCHED, problem.k_iterations) : 0;
@@ -456,7 +457,7 @@ __device__ __forceinline__ void produce(Ring& ring, CtaTile* records, u32 smem, 
 }
 
 // ---- Consumers: WARPGROUPS warpgroups -------------------------------------------------------------------------------
-// The operands of the epilogue. `bias` may be null.
+// The results and the operands of the epilogue. `bias` may be null.
 struct Epilogue {
     u16* results;
     const u16* bias;   // of all experts
@@ -474,7 +475,7 @@ __device__ __forceinline__ Biases load_biases(const Problem& problem, const u16*
     return Biases{low < problem.n ? low_to_float(own[low]) : 0.0f, high < problem.n ? low_to_float(own[high]) : 0.0f};
 }
 
-// Scale the sums, unless the mainloop has applied all scales, and add the bias. `column` is the warp's first column in the
+// Multiply the sums by the scales that the main loop has not applied, and add the bias. `column` is the warp's first column in the
 // expert's weight. The warp's fragments are FRAGMENT_STRIDE_N columns apart.
 template <u32 ROWS>
 __device__ __forceinline__ void scale_and_bias(Sums<ROWS>& acc, const Problem& problem, const Epilogue& epilogue, const CtaTile& tile, u32 column,
@@ -495,8 +496,8 @@ __device__ __forceinline__ void scale_and_bias(Sums<ROWS>& acc, const Problem& p
     }
 }
 
-// Store the results of a warpgroup through its staging rows, STAGING_ROWS rows at a time. The rows of the fragments are columns of the result, so
-// stmatrix.trans transposes them. `column0` is the warpgroup's first column of the result.
+// Store a warpgroup's results through its staging rows, STAGING_ROWS rows at a time. stmatrix.trans transposes the fragments, because their rows
+// are columns of the result. `column0` is the warpgroup's first column in the result.
 template <u32 ROWS>
 __device__ __forceinline__ void store_results(const Sums<ROWS>& acc, const Problem& problem, u16* results, u32 smem, const CtaTile& tile,
                                               u32 column0, const WarpPosition& warp) {
@@ -506,12 +507,12 @@ __device__ __forceinline__ void store_results(const Sums<ROWS>& acc, const Probl
 #pragma unroll
     for (u32 first = 0; first < ROWS; first += ROWS_AT_ONCE) {
         if (first >= tile.rows) return;   // uniform within the CTA
-        warpgroup_sync(warp.warpgroup);   // the stores below overwrite the staging rows, which all warps must have read
+        warpgroup_sync(warp.warpgroup);   // all warps must have read the staging rows before the stores below overwrite them
         const u32 at = staging + ((warp.lane & 7) + (warp.lane >> 4) * 8) * STAGING_PITCH_BYTES;
 #pragma unroll
-        for (u32 row = 0; row < ROWS_AT_ONCE; row += 16) {
+        for (u32 row = 0; row < ROWS_AT_ONCE && first + row < ROWS; row += 16) {
             const u32 r = (first + row) / 8;
-            // Two matrices contain the two halves of a fragment in 8 rows, and the other two contain the next 8 rows.
+            // Two of the four matrices contain 8 rows of the two halves of a fragment, and the other two contain the next 8 rows.
 #pragma unroll
             for (u32 c = 0; c < FRAGMENTS_16; ++c) {
                 u32 four[4];
@@ -523,8 +524,8 @@ __device__ __forceinline__ void store_results(const Sums<ROWS>& acc, const Probl
                 stmatrix_x4_trans(at + row * STAGING_PITCH_BYTES + (8 * c + 2 * warp.warp + (warp.lane >> 3 & 1)) * 16, four);
             }
         }
-        warpgroup_sync(warp.warpgroup);   // no thread may read the rows before all warps have staged them
-        uint4 values[VECTORS_PER_THREAD];   // loaded before the first store, because a store waits for its load
+        warpgroup_sync(warp.warpgroup);   // all warps must have staged their rows before any thread reads them
+        uint4 values[VECTORS_PER_THREAD];   // all loads are issued before the first store, because a store waits for its load
 #pragma unroll
         for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
             const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
@@ -589,7 +590,7 @@ experts_wgmma_down_f16_g128_64x256x128_k1_s6_w2_g21_r232(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     CtaTile* const records = (CtaTile*)(dynamic_shared + TILES);
     const Routing routing(space, problem);
@@ -598,7 +599,7 @@ experts_wgmma_down_f16_g128_64x256x128_k1_s6_w2_g21_r232(
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (warp_index == CONSUMER_WARPS && elect_sync()) {
-            // The routing kernel has completed, because every CTA of the first GEMM waits for it before it allows this kernel to start.
+            // The routing kernel has completed: every CTA of the first GEMM waits for it before allowing this kernel to start.
             const u32 tiles = __ldcg(routing.block_count) * problem.tiles_n;
             produce(ring, records, smem, Maps{&weight_map, &scale_map, &activation_map}, problem, routing, tiles);
         }

@@ -39,9 +39,9 @@ constexpr u32 TILE_M = 128;   // rows of M per CTA, which are columns of the MMA
 constexpr u32 TILE_N = 128;   // columns of N per CTA, which become the rows (M) of the MMAs
 constexpr u32 TILE_K = 128;   // elements of K per stage
 constexpr u32 WARPGROUPS = 1;   // warpgroups along N
-constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which split each stage's K
-constexpr u32 PINGPONG = 2;   // warpgroups, which process the CTA's work units alternately
-constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, each of 64 columns
+constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, among which each stage's K is divided
+constexpr u32 PINGPONG = 2;   // warpgroups, which take turns at the CTA's work units
+constexpr u32 STACK = 2;   // wgmmas along N per warpgroup; each covers 64 columns
 constexpr u32 STAGES = 4;
 constexpr u32 CLUSTER = 2;   // CTAs per cluster along N, which share the activations
 constexpr u32 CLUSTER_MASK = 3;   // multicast mask: all CTAs of the cluster
@@ -52,10 +52,10 @@ constexpr u32 RELEASE_K64 = 0;   // block (64 elements of K) after which all wgm
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // registers per thread
 constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
-constexpr u32 WARP_TILES = 4 * WARPGROUPS;   // warps that divide a CTA's tile
+constexpr u32 WARP_TILES = 4 * WARPGROUPS;   // number of warps among which a CTA's tile is divided
 constexpr u32 FRAGMENTS_16 = STACK, FRAGMENT_STRIDE_N = 64;   // fragments of 16 columns of N per warp; columns from one fragment to the next
 constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
-constexpr u32 FIX_UP_UNROLL = 1;   // partial tiles whose loads are in flight at the same time
+constexpr u32 FIX_UP_UNROLL = 1;   // number of partial tiles whose loads are in flight at the same time
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_SLICE = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
 constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
 constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)
@@ -73,7 +73,7 @@ constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 256;
 constexpr u32 TRANSACTION_BYTES = 41216;   // bytes that TMA loads per stage
-constexpr u32 EMPTY_ARRIVALS = 8;   // arrivals of consumer warps that release a slot
+constexpr u32 EMPTY_ARRIVALS = 8;   // number of arrivals that release a slot, one from each consumer warp that reads it
 constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
 constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one staging row to the next
 constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
@@ -315,7 +315,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
 }
 
 // Store at most STAGING_ROWS rows of a warpgroup's part of a tile, beginning at row `first` of the part, through the warpgroup's staging
-// rows. The rows of the fragments are columns of the result, so stmatrix.trans transposes them. `row0` and `column0` are the part's first
+// rows. stmatrix.trans transposes the fragments, because their rows are columns of the result. `row0` and `column0` are the part's first
 // row and column in the result. Before the call, all warps must have read the previous contents of the staging rows.
 __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                         u32 warpgroup, u32 warp, u32 lane, u32 first, u32 row0, u32 column0) {
@@ -339,7 +339,7 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
                 stmatrix_x2_trans(target, low);
             }
         }
-    warpgroup_sync(warpgroup);   // no thread may read the rows before all warps have staged them
+    warpgroup_sync(warpgroup);   // all warps must have staged their rows before any thread reads them
     // Issue all loads before the first store, because a store waits for its load. The compiler removes the condition if all threads have an
     // i-th vector.
     uint4 values[VECTORS_PER_THREAD];
@@ -409,8 +409,9 @@ __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& pro
 }
 
 // ---- Main loop: wgmma multiplies dequantized weights in registers (A) by activations in shared memory (B) -----------
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a is in registers and has the layout of
-// operand A of mma.m16n8k16. b is a matrix descriptor. No other instruction may access a or d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue D += A B for a warpgroup, or D = A B if `accumulates` is false. `a` contains A in registers, in the layout
+// of operand A of mma.m16n8k16. `b` is the matrix descriptor of B. Other instructions must not access `a` or `d` between wgmma_fence and
+// wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -439,7 +440,7 @@ struct WarpPosition {
     u32 group;       // the warpgroup, 0 or 1, which has its own tile
 };
 
-// The addresses from which this thread reads slot 0. The addresses in the following slots are multiples of a stage's size further on.
+// The addresses from which this thread reads slot 0. In slot i, they are larger by i times the size of a stage.
 struct SlotAddresses {
     u32 activations, weights, scales;
 
@@ -451,7 +452,7 @@ struct SlotAddresses {
     }
 };
 
-// A thread's packed weights of the current block of 64 elements of K and, if a stage has several blocks, of the next block.
+// A thread's packed weights: those of the current block of 64 elements of K and, if a stage has several blocks, those of the next block.
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
     PackedCodes packed[PACKED_BLOCKS][STACK];
@@ -498,8 +499,8 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        // The shuffle makes the address provably uniform for ptxas. Without it, ptxas would emit two moves to uniform registers
-        // for each descriptor.
+        // The shuffle proves to ptxas that the address is uniform. Without it, ptxas would emit two moves to uniform registers for
+        // each descriptor.
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
