@@ -479,10 +479,10 @@ class PipelineSpec:
             Lines of the comment.
         """
         lines = [
-            f"ring: {self.stages} stages of {self.stage_bytes} bytes, expect_tx {self.stage_tx_bytes} bytes per stage, "
+            f"ring: {self.stages} stages of {self.stage_bytes} bytes; per stage, expect_tx of {self.stage_tx_bytes} bytes, "
             f"{counted(self.producer_arrivals, 'producer arrival')} and "
             f"{counted(self.empty_arrivals, 'consumer arrival')}; "
-            f"{self.smem_bytes} bytes of shared memory"
+            f"{self.smem_bytes} bytes of shared memory in total"
         ]
         for operand in self.operands:
             fed = f"{operand.expected_bytes} loaded by TMA" if operand.expected_bytes else "written by threads"

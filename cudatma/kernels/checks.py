@@ -51,7 +51,7 @@ def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
 def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str, function: str) -> None:
     """Raise ArgumentError if an array is not on the device of the call's first array, or if it requires a gradient."""
     if info.device != first.device:
-        where = f"{place_name(first.device)}, the device of {first_field}"
+        where = f"{place_name(first.device)} (the device of {first_field})"
         raise ArgumentError(f"{field}.device", place_name(info.device), where)
     check_gradient(info.owner, field, function)
 
@@ -59,7 +59,7 @@ def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str,
 def check_out(
     info: ArrayInfo, dtype: Any, allowed: str, shape: tuple[int, ...], read: Mapping[str, ArrayInfo], function: str
 ) -> None:
-    """Raise ArgumentTypeError if ``out`` has another dtype, and ArgumentError if ``out`` is otherwise invalid.
+    """Raise ArgumentTypeError if ``out`` has the wrong dtype, and ArgumentError if ``out`` is otherwise invalid.
 
     ``allowed`` describes the dtype. The array must have this shape, be writable and on the device of the first input,
     and share no memory with the inputs.
@@ -76,7 +76,7 @@ def check_out(
 
 
 def check_own_memory(out: ArrayInfo, read: Mapping[str, ArrayInfo]) -> None:
-    """Raise ArgumentError if ``out`` shares memory with one of these arrays, which are named for the message."""
+    """Raise ArgumentError if ``out`` shares memory with one of these arrays, whose names appear in the message."""
     for name, other in read.items():
         if overlaps(out, other):
             raise ArgumentError("out", f"memory that overlaps {name}", "an array with its own memory")

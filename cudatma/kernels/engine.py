@@ -74,7 +74,7 @@ def run(
     weight : Weight, optional
         Weight whose arrays are inputs of many calls.
     resource : object, optional
-        Object that check() needs to validate the call, for example a weight.
+        Object that check() needs to validate the call, such as a weight.
     workspace : Workspace, optional
         Memory for partial sums and flags. Default: the stream's workspace; during capture, one workspace per graph
         branch.

@@ -1,4 +1,4 @@
-"""Explain why a problem of any family gets its configuration."""
+"""Explain why a configuration is chosen for a problem of any family."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Explanation:
             ),
             f"predicted  {duration(1e-6 * cost.us)}: "
             + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us >= 0.005),
-            "           (for operands that are not in L2)",
+            "           (if the operands are not in L2)",
             "",
         ]
         rows = [
@@ -195,7 +195,7 @@ def explained(
     *,
     launched: Callable[[Any], Any] | None = None,
 ) -> Explanation:
-    """Return the explanation of a family's configuration for a problem.
+    """Return the explanation of the configuration that a family chooses for a problem.
 
     ``launched`` maps a chosen config to the launched config. The default is ``Family.launched``. Raises
     the errors of decide().

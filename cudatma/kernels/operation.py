@@ -85,7 +85,7 @@ class Operation(ABC, Generic[P, C]):
     #: Names of the inputs in the order of run(), and of a weight's arrays.
     inputs: ClassVar[tuple[str, ...]]
     weight_arrays: ClassVar[tuple[str, ...]] = ()
-    #: The number of trailing axes of each input and of out that are part of a shape. The leading axes may differ from
+    #: Number of trailing axes of each input, and of out, that are part of a shape. The leading axes may differ from
     #: call to call. If None, all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
     #: Whether a launch treats the leading axes as one axis. The leading axes must then be contiguous.

@@ -118,7 +118,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "run_copy",
             "kernels/run_copy.cu.j2",
             "cudatma.kernels.data_movement.configs:run_configs",
-            "copy or reduce a run of bytes by 1D bulk copies",
+            "copy or reduce a run of bytes with 1D bulk copies",
             "cudatma.kernels.data_movement.samples:run_sample",
         ),
         KernelEntry(

@@ -38,7 +38,7 @@ class Replay:
     names : sequence of str
         Names of the arrays whose addresses are passed to ``run()``.
     addresses : mapping of str to int
-        Current addresses of all arrays, from which the driver encodes tensor maps.
+        Current addresses of all arrays, with which the driver encodes tensor maps.
     spaces, steady : sequence of str, optional
         Names of the arrays whose addresses rarely change: those of the workspace and of a weight.
     """

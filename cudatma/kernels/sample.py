@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 #: Limits of relative_error() for one rounding to the dtype after fp32 accumulation.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-#: Total number of bytes of all copies of an operand. The total is several times the size of any L2, so that each copy
-#: evicts another. The maximum number of copies of a tiny operand fits in L2, but loading such an operand takes almost
-#: no time.
+#: Total number of bytes of all copies of an operand, which is several times the size of any L2, so that each copy
+#: evicts another. Even the maximum number of copies of a tiny operand fits in L2, but loading a tiny operand takes
+#: almost no time.
 _ROTATION_BYTES, _MIN_COPIES, _MAX_COPIES = 350_000_000, 2, 200
 #: Number of random values, which are repeated to fill an operand. The number is prime, so that no two rows or columns
 #: are equal.

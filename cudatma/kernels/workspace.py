@@ -85,7 +85,7 @@ class Workspace:
         Device addresses of the flags and of the partial sums.
     rows : ActivationRows
         Copies of activations that TMA cannot load in place, because the weight is in activation order, or because the
-        pitch or the address is not a multiple of 16 bytes. The buffer grows to the largest of these batches.
+        pitch or the address is not a multiple of 16 bytes. The buffer grows to the largest batch that was copied.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class Workspace:
 
     def __init__(self, device: int | None = None) -> None:
         if device is not None and type(device) is not int:
-            raise ArgumentTypeError("device", type(device).__name__, "the ordinal of a device or None")
+            raise ArgumentTypeError("device", type(device).__name__, "an int (the ordinal of a device) or None")
         ordinal = context.current_device() if device is None else device
         memory = DeviceMemory(sum(workspace_sizes(ordinal)), ordinal)
         self._lay_out(ordinal, memory, ActivationRows(lambda nbytes: DeviceMemory(nbytes, ordinal)))
@@ -187,7 +187,7 @@ def is_capturing(device: int, stream: int) -> bool:
 def check_not_capturing(device: int, stream: int, allowed: str) -> None:
     """Raise LaunchError if ``stream`` is being captured into a graph."""
     if is_capturing(device, stream):
-        remedy = "run this GEMM or call MarlinLinear.warm_up() before the capture"
+        remedy = "make this call once, or call MarlinLinear.warm_up(), before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
 
 
@@ -347,7 +347,7 @@ class _Reserve:
 
 
 class _Branch:
-    """The workspace of one stream's launches in one capture. These launches also run in order in the graph.
+    """The workspace of one stream's launches in one capture. In the graph, these launches also run in order.
 
     A launch that needs more partial sums than fit in the workspace gets a new workspace of at least twice the size,
     which later launches also use. The graph contains the addresses of all of these workspaces.

@@ -292,7 +292,7 @@ def test_the_opening_comment_names_template_config_and_target() -> None:
     assert "//   box = (8, 16)" in lines
     assert r"//   odd = 'a\\\nb'" in lines
     assert not any("derived" in line or "plain" in line for line in lines), "fields with their defaults"
-    assert "//   +0 tile: 256 bytes, 256 by TMA" in lines
+    assert "//   +0 tile: 256 bytes, 256 loaded by TMA" in lines
 
 
 def test_a_config_value_without_a_stable_text_is_refused() -> None:

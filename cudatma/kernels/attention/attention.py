@@ -54,7 +54,7 @@ def attention(
     """Compute softmax(scale q k^T) v for each head.
 
     The computation is in fp32 with a single rounding, and the result is bitwise reproducible. There is no backward
-    pass. Tensors that require grad raise an error while autograd is recording.
+    pass. The function raises an error for tensors that require grad while autograd is recording.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def attention(
         Values. ``dim`` must be 32, 64, 96, 128, 192 or 256. ``v_dim`` must be equal to ``dim``, or 128 if ``dim`` is
         192.
     causal : bool, default False
-        Whether query i attends only to keys up to i + k_length - q_length, so that the last query attends to all keys.
+        Whether query i attends only to keys up to i + k_length - q_length. The last query then attends to all keys.
     scale : float, optional
         Positive factor by which q k^T is multiplied. Default: 1 / sqrt(dim).
     window : (left, right), optional

@@ -44,7 +44,7 @@ from cudatma.pipeline import MBARRIER_BYTES
 
 
 class Tile(NamedTuple):
-    """Ranked fields of a configuration: m queries per tile, n keys per block, and CTAs per SM."""
+    """Fields of a configuration that the choice ranks: queries per tile (m), keys per block (n), and CTAs per SM."""
 
     m: int
     n: int

@@ -89,7 +89,7 @@ def clocks_of(config: Any) -> Clocks:
 
 
 def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
-    """Return the cycles per SM for a tile that attends to ``keys`` keys, a number or an array."""
+    """Return the number of cycles per SM for a tile that attends to ``keys`` keys, which is a number or an array."""
     scores = config.tile_m * keys
     products = scores * (config.head_dim + config.v_head_dim) / _MACS * clocks.products
     return clocks.around + products + scores / 2**14 * clocks.scores + keys / config.tile_n * clocks.block

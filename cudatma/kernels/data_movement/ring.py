@@ -82,8 +82,8 @@ class CopyRing:
     def notes(self) -> tuple[str, ...]:
         """Description of the ring in the opening comment of the generated source."""
         return (
-            f"ring: {self.stages} slots of {self.stage_bytes} bytes, up to {self.in_flight} of which may still be "
-            f"read by stores; {self.smem_bytes} bytes of shared memory",
+            f"ring: {self.stages} slots of {self.stage_bytes} bytes, of which stores may "
+            f"still be reading up to {self.in_flight}; {self.smem_bytes} bytes of shared memory in total",
         )
 
     @property

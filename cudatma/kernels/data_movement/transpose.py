@@ -13,7 +13,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import L2Promotion, Swizzle, check_store
-from cudatma.errors import ArgumentError, DescriptorError, alternatives
+from cudatma.errors import ArgumentError, DescriptorError, alternatives, counted
 from cudatma.kernels.arguments import Arguments, Map, Sizes
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, described
@@ -134,8 +134,8 @@ class TransposeConfig:
     def notes(self) -> tuple[str, ...]:
         rows, columns = self.tile
         return (
-            f"ring: {self.stages} tiles of {rows} x {columns} elements, {self.ring.stage_bytes} bytes, and "
-            f"{self.transposed_tiles} transposed tiles; {self.smem_bytes} bytes of shared memory",
+            f"ring: {self.stages} tiles of {rows} x {columns} elements, {self.ring.stage_bytes} bytes each, and "
+            f"{counted(self.transposed_tiles, 'transposed tile')}; {self.smem_bytes} bytes of shared memory in total",
         )
 
     @property

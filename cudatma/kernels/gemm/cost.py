@@ -83,7 +83,7 @@ CostModel = Callable[[Any, Problem], Cost]
 
 
 def cost_model(config: Any, gpu: Gpu) -> CostModel:
-    """Return the predicted time of a GemmConfig as a function of M and a problem."""
+    """Return a function that predicts the time of a launch with this GemmConfig from M and a problem."""
     return _wgmma_cost_model(config, gpu) if config.has_wgmma else _mma_sync_cost_model(config, gpu)
 
 
@@ -121,7 +121,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         if a_is_split or b_is_split:
             a_clocks, b_clocks = (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS for split in (a_is_split, b_is_split))
             clocks = max(clocks, (a_rows * a_clocks + b_rows * b_clocks) * k_bytes / 128)
-        if cluster_k > 1:  # L2 merges the loads of an operand if all tiles read the same rows
+        if cluster_k > 1:  # L2 merges the loads of an operand if all tiles read the same rows.
             rows = config.tile_m * (tiles_m > 1) + config.tile_n * (tiles_n > 1)
             ctas = np.minimum(tiles * cluster_k, gpu.sm_count)
             clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
@@ -158,9 +158,9 @@ def _launch_us(config: Any) -> float:
 
 
 def _multiplying_clocks(config: Any) -> float:
-    """Return the clock cycles of a stage whose operands are in shared memory.
+    """Return the number of clock cycles per stage if the operands are already in shared memory.
 
-    Tensor cores or shared memory bound these clock cycles.
+    The number is bound by the tensor cores or by the bandwidth of shared memory.
     """
     k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
     products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)

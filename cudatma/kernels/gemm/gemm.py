@@ -51,7 +51,7 @@ def gemm(
 ) -> Any:
     """Compute c = activation(alpha a_scale b_scale a b + beta c + bias) with fp32 accumulation and one rounding.
 
-    There is no backward pass. Tensors that require grad raise an error while autograd is recording.
+    There is no backward pass. The function raises an error for tensors that require grad while autograd is recording.
 
     Parameters
     ----------

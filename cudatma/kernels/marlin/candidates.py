@@ -265,8 +265,8 @@ _DIVIDED_64 = (16, 24, 32, 40, 48, 56, 64)
 #: Tiles of the wgmma kernel. The warpgroups of the first tile split K. A single warpgroup with 64 columns pays off with
 #: a large tile_m, because each weight is dequantized only once. 192 columns are for layers that 128 or 256 columns
 #: divide into slightly more than one wave; with 192 columns and a tile_m above 128, ptxas spills. For small M, MMAs are
-#: short, and fewer commit groups are 1 to 4% faster. The last tile is for values of M that need several tiles: one
-#: while the other multiplies. [H200]
+#: short, and fewer commit groups are 1 to 4% faster. The last tile is for values of M that need several tiles. One
+#: warpgroup stores its tile while the other multiplies. [H200]
 WGMMA_TILES = (
     WgmmaTile(
         n=64, k=256, warpgroups=1, slice_k=2, stages=8, min_m=16, max_m=64, small_m=(4, 1), shared_divided=_DIVIDED_64

@@ -73,7 +73,7 @@ SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k", "weight_bits")
 
 
 def skinny_step_clocks(config: Any, gpu: Gpu) -> Any:
-    """Return the clock cycles that a CTA of the skinny GEMM takes for one element of K."""
+    """Return the number of clock cycles that a CTA of the skinny GEMM spends per element of K."""
     # If mma.sync is slower than on the GPU of the fit, the rate of the instruction bounds the time.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     columns = np.maximum(_MMA_N, config.tile_m)
@@ -122,7 +122,7 @@ TILE, RESULT = 700, 700
 #: Ping-pong warpgroups: clock cycles that a stage takes in addition to its MMAs, and clock cycles of the first stage
 #: and of the last result, which do not overlap with MMAs.
 _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
-#: Clock cycles that the CTAs of a cluster with shared activations wait for each other before the first stage.
+#: Clock cycles for which the CTAs of a cluster with shared activations wait for each other before the first stage.
 _MULTICAST = 2000
 #: Exchange of sums among the CTAs of a cluster that split K: clock cycles per CTA, and bytes per clock cycle.
 _MEETING, _SUMS_BYTES = 45, 12.7
@@ -144,7 +144,7 @@ WGMMA_TERMS = (
 
 
 def wgmma_stage_clocks(config: Any) -> float:
-    """Return the clock cycles of one stage of a whole tile, with the ring full."""
+    """Return the number of clock cycles per stage of a whole tile, assuming that the ring is full."""
     products: float = config.tile_m * config.tile_n * config.tile_k / WGMMA_MACS
     squares = config.tile_n / 64 * config.tile_k / 64  # Number of 64 x 64 blocks of weights per warpgroup.
     warpgroups = config.warpgroups * config.slice_k
