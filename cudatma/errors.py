@@ -19,6 +19,8 @@ _LONGEST_NAME = 80
 _LONG_INT = 10**40
 #: Maximum length, in characters, of a text that an error message shows in full.
 _LONG_TEXT = 200
+#: Maximum number of allowed names that an error lists if it suggests one of them.
+_LONG_LIST = 12
 
 
 def counted(count: int, noun: str) -> str:
@@ -86,10 +88,15 @@ def _given(got: object) -> str:
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
 
-def _complement(allowed: str) -> str:
-    """Return the allowed values as the end of a sentence that begins with "must be"."""
+def _complement(allowed: str, meant: str) -> str:
+    """Return the allowed values as the end of a sentence that begins with "must be".
+
+    Names in a long list are counted instead of listed if ``meant``, the suggested name, is not "".
+    """
     names = allowed.split(", ")
     if len(names) > 1 and all(re.fullmatch(r"[^\s()]+", name) for name in names):
+        if meant and len(names) > _LONG_LIST:
+            return f"one of {len(names)} names"
         return " or ".join(names) if len(names) == 2 else f"one of {allowed}"
     return f"from {allowed}" if re.match(r"-?\d\S* to ", allowed) else allowed
 
@@ -141,7 +148,7 @@ class FieldError(CudaTmaError):
         # Suggest a correction only for a name that the user has typed.
         meant = similar(str(got), re.split(", | or ", allowed.replace('"', ""))) if is_typed else ""
         hint = f" (did you mean {meant}?)" if meant else ""
-        text = f"{field} must be {_complement(allowed)}, got {_given(got)}{hint}"
+        text = f"{field} must be {_complement(allowed, meant)}, got {_given(got)}{hint}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:

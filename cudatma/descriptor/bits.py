@@ -150,7 +150,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "allocation class",
         "no bit depends on the allocation",
-        "CUDA 13.5 sets the class after encoding, for a window of 4 or 128 KiB; the bits are not published",
+        "cuTensorMapSetAllocationClass (CUDA 13.5) sets a class for a window of 4 or 128 KiB in an encoded map; the "
+        "bits are not published",
         "CUDA driver API, cuTensorMapSetAllocationClass",
     ),
     Difference(

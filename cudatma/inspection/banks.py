@@ -146,7 +146,7 @@ def _row(mode: Swizzle) -> SwizzleRow:
         use = "operands swizzled in larger chunks, on sm_100 and later"
     else:
         use = f"rows of up to {mode.span_bytes} bytes that are read by column, by ldmatrix or by wgmma"
-    evidence = "documents" if mode.is_atom else "H200"
+    evidence = "documentation" if mode.is_atom else "H200"
     return SwizzleRow(
         mode.label, mode.span_bytes, required_alignment(mode), _xor(mode), ldmatrix.wavefronts, use, evidence
     )

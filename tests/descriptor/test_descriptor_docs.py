@@ -29,13 +29,13 @@ MEANINGS = {
     "stride_low": "low 32 bits of the pitch of dimension i + 1 in units of 16 bytes",
     "stride_high": "high 4 bits of this pitch",
     "dim_minus_1": "size of dimension i in elements, minus 1",
-    "element_stride_minus_1": "traversal stride of dimension i in elements, minus 1",
+    "element_stride_minus_1": "step of dimension i in elements, minus 1",
     "box_minus_1": "size of the box in dimension i in elements, minus 1",
     "channels_minus_1": "channels per pixel, minus 1",
     "lower_corner": "one number of 16 bits, two of 8 bits or three of 5 bits, signed; W in the lowest bits, then H, D",
     "upper_corner": "same format as `lower_corner`",
     "pixels_minus_1": "pixels per column, minus 1",
-    "smem_bytes": "product of floor(box / traversal stride) over all dimensions, times the element size in bytes",
+    "smem_bytes": "product of floor(box / step) over all dimensions, times the element size in bytes",
     "smem_pattern": "period of the swizzle in bytes: 16 without swizzle, 256, 512 or 1024 (8 spans) with swizzle",
 }
 

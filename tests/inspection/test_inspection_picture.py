@@ -224,7 +224,7 @@ def test_the_table_names_every_mode_and_the_bits_of_the_field_notes() -> None:
         (0, 128, "-"), (32, 256, "4 ^= 7"), (64, 512, "4-5 ^= 7-8"), (128, 1024, "4-6 ^= 7-9"),
     ]  # fmt: skip
     assert [rows[m].ldmatrix_wavefronts for m in ("none", "32B", "64B", "128B")] == [8, 1, 1, 1]
-    assert {row.evidence for row in rows.values() if "ATOM" in row.mode} == {"documents"}
+    assert {row.evidence for row in rows.values() if "ATOM" in row.mode} == {"documentation"}
     assert len(markdown().splitlines()) == 2 + len(rows)
 
 
