@@ -123,7 +123,7 @@ def im2col(
         One value, or one value per spatial axis. The stride must be at most 8. Zeros are padded on both sides. padding
         and dilation * (kernel - 1) - padding must be less than 32768 for one spatial axis, 128 for two, and 16 for
         three.
-    out : array (images, out depth, .., kernel depth, .., channels), optional
+    out : array (images, out depth, ..., kernel depth, ..., channels), optional
         The result, in C order, so that ``out.reshape(pixels, -1) @ weight.reshape(-1, filters)`` is the convolution.
         Default: a new array.
     stream : stream, optional
