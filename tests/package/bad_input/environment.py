@@ -75,7 +75,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "no kernel": (["dump"], "--list"),
     "unknown kernel": (
         ["dump", "marlin_skinn", "--target", "sm_90a"],
-        "must be one of marlin",
+        "did you mean marlin_skinny?",
     ),
     "unknown target": (["dump", "marlin_mma_sync", "--target", "sm_75"], "target must be one of sm_90"),
     "target to show": (["targets", "sm_75"], "target must be one of sm_90"),
