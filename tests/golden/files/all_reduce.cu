@@ -8,7 +8,7 @@
 
 namespace cudatma {
 constexpr u32 RANKS = 2;
-constexpr u32 WORDS = 3;   // words per packet; a word holds two elements
+constexpr u32 WORDS = 3;   // words per packet; a word contains two elements
 constexpr u32 BATCH = 2;   // packets of each rank that a thread loads before it waits for the first packet
 
 // The state of a rank. An inbox is an array of packets with axes [slot][sending rank][packet]. Launches with odd numbers use slot 1, and
@@ -23,7 +23,7 @@ struct Member {
     u32 rank;                // this rank
 };
 
-// [PTX ISA, st] Store a packet with one 128-bit access, so that the number of a launch (w) and the words of that launch arrive together.
+// [PTX ISA, st] Store a packet with one 128-bit access, so that the launch number (w) arrives together with the words of the launch.
 // The store has system scope because other GPUs read the packet. It is relaxed because it need not order other accesses.
 __device__ __forceinline__ void store_packet(uint4* to, uint4 packet) {
     asm volatile(
@@ -166,7 +166,7 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
         }
     }
 
-    __syncthreads();   // thread 0 overwrites the number of the launch, which all threads must have read
+    __syncthreads();   // all threads must have read the launch number before thread 0 overwrites it
     // Launch numbers wrap to 2: 0 marks failure, and slot 1 is still in use.
     if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;
 }

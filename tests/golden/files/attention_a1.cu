@@ -6,10 +6,10 @@
 //   v_head_dim = 64
 //   tile_m = 64
 //   tile_n = 64
-// 4 warps consume, 0 produce; a CTA takes 40960 B.
-// One stage holds
-//     8192 B  k 64 x 64 bfloat16, 128B swizzle
-//     8192 B  v 64 x 64 bfloat16, 128B swizzle
+// 4 consumer warps and no producer warps; 40960 bytes of shared memory per CTA.
+// Arrays of a stage:
+//     8192 bytes: keys 64 x 64 bfloat16, 128B swizzle
+//     8192 bytes: values 64 x 64 bfloat16, 128B swizzle
 
 // primitives.cu contains
 // u8, u16, u32, u64, shared_address, laneid, bar_sync, griddepcontrol_wait, griddepcontrol_launch_dependents,
@@ -32,15 +32,15 @@ constexpr u32 Q = 32768;                      // 8192 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 tiles_m;                    // number of heads of all sequences
-    u32 tiles_n;                    // number of tiles of queries per head
+    u32 tiles_m;                    // number of query heads in all sequences
+    u32 tiles_n;                    // number of query tiles per head
     u32 q_length;                   // number of queries per sequence
     u32 k_length;                   // number of keys per sequence
-    u32 heads;                      // number of heads of q per sequence
-    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
+    u32 heads;                      // number of query heads
+    float scale_log2;               // multiplier for the scores (or their cap) before exp2
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_heads;               // divides by heads
-    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
+    Divisor by_group;               // divides by the number of query heads per KV head
     u64 output_pitch;               // elements from one row of the result to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
@@ -56,7 +56,7 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile consists of queries of one sequence and one head of q. `row0` is its first query, and `kv_head` is the head of k and v to which
+// A tile consists of queries of one sequence and one query head. `row0` is its first query, and `kv_head` is the KV head to which
 // its queries attend.
 struct Place {
     u32 row0, head, kv_head, batch;
@@ -396,7 +396,7 @@ attention_a1_bf16_d64_64x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);
@@ -422,6 +422,6 @@ attention_a1_bf16_d64_64x64_s2(
                      place.row0 + row0, warpgroup, lane);
     }
     finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
-    warpgroup_sync(warpgroup);   // the results overwrite the queries, which all warps of the warpgroup must have read
+    warpgroup_sync(warpgroup);   // all warps of the warpgroup must have read the queries before the results overwrite them
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }

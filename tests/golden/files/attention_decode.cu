@@ -9,10 +9,10 @@
 //   tile_n = 64
 //   is_paged = True
 //   box_rows = 16
-// 4 warps consume, 1 produce; a CTA takes 41032 B.
-// One stage holds
-//     8192 B  k 64 x 64 bfloat16, 128B swizzle
-//     8192 B  v 64 x 64 bfloat16, 128B swizzle
+// 4 consumer warps and 1 producer warp; 41032 bytes of shared memory per CTA.
+// Arrays of a stage:
+//     8192 bytes: keys 64 x 64 bfloat16, 128B swizzle
+//     8192 bytes: values 64 x 64 bfloat16, 128B swizzle
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, griddepcontrol_wait,
@@ -41,18 +41,18 @@ constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 q_length;                   // rows per sequence and head of k: queries of all heads of q that share the head
+    u32 q_length;                   // number of rows per sequence and KV head, which is queries * group
     u32 k_length;                   // maximum number of keys per sequence
-    u32 heads;                      // number of heads of q per sequence
-    u32 queries;                    // number of queries per sequence and head
-    u32 group;                      // number of heads of q that share a head of k and v
-    u32 kv_heads;                   // number of heads of k and v
-    u32 row_tiles;                  // number of tiles of rows
-    u32 partial_rows;               // number of rows of a tile in the workspace
+    u32 heads;                      // number of query heads
+    u32 queries;                    // number of queries per sequence and query head
+    u32 group;                      // number of query heads per KV head
+    u32 kv_heads;                   // number of KV heads
+    u32 row_tiles;                  // number of row tiles per sequence and KV head
+    u32 partial_rows;               // number of rows per tile in the workspace
     u32 page_size;                  // number of keys per page
-    u32 table_pitch;                // entries from the pages of one sequence to the pages of the next
-    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
-    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
+    u32 table_pitch;                // number of entries from one row of the page table to the next
+    float scale_log2;               // multiplier for the scores (or their cap) before exp2
+    Divisor by_group;               // divides by the number of query heads per KV head
     Divisor by_kv_heads;            // divides by kv_heads
     Divisor by_row_tiles;           // divides by row_tiles
     Divisor by_page_size;           // divides by page_size
@@ -65,8 +65,8 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile consists of rows of one sequence and one head of k and v, beginning with row0. Each row is a query of one of the `group` heads of
-// q that share the head of k and v. Row r is query r / group of head r % group of the group. All heads of a query are in the same tile.
+// A tile consists of rows of one sequence and one KV head, beginning with row0. Each row is a query of one of the `group` query heads that
+// share the KV head. Row r is query r / group of head r % group of the group. All heads of a query are in the same tile.
 struct Place {
     u32 row0, kv_head, batch;
 };
@@ -422,7 +422,7 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Proble
 }
 
 // ---- Results of one CTA ---------------------------------------------------------------------------------------------
-// The query and the head of q to which a row of the tile belongs.
+// The query and the query head to which a row of the tile belongs.
 struct RowPlace {
     u32 query, head;
 
@@ -633,7 +633,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
         mainloop(output, rows, k_ring, v_ring, sequence, blocks, smem, smem + Q, place.row0, ThreadPosition{0, warp, lane});
     add_up_sums(rows.sum);
     if (parts == 1) {
-        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the results overwrite the queries, which all warps must have read
+        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all warps must have read the queries before the results overwrite them
         store_rows(output, rows, sequence, smem, output_rows, logs, place, warp, lane);
         return;
     }
@@ -642,8 +642,8 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention for a few new queries over a cache. A CTA processes the queries of all heads that share a head of k and v, and one part of the
-// sequence's keys. One warp loads, and four warps multiply. The last CTA of a tile combines the parts.
+// Attention for a few new queries over a cache. A CTA processes the queries of all heads that share a KV head, and one part of the keys of
+// the sequence. One warp loads, and four warps multiply. The last CTA of a tile combines the parts.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     const cudatma::u16* q,
@@ -660,7 +660,7 @@ attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 32 * CONSUMER_WARPS) {
         prefetch_tensormap(&k_map);

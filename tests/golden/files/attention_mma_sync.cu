@@ -7,10 +7,10 @@
 //   is_causal = True
 //   tile_m = 64
 //   tile_n = 64
-// 4 warps consume, 1 produce; a CTA takes 41032 B.
-// One stage holds
-//     8192 B  k 64 x 64 bfloat16, 128B swizzle
-//     8192 B  v 64 x 64 bfloat16, 128B swizzle
+// 4 consumer warps and 1 producer warp; 41032 bytes of shared memory per CTA.
+// Arrays of a stage:
+//     8192 bytes: keys 64 x 64 bfloat16, 128B swizzle
+//     8192 bytes: values 64 x 64 bfloat16, 128B swizzle
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, griddepcontrol_wait,
@@ -37,27 +37,27 @@ constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 tiles_m;                    // number of heads of all sequences
-    u32 tiles_n;                    // number of tiles of queries per head
+    u32 tiles_m;                    // number of query heads in all sequences
+    u32 tiles_n;                    // number of query tiles per head
     u32 raster_heads;               // number of heads per raster group
     u32 last_group;                 // first head of the last raster group
     u32 q_length;                   // number of queries per sequence
     u32 k_length;                   // number of keys per sequence
-    u32 heads;                      // number of heads of q per sequence
+    u32 heads;                      // number of query heads
     u32 upper;                      // query i attends to keys below i + upper; signed
-    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
+    float scale_log2;               // multiplier for the scores (or their cap) before exp2
     Divisor by_raster_tiles;        // divides by the number of tiles per raster group
     Divisor by_raster_heads;        // divides by raster_heads
     Divisor by_last_heads;          // divides by the number of heads in the last raster group
     Divisor by_heads;               // divides by heads
-    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
+    Divisor by_group;               // divides by the number of query heads per KV head
     u64 output_pitch;               // elements from one row of the result to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile consists of queries of one sequence and one head of q. `row0` is its first query, and `kv_head` is the head of k and v to which
+// A tile consists of queries of one sequence and one query head. `row0` is its first query, and `kv_head` is the KV head to which
 // its queries attend.
 struct Place {
     u32 row0, head, kv_head, batch;
@@ -430,7 +430,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
     if (blocks.begin < blocks.end)
         mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, at);
     finish_rows(output, rows, problem, logs, place, row0 + 16 * at.warp + at.lane / 4, at.lane);
-    __syncwarp();   // the results overwrite the queries, which all lanes must have read
+    __syncwarp();   // all lanes must have read the queries before the results overwrite them
     store_rows(output, problem, output_rows, smem + Q, place, 64 * at.warpgroup + 16 * at.warp, at.lane);
 }
 }  // namespace cudatma
@@ -447,7 +447,7 @@ attention_mma_sync_bf16_d64_causal_64x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
     Ring k_ring, v_ring;

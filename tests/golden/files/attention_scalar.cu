@@ -8,10 +8,10 @@
 //   tile_m = 32
 //   tile_n = 32
 //   stages = 1
-// 4 warps consume, 0 produce; a CTA takes 8192 B.
-// One stage holds
-//     4096 B  k 32 x 64 bfloat16, 128B swizzle
-//     4096 B  v 32 x 64 bfloat16, 128B swizzle
+// 4 consumer warps and no producer warps; 8192 bytes of shared memory per CTA.
+// Arrays of a stage:
+//     4096 bytes: keys 32 x 64 bfloat16, 128B swizzle
+//     4096 bytes: values 32 x 64 bfloat16, 128B swizzle
 
 // primitives.cu contains
 // u8, u16, u32, u64, griddepcontrol_wait, griddepcontrol_launch_dependents, wait_for_previous_grid, Divisor,
@@ -31,20 +31,20 @@ constexpr u32 V = 4096;                       // 4096 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 tiles_m;                    // number of heads of all sequences
-    u32 tiles_n;                    // number of tiles of queries per head
+    u32 tiles_m;                    // number of query heads in all sequences
+    u32 tiles_n;                    // number of query tiles per head
     u32 raster_heads;               // number of heads per raster group
     u32 last_group;                 // first head of the last raster group
     u32 q_length;                   // number of queries per sequence
     u32 k_length;                   // number of keys per sequence
-    u32 heads;                      // number of heads of q per sequence
+    u32 heads;                      // number of query heads
     u32 upper;                      // query i attends to keys below i + upper; signed
-    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
+    float scale_log2;               // multiplier for the scores (or their cap) before exp2
     Divisor by_raster_tiles;        // divides by the number of tiles per raster group
     Divisor by_raster_heads;        // divides by raster_heads
     Divisor by_last_heads;          // divides by the number of heads in the last raster group
     Divisor by_heads;               // divides by heads
-    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
+    Divisor by_group;               // divides by the number of query heads per KV head
     u64 output_pitch;               // elements from one row of the result to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
@@ -60,7 +60,7 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile consists of queries of one sequence and one head of q. `row0` is its first query, and `kv_head` is the head of k and v to which
+// A tile consists of queries of one sequence and one query head. `row0` is its first query, and `kv_head` is the KV head to which
 // its queries attend.
 struct Place {
     u32 row0, head, kv_head, batch;
@@ -162,7 +162,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
     float maximum = -INF, sum = 0.0f;
     const int end = end_key(problem, row), first = first_key(problem, row);
     for (u32 block = blocks.begin; block < blocks.end; ++block) {
-        __syncthreads();   // the loads below overwrite the previous block, which all threads must have read
+        __syncthreads();   // all threads must have read the previous block before the loads below overwrite it
         load_block<HEAD_DIM>(keys, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
         load_block<V_HEAD_DIM>(values, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
         __syncthreads();

@@ -6,10 +6,10 @@
 //   has_permutation = True
 // buffers: 8 x 64 rows x 64 columns, 144 bytes per row
 // after the buffers, at +73728:
-// ring: 2 stages of 9728 bytes, expect_tx 9728, 1 producer and 4 consumer arrivals; 19488 bytes of shared memory
-//   +0 weight: 8192 bytes, 8192 by TMA
-//   +8192 scales: 1024 bytes, 1024 by TMA
-//   +9216 zeros: 512 bytes, 512 by TMA
+// ring: 2 stages of 9728 bytes; per stage, expect_tx of 9728 bytes, 1 producer arrival and 4 consumer arrivals; 19488 bytes of shared memory in total
+//   +0 weight: 8192 bytes, 8192 loaded by TMA
+//   +8192 scales: 1024 bytes, 1024 loaded by TMA
+//   +9216 zeros: 512 bytes, 512 loaded by TMA
 //   barriers at +19456: full[2], empty[2]
 
 // primitives.cu contains

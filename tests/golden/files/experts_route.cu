@@ -17,11 +17,11 @@ constexpr u32 NO_PLACE = 0xffffffffu;   // place of a pair whose expert is not o
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 pairs;                      // pairs of a token and one of its experts
-    u32 experts;                    // experts whose weights are on this GPU
-    u32 global_experts;             // experts on all GPUs
-    u32 id_words;                   // 32-bit words of an expert id: 1 or 2
-    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
+    u32 pairs;                      // number of (token, expert) pairs
+    u32 experts;                    // number of experts whose weights are on this GPU
+    u32 global_experts;             // number of experts on all GPUs
+    u32 id_words;                   // number of 32-bit words per expert id, 1 or 2
+    u64 blocks_at;                  // offset of the number of blocks and the next tiles, which precede the blocks
     u64 pairs_at;                   // offset of the sorted pairs
     u64 places_at;                  // offset of each pair's index in the sorted pairs
 };

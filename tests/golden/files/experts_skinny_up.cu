@@ -11,12 +11,12 @@
 //   slice_k = 2
 //   deep_box = True
 //   product = 'up'
-// 8 warps consume, 1 produce; a CTA takes 96480 B.
-// One stage holds
-//     5120 B  activations 8 x 256 bfloat16, 128B swizzle
-//    16384 B  weights 128 x 256 int4, packed layout 1
-//     1024 B  scales 4 x 128 bfloat16
-//      512 B  zero points 4 x 128 uint8
+// 8 consumer warps and 1 producer warp; 96480 bytes of shared memory per CTA.
+// Arrays of a stage:
+//     5120 bytes: activations 8 x 256 bfloat16, 128B swizzle
+//    16384 bytes: weights 128 x 256 int4, packed layout 1
+//     1024 bytes: scales 4 x 128 bfloat16
+//      512 bytes: zero points 4 x 128 uint8
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, griddepcontrol_wait,
@@ -77,14 +77,14 @@ enum NamedBarrier : u32 {
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 n;                          // number of columns of the result
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 k_iterations;               // number of stages per tile
-    u32 pairs;                      // pairs of a token and one of its experts
-    u32 expert_rows;                // n64 rows of each expert in the weight
+    u32 pairs;                      // number of (token, expert) pairs
+    u32 expert_rows;                // number of rows of packed weights (64 columns) per expert
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_top_k;               // divides by top_k
     u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
-    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and the next tiles, which precede the blocks
     u64 pairs_at;                   // offset of the sorted pairs
 };
 
@@ -216,11 +216,11 @@ __device__ __forceinline__ void load_rows(const Ring& ring, u32 smem, const Maps
     }
 }
 
-// Fill the slots for every tile of this CTA, and pass each tile to the consumers in the record of its first slot. Tiles and rows are loaded
-// ahead of time, because a tile may take less time than these two dependent loads from global memory.
+// Fill the slots for every tile of this CTA, and pass each tile to the consumers in the record of its first slot. The records of
+// tiles and the indices of rows are loaded in advance, because a tile may take less time than these two dependent loads from global memory.
 __device__ __forceinline__ void produce(Ring& ring, CtaTile* records, u32 smem, const Maps& maps, const Problem& problem,
                                         const Routing& routing, u32 tiles) {
-    const u64 policy = createpolicy_evict_first();   // L2 policy of the weights, because most of them are read only once
+    const u64 policy = createpolicy_evict_first();   // L2 policy for the weights, most of which are read only once
     const u32 step = gridDim.x;
     CtaTile tile{}, next{}, after_next{};
     Sources sources, next_sources;
@@ -532,7 +532,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     CtaTile* const records = (CtaTile*)(dynamic_shared + TILES);
     const Routing routing(space, problem);
@@ -543,7 +543,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     // The routing kernel has completed, because every CTA of the first GEMM waits for it before it allows the second GEMM to start.
     const u32 tiles = __ldcg(routing.block_count) * problem.tiles_n;
     if (warp == CONSUMER_WARPS) {
-        // elect_sync() shows ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
+        // elect_sync() proves to ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
         if (elect_sync()) produce(ring, records, smem, Maps{&weight_map, &scale_map, &zero_map, &activation_map}, problem, routing, tiles);
         return;
     }

@@ -14,15 +14,15 @@ constexpr u32 NO_PLACE = 0xffffffffu;   // place of a pair whose expert is not o
 struct Problem {
     u32 m;                          // number of rows of the result
     u32 n;                          // number of columns of the result
-    u32 top_k;                      // experts of each token
+    u32 top_k;                      // number of experts per token
     u64 output_pitch;               // elements from one row of the result to the next
     u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
     u64 places_at;                  // offset of each pair's index in the sorted pairs
 };
 }  // namespace cudatma
 
-// Compute output[t], the sum over j of topk_weights[t, j] * results[pair t * top_k + j], in the order of j. Row y of the grid processes every
-// gridDim.y-th token, and the CTAs of the row divide the columns.
+// Compute output[t], the sum over j of topk_weights[t, j] * results[pair t * top_k + j], in the order of j. The CTAs with blockIdx.y == y process
+// every gridDim.y-th token, beginning with token y. The columns are divided among them.
 extern "C" __global__ void __launch_bounds__(128)
 experts_sum(
     const float* topk_weights,

@@ -13,11 +13,11 @@
 //   mmas_per_commit = 2
 //   commits_in_flight = 1
 //   product = 'down'
-// 8 warps consume, 4 produce; a CTA takes 217344 B.
-// One stage holds
-//    16384 B  activations 64 x 128 float16, 128B swizzle
-//    16384 B  weights 256 x 128 int4, packed layout 1
-//      512 B  scales 1 x 256 float16
+// 8 consumer warps and 4 producer warps; 217344 bytes of shared memory per CTA.
+// Arrays of a stage:
+//    16384 bytes: activations 64 x 128 float16, 128B swizzle
+//    16384 bytes: weights 256 x 128 int4, packed layout 1
+//      512 bytes: scales 1 x 256 float16
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, griddepcontrol_wait,
@@ -79,12 +79,12 @@ __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 n;                          // number of columns of the result
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 k_iterations;               // number of stages per tile
-    u32 expert_rows;                // n64 rows of each expert in the weight
+    u32 expert_rows;                // number of rows of packed weights (64 columns) per expert
     Divisor by_tiles_n;             // divides by tiles_n
     u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
-    u64 blocks_at;                  // offset of the number of blocks and of the next tiles, then of the blocks
+    u64 blocks_at;                  // offset of the number of blocks and the next tiles, which precede the blocks
     u64 pairs_at;                   // offset of the sorted pairs
 };
 

@@ -8,10 +8,10 @@
 //   tile_k = 32
 //   stages = 4
 //   warpgroups = 2
-// 8 warps consume, 4 produce; a CTA takes 98368 B.
-// One stage holds
-//     8192 B  a 128 x 32 float16, M-major, 128B swizzle
-//    16384 B  b 32 x 256 float16, K-major, 64B swizzle
+// 8 consumer warps and 4 producer warps; 98368 bytes of shared memory per CTA.
+// Arrays of a stage:
+//     8192 bytes: A 128 x 32 float16, M-major, 128B swizzle
+//    16384 bytes: B 32 x 256 float16, K-major, 64B swizzle
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, griddepcontrol_wait,
@@ -42,7 +42,7 @@ constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-maj
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot, which holds whole boxes of an N-major operand
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
 constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // width of a K-major operand's swizzle
-constexpr u32 WARPS_M = 2, WARPS_N = 4;   // warps that divide the tile
+constexpr u32 WARPS_M = 2, WARPS_N = 4;   // numbers of warps along M and N
 constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
 constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // registers per thread
 
@@ -128,11 +128,11 @@ struct Problem {
     u32 m;                          // number of rows of the result
     u32 n;                          // number of columns of the result
     u32 tiles_m;                    // number of output tiles along M
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 raster_m;                   // number of rows of tiles per raster group
     u32 k_iterations;               // number of stages per tile
-    u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 work_ranges;                // number of work ranges, one per cluster or, without clusters, per CTA
+    u32 output_vectors;             // 1 if every row of the result is aligned to 16 bytes
     u32 matrix_tiles_m;             // number of tiles along M per matrix of the batch
     u32 a_box_rows;                 // number of rows per box of A
     u32 stage_bytes;                // bytes that the boxes of a stage deliver
@@ -233,12 +233,13 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero the rows of A's slots that TMA does not load but wgmma reads. All threads must call this function and then synchronize.
+// Set to zero the rows of A's slots that wgmma reads but TMA does not load. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major A
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        // The row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;
         if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
     fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
@@ -397,7 +398,7 @@ gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     clear_unloaded(problem, smem);

@@ -8,10 +8,10 @@
 //   tile_k = 64
 //   stages = 3
 //   warpgroups = 2
-// 8 warps consume, 0 produce; a CTA takes 163840 B.
-// One stage holds
-//    16384 B  a 128 x 64 float16, K-major, 128B swizzle
-//    32768 B  b 64 x 256 float16, N-major, 128B swizzle
+// 8 consumer warps and no producer warps; 163840 bytes of shared memory per CTA.
+// Arrays of a stage:
+//    16384 bytes: A 128 x 64 float16, K-major, 128B swizzle
+//    32768 bytes: B 64 x 256 float16, N-major, 128B swizzle
 
 // primitives.cu contains
 // u8, u16, u32, u64, shared_address, laneid, griddepcontrol_wait, griddepcontrol_launch_dependents,
@@ -129,10 +129,10 @@ struct Problem {
     u32 n;                          // number of columns of the result
     u32 k;                          // size of the K dimension
     u32 tiles_m;                    // number of output tiles along M
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 raster_m;                   // number of rows of tiles per raster group
     u32 k_iterations;               // number of stages per tile
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 output_vectors;             // 1 if every row of the result is aligned to 16 bytes
     u32 matrix_tiles_m;             // number of tiles along M per matrix of the batch
     Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
@@ -205,7 +205,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            __syncwarp();   // staging overwrites the previous columns, which all lanes must have read
+            __syncwarp();   // all lanes must have read the previous columns before staging overwrites them
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
@@ -269,7 +269,7 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4;
     u32 tile_m, tile_n;
     tile_position(problem, blockIdx.x, tile_m, tile_n);

@@ -9,10 +9,10 @@
 //   stages = 3
 //   warpgroups = 2
 //   cluster_k = 2
-// 8 warps consume, 1 produce; a CTA takes 229432 B.
-// One stage holds
-//    16384 B  a 128 x 64 float16, M-major, 128B swizzle
-//    32768 B  b 64 x 256 float16, N-major, 128B swizzle
+// 8 consumer warps and 1 producer warp; 229432 bytes of shared memory per CTA.
+// Arrays of a stage:
+//    16384 bytes: A 128 x 64 float16, M-major, 128B swizzle
+//    32768 bytes: B 64 x 256 float16, N-major, 128B swizzle
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, griddepcontrol_wait,
@@ -139,10 +139,10 @@ struct Problem {
     u32 m;                          // number of rows of the result
     u32 n;                          // number of columns of the result
     u32 tiles_m;                    // number of output tiles along M
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 raster_m;                   // number of rows of tiles per raster group
     u32 k_iterations;               // number of stages per tile
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 output_vectors;             // 1 if every row of the result is aligned to 16 bytes
     u32 matrix_tiles_m;             // number of tiles along M per matrix of the batch
     u32 a_box_rows;                 // number of rows per box of A
     u32 stage_bytes;                // bytes that the boxes of a stage deliver
@@ -215,7 +215,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
             if (n / OWN != rank) continue;
-            __syncwarp();   // staging overwrites the previous columns, which all lanes must have read
+            __syncwarp();   // all lanes must have read the previous columns before staging overwrites them
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
@@ -247,12 +247,13 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero the rows of A's slots that TMA does not load but wgmma reads. All threads must call this function and then synchronize.
+// Set to zero the rows of A's slots that wgmma reads but TMA does not load. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major A
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        // The row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;
         if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
     fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
@@ -302,7 +303,7 @@ __device__ __forceinline__ u32 cluster_sums(u32 smem, u32 sender, u32 warp_tile,
 // Send to each peer the sums of the peer's fragments, and add the peers' sums to this CTA's own sums in the order of the ranks. Return
 // whether this CTA has a part of the result.
 __device__ __forceinline__ bool reduce_cluster(Accumulators& acc, u32 smem, u32 rank, u32 warp_tile, u32 lane) {
-    barrier_cluster_wait();   // peers must have started and initialized their barriers before this CTA sends sums
+    barrier_cluster_wait();   // the peers must have initialized their barriers before this CTA sends sums
 #pragma unroll
     for (u32 peer = 0; peer < CLUSTER_K; ++peer) {
         if (peer == rank) continue;
@@ -384,9 +385,9 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
-    // The CTAs of a cluster split the stages of the tile's K in the order of their ranks.
+    // The stages of the tile's K are divided among the CTAs of a cluster in the order of their ranks.
     const u32 rank = cluster_ctarank();
     const u32 k_begin = rank * problem.k_iterations / CLUSTER_K, k_end = (rank + 1) * problem.k_iterations / CLUSTER_K;
     u32 tile_m, tile_n;

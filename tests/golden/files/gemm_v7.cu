@@ -8,10 +8,10 @@
 //   tile_k = 64
 //   stages = 4
 //   warpgroups = 1
-// 8 warps consume, 4 produce; a CTA takes 163904 B.
-// One stage holds
-//    16384 B  a 128 x 64 float16, M-major, 128B swizzle
-//    16384 B  b 64 x 128 float16, K-major, 128B swizzle
+// 8 consumer warps and 4 producer warps; 163904 bytes of shared memory per CTA.
+// Arrays of a stage:
+//    16384 bytes: A 128 x 64 float16, M-major, 128B swizzle
+//    16384 bytes: B 64 x 128 float16, K-major, 128B swizzle
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, bar_arrive, griddepcontrol_wait,
@@ -125,13 +125,13 @@ struct Problem {
     u32 m;                          // number of rows of the result
     u32 n;                          // number of columns of the result
     u32 tiles_m;                    // number of output tiles along M
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 raster_m;                   // number of rows of tiles per raster group
     u32 k_iterations;               // number of stages per tile
-    u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
-    u32 output_by_tma;              // 1: TMA can write the result
-    u32 alternates;                 // 1: every other tile of a CTA traverses K backwards
+    u32 work_ranges;                // number of work ranges, one per cluster or, without clusters, per CTA
+    u32 output_vectors;             // 1 if every row of the result is aligned to 16 bytes
+    u32 output_by_tma;              // 1 if TMA can write the result
+    u32 alternates;                 // 1 if every other tile of a CTA traverses K backwards
     u32 matrix_tiles_m;             // number of tiles along M per matrix of the batch
     u32 a_box_rows;                 // number of rows per box of A
     u32 stage_bytes;                // bytes that the boxes of a stage deliver
@@ -202,7 +202,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            __syncwarp();   // staging overwrites the previous columns, which all lanes must have read
+            __syncwarp();   // all lanes must have read the previous columns before staging overwrites them
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
@@ -234,12 +234,13 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero the rows of A's slots that TMA does not load but wgmma reads. All threads must call this function and then synchronize.
+// Set to zero the rows of A's slots that wgmma reads but TMA does not load. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major A
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        // The row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;
         if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
     fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
@@ -423,7 +424,7 @@ gemm_v7_f16_cc_128x128x64_w1_s4(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     prefetch_maps(Maps{&a_map, &b_map});

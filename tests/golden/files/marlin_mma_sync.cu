@@ -11,12 +11,12 @@
 //   slice_k = 2
 //   warps_n = 4
 //   scale_on = 'accumulator'
-// 8 warps consume, 1 produce; a CTA takes 91712 B.
-// One stage holds
-//     4096 B  activations 8 x 256 float16, 128B swizzle
-//    16384 B  weights 128 x 256 int4, packed layout 1
-//      512 B  scales 2 x 128 float16
-//      256 B  zero points 2 x 128 uint8
+// 8 consumer warps and 1 producer warp; 91712 bytes of shared memory per CTA.
+// Arrays of a stage:
+//     4096 bytes: activations 8 x 256 float16, 128B swizzle
+//    16384 bytes: weights 128 x 256 int4, packed layout 1
+//      512 bytes: scales 2 x 128 float16
+//      256 bytes: zero points 2 x 128 uint8
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, griddepcontrol_wait,
@@ -80,14 +80,14 @@ struct Problem {
     u32 m;                          // number of rows of the result
     u32 n;                          // number of columns of the result
     u32 tiles_m;                    // number of output tiles along M
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 raster_m;                   // number of rows of tiles per raster group
     u32 k_iterations;               // number of stages per tile
-    u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
+    u32 work_ranges;                // number of work ranges, one per cluster or, without clusters, per CTA
     u32 stream_tiles;               // number of leading tiles that are split among all work ranges
-    u32 stream_stages;              // number of stages of the split tiles per work range
-    u32 stream_extra;               // number of leading work ranges that take one more stage
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 stream_stages;              // number of stages per work range in the split tiles
+    u32 stream_extra;               // number of leading work ranges that have one additional stage
+    u32 output_vectors;             // 1 if every row of the result is aligned to 16 bytes
     u32 weight_row_blocks;          // number of blocks of weights along K
     u32 prefetch_stages;            // number of stages of weights that a dependent launch loads before it waits
     Divisor by_k_iterations;        // divides by k_iterations
@@ -217,7 +217,7 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
             for (u32 r = 0; r < FRAGMENTS_8; ++r)
                 st_shared_v4_f32(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
     }
-    slice_sync(part);   // group 0 must not read the sums before the other groups have stored them
+    slice_sync(part);   // the other groups must have stored their sums before group 0 reads them
     if (slice == 0) {
 #pragma unroll
         for (u32 other = 0; other < SLICE_K - 1; ++other)
@@ -227,7 +227,7 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
                 for (u32 r = 0; r < FRAGMENTS_8; ++r)
                     add_fragment(acc[c][r], sums + other * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES);
     }
-    slice_sync(part);   // the next work unit overwrites the sums, which group 0 must have read
+    slice_sync(part);   // group 0 must have read the sums before the next work unit overwrites them
     return slice == 0;
 }
 
@@ -346,7 +346,7 @@ __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, cons
     const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
 #pragma unroll
     for (u32 r = 0; r < FRAGMENTS_8; ++r) {
-        __syncwarp();   // staging overwrites the previous eight rows, which all lanes must have read
+        __syncwarp();   // all lanes must have read the previous eight rows before staging overwrites them
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c) {
             const u32 fragments[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
@@ -617,7 +617,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
     WorkUnit unit;
     Accumulators acc;
     WeightFragments weights;
-    griddepcontrol_wait();   // the previous kernel may still use the workspace and the result
+    griddepcontrol_wait();   // the previous kernel may still be using the workspace and the result
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
@@ -660,7 +660,7 @@ marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     griddepcontrol_launch_dependents();   // allows the next kernel to start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {
-        // elect_sync() shows ptxas that only one thread runs this code. If the condition compared the lane, ptxas would put a loop around
+        // elect_sync() proves to ptxas that only one thread runs this code. If the condition compared the lane, ptxas would put a loop around
         // each copy.
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, operands, smem, range);
         return;

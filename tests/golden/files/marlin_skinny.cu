@@ -10,12 +10,12 @@
 //   stages = 3
 //   slice_k = 2
 //   cluster_k = 2
-// 6 warps consume, 1 produce; a CTA takes 76344 B.
-// One stage holds
-//     8192 B  activations 16 x 256 bfloat16, 128B swizzle
-//    12288 B  weights 96 x 256 int4, packed layout 1
-//     1024 B  scales 4 x 128 bfloat16
-//      512 B  zero points 4 x 128 uint8
+// 6 consumer warps and 1 producer warp; 76344 bytes of shared memory per CTA.
+// Arrays of a stage:
+//     8192 bytes: activations 16 x 256 bfloat16, 128B swizzle
+//    12288 bytes: weights 96 x 256 int4, packed layout 1
+//     1024 bytes: scales 4 x 128 bfloat16
+//      512 bytes: zero points 4 x 128 uint8
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, griddepcontrol_wait,
@@ -77,9 +77,9 @@ enum NamedBarrier : u32 {
 struct Problem {
     u32 m;                          // number of rows of the result
     u32 n;                          // number of columns of the result
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 k_iterations;               // number of stages per tile
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 output_vectors;             // 1 if every row of the result is aligned to 16 bytes
     u32 prefetch_stages;            // number of stages of weights that a dependent launch loads before it waits
     u64 output_pitch;               // elements from one row of the result to the next
 };
@@ -550,17 +550,17 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool is_producer = warp == CONSUMER_WARPS;
 
     const CtaTile tile(problem);
     const Maps maps{&weight_map, &half_weight_map, &scale_map, &zero_map, &activation_map};
-    const u64 policy = createpolicy_evict_first();   // policy of the weights, which are read only once
+    const u64 policy = createpolicy_evict_first();   // L2 policy for the weights, which are read only once
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // elect_sync() shows ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
+    // elect_sync() proves to ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
     if (is_producer && elect_sync()) fill_ring(ring, smem, maps, tile, problem, policy);
     __syncwarp();
     barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() orders the initialization, and reduce_cluster() waits
@@ -579,7 +579,7 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     OwnSums own;
     if (!reduce_slices(own, acc, smem, warp_tile, lane)) return;
     if (!reduce_cluster(own, smem, tile, warp_tile, lane)) return;
-    griddepcontrol_wait();   // the previous kernel may still use the output
+    griddepcontrol_wait();   // the previous kernel may still be using the output
     const u32 n_begin = warp_tile.n_tile * N_TILE + 16 * first_own_fragment(warp_tile);
     if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, n_begin, lane);
     store_result(own, problem, output, tile.tile_m, n_begin, lane);

@@ -15,11 +15,11 @@
 //   commits_in_flight = 3
 //   scale_form = 'as_stored'
 //   pingpong = True
-// 8 warps consume, 4 produce; a CTA takes 182336 B.
-// One stage holds
-//    32768 B  activations 128 x 128 float16, 128B swizzle
-//     8192 B  weights 128 x 128 int4, packed layout 1
-//      256 B  scales 1 x 128 float16
+// 8 consumer warps and 4 producer warps; 182336 bytes of shared memory per CTA.
+// Arrays of a stage:
+//    32768 bytes: activations 128 x 128 float16, 128B swizzle
+//     8192 bytes: weights 128 x 128 int4, packed layout 1
+//      256 bytes: scales 1 x 128 float16
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, laneid, elect_sync, bar_sync, bar_arrive, griddepcontrol_wait,
@@ -113,17 +113,17 @@ struct Problem {
     u32 m;                          // number of rows of the result
     u32 n;                          // number of columns of the result
     u32 tiles_m;                    // number of output tiles along M
-    u32 tiles_n;                    // number of output tiles along N; a CTA or cluster computes one tile
+    u32 tiles_n;                    // number of output tiles along N (a CTA or a cluster computes one tile)
     u32 raster_m;                   // number of rows of tiles per raster group
     u32 k_iterations;               // number of stages per tile
-    u32 work_ranges;                // number of work ranges: one per cluster, or per CTA without clusters
+    u32 work_ranges;                // number of work ranges, one per cluster or, without clusters, per CTA
     u32 stream_tiles;               // number of leading tiles that are split among all work ranges
-    u32 stream_stages;              // number of stages of the split tiles per work range
-    u32 stream_extra;               // number of leading work ranges that take one more stage
-    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 stream_stages;              // number of stages per work range in the split tiles
+    u32 stream_extra;               // number of leading work ranges that have one additional stage
+    u32 output_vectors;             // 1 if every row of the result is aligned to 16 bytes
     u32 prefetch_stages;            // number of stages of weights that a dependent launch loads before it waits
-    u32 scale_offset;               // factor of the scales, in both halves
-    float scale_back;               // factor of the sums
+    u32 scale_offset;               // multiplier for the scales, in both halves
+    float scale_back;               // multiplier for the sums
     Divisor by_k_iterations;        // divides by k_iterations
     Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
@@ -627,7 +627,7 @@ __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& probl
     add_bias(acc, problem, operands.bias, column0 + 16 * warp.warp, warp.lane);
 #pragma unroll
     for (u32 first = 0; first < TILE_M; first += STAGING_ROWS) {
-        warpgroup_sync(warp.group);   // the stores below overwrite the staging rows, which all warps must have read
+        warpgroup_sync(warp.group);   // all warps must have read the staging rows before the stores below overwrite them
         store_rows_of_warpgroup(acc, problem, operands.output, smem, warp.group, warp.warp, warp.lane, first, row0, column0);
     }
 }
@@ -641,7 +641,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
     WorkUnit unit;
     Accumulators acc;
     WeightFragments weights;
-    griddepcontrol_wait();   // the previous kernel may still use the workspace and the result
+    griddepcontrol_wait();   // the previous kernel may still be using the workspace and the result
     for (u32 i = 0; queue.next(problem, unit); ++i) {
         if (i % PINGPONG != warp.group) {   // the other warpgroup's work unit
             skip(ring, unit.k_end - unit.k_begin);
@@ -687,7 +687,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle makes the value provably uniform for ptxas.
+    // The shuffle proves to ptxas that the value is uniform.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const Operands operands{&weight_map, &scale_map, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
@@ -695,7 +695,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // One thread initializes the barriers and issues all copies. elect_sync() shows ptxas that only one thread runs this code. If the
+    // One thread initializes the barriers and issues all copies. elect_sync() proves to ptxas that only one thread runs this code. If the
     // condition compared the lane, ptxas would put a loop around each copy.
     const bool is_producer_warp = warp_index == CONSUMER_WARPS;
     const Policies policies = choose_policies(problem);

@@ -3,8 +3,8 @@
 //   has_permutation = True
 //   staged_columns = 8192
 //   rows = 2
-// ring: 2 stages of 32768 bytes, expect_tx 32768, 1 producer and 16 consumer arrivals; 65568 bytes of shared memory
-//   +0 rows: 32768 bytes, 32768 by TMA
+// ring: 2 stages of 32768 bytes; per stage, expect_tx of 32768 bytes, 1 producer arrival and 16 consumer arrivals; 65568 bytes of shared memory in total
+//   +0 rows: 32768 bytes, 32768 loaded by TMA
 //   barriers at +65536: full[2], empty[2]
 
 // primitives.cu contains
@@ -43,9 +43,9 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]
 }
 
 // Compute result[t, k] = source[t, order[k]] for rows of 16-bit elements.
-// Row y of the grid processes ROWS of every gridDim.y * ROWS rows, and the gridDim.x CTAs of that row divide the columns. Rows of the
-// result must begin at multiples of 16 bytes. The kernel writes the last chunk of a row as a whole. `source_pitch` is in elements, and
-// `result_pitch` is in chunks.
+// The CTAs with blockIdx.y == y process ROWS rows out of every gridDim.y * ROWS rows. The columns are divided among them. Rows of the
+// result must begin at multiples of 16 bytes. The kernel writes all elements of a row's last chunk, even those after the last column.
+// `source_pitch` is in elements, and `result_pitch` is in chunks.
 extern "C" __global__ void __launch_bounds__(544)
 permute_columns(
     const int* order,
@@ -55,7 +55,7 @@ permute_columns(
     TmaPipeline<STAGES> pipeline;
     pipeline.init(slots + BARRIERS, 1, CONSUMERS / 32);
     griddepcontrol_launch_dependents();   // allows the GEMM to start and load its weights
-    griddepcontrol_wait();                // previous kernels may still write the source or read the result
+    griddepcontrol_wait();                // previous kernels may still be writing the source or reading the result
 
     const u32 step = gridDim.y * ROWS;
     if (threadIdx.x >= CONSUMERS) {

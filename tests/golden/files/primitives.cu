@@ -115,7 +115,7 @@ __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_by
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.commit_group] Commit all cp.async operations of this thread that are in no group yet, as one group.
+// [PTX ISA, cp.async.commit_group] Commit all cp.async operations of this thread that have not been committed yet, as one group.
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
@@ -157,7 +157,7 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that have not been committed yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
@@ -1367,7 +1367,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* m
                  :: "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that have not been committed yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }

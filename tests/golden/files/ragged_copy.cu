@@ -1,8 +1,8 @@
 // cudatma: kernels/ragged_copy.cu.j2 for sm_90a
 // config: RaggedCopyConfig
 //   element_bytes = 2
-// ring: 4 stages of 8192 bytes, expect_tx 8192, 1 producer and 1 consumer arrivals; 32832 bytes of shared memory
-//   +0 tile: 8192 bytes, 8192 by TMA
+// ring: 4 stages of 8192 bytes; per stage, expect_tx of 8192 bytes, 1 producer arrival and 1 consumer arrival; 32832 bytes of shared memory in total
+//   +0 tile: 8192 bytes, 8192 loaded by TMA
 //   barriers at +32768: full[4], empty[4]
 
 // primitives.cu contains

@@ -5,7 +5,7 @@
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
-// ring: 6 slots of 16384 bytes, of which up to 3 may still be read by stores; 98352 bytes of shared memory
+// ring: 6 slots of 16384 bytes, of which stores may still be reading up to 3; 98352 bytes of shared memory in total
 
 // primitives.cu contains
 // u8, u16, u32, u64, shared_address, mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_try_wait_parity,
@@ -58,7 +58,7 @@ using namespace cudatma;
 
 constexpr u32 STAGES = 6;
 constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still be reading their slots
-constexpr u32 STAGE_BYTES = 16384;   // bytes per segment, except that the last segment may be shorter
+constexpr u32 STAGE_BYTES = 16384;   // bytes per segment; the last segment may be shorter
 constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 
 // Copy `bytes` bytes by bulk copies, and the `head` bytes before them and the `tail` bytes after them by ordinary loads and stores. The

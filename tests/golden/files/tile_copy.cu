@@ -3,8 +3,8 @@
 //   element_bytes = 4
 //   box_rows = 32
 //   stages = 3
-// ring: 3 stages of 8192 bytes, expect_tx 8192, 1 producer and 1 consumer arrivals; 24624 bytes of shared memory
-//   +0 tile: 8192 bytes, 8192 by TMA
+// ring: 3 stages of 8192 bytes; per stage, expect_tx of 8192 bytes, 1 producer arrival and 1 consumer arrival; 24624 bytes of shared memory in total
+//   +0 tile: 8192 bytes, 8192 loaded by TMA
 //   barriers at +24576: full[3], empty[3]
 
 // primitives.cu contains
