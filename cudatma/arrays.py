@@ -46,7 +46,7 @@ _ADDRESSES = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """Properties of an array that cudatma uses.
+    """Address, layout, dtype and device of an array.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class ArrayInfo:
     readonly : bool, default: False
         Whether the producer forbids writes.
     producer : int or None, default: None
-        Handle of the stream for which a reader must wait (streams.order_after_producers), or None if the array's
+        Handle of the stream that a reader must wait for (streams.order_after_producers), or None if the array's
         library orders its own work or does not name a stream.
     """
 
@@ -111,7 +111,7 @@ class ArrayInfo:
     def is_disjoint(self) -> bool:
         """Whether no two elements share a byte.
 
-        The elements are disjoint if each axis steps over all axes with smaller strides.
+        The test is conservative: it returns True only if each axis steps over all axes with smaller strides.
         """
         end = self.dtype.itemsize
         for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides_bytes, strict=True)):
@@ -215,7 +215,7 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
         strides = dense_strides(shape, dtype) if strides is None else tuple(operator.index(s) for s in strides)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArgumentTypeError(
-            field, f"an invalid one ({error})", "an array with a __cuda_array_interface__ of version 3"
+            field, f"an invalid interface ({error})", "an array with a __cuda_array_interface__ of version 3"
         ) from error
     if len(strides) != len(shape):
         raise ArgumentTypeError(
@@ -238,7 +238,7 @@ def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
     """
     producer = interface.get("stream")
     if producer is not None and (type(producer) is not int or producer <= 0):
-        raise ArgumentError(f"{field}.stream", repr(producer), "None, or a handle of at least 1")
+        raise ArgumentError(f"{field}.stream", repr(producer), "None or a handle of at least 1")
     return producer
 
 
@@ -269,8 +269,10 @@ def pointer_device(pointer: int, field: str = "pointer") -> int:
 
 @lru_cache(maxsize=1)
 def _pointer_attribute() -> Any:
-    """Return cuPointerGetAttribute from libcuda. With cuda.bindings 13.3, it returns device 0 (cuda-python issue
-    2928)."""
+    """Return cuPointerGetAttribute from libcuda.
+
+    The wrapper in cuda.bindings 13.3 returns device 0 for every pointer (cuda-python issue 2928).
+    """
     return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
 
 
@@ -281,7 +283,7 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
             field,
-            f"an invalid one ({error})",
+            f"an invalid device ({error})",
             "an array whose __dlpack_device__() returns (device type, device number)",
         ) from error
     if place not in (_DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED):
@@ -308,7 +310,8 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
     """Return whether two arrays may share a byte. False means that they certainly do not.
 
-    Byte extents are compared. Windows of one buffer with the same row pitch are also disjoint if their columns are.
+    Arrays are disjoint if their byte extents are. Windows of one buffer with the same row pitch are also disjoint if
+    their columns are.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False
@@ -338,7 +341,7 @@ def empty_like_library(reference: object, shape: Sequence[int], dtype: object, s
 
     CuPy, torch and NumPy allocate their own arrays. For ``__cuda_array_interface__`` and DLPack producers, the result
     is a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the first stream that writes
-    to the array, by default the library's current stream. On any other stream, a previous array may still use the
+    to the array, by default the library's current stream. On any other stream, earlier work may still be using the
     memory. Raises ArgumentTypeError if torch has no corresponding dtype.
     """
     info, element = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]

@@ -83,7 +83,7 @@ def available() -> dict[str, str]:
 
 
 def one_line(error: CudaTmaError) -> str:
-    """Return the first line of an error and, for a CompileError, NVRTC's first error, as one line."""
+    """Return an error as one line: its first line and, for a CompileError, the first error from NVRTC."""
     lines = str(error).strip().splitlines() or [""]
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):
@@ -133,7 +133,7 @@ def _format_warning(
 
 
 def _discard_output() -> None:
-    """Discard output that cannot be written. Python flushes stdout at exit, and prints a traceback if this fails."""
+    """Discard output that cannot be written. Python flushes stdout at exit and prints a traceback if the flush fails."""
     try:
         sys.stdout.flush()
     except OSError:

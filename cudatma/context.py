@@ -1,4 +1,4 @@
-"""Devices, their primary contexts, and process-wide state, which is renewed after a fork.
+"""Devices, their primary contexts, and process-wide state. A forked child starts with new state.
 
 cudatma works in the primary context of each device, as CuPy, torch and the CUDA runtime do, and retains this context
 for the life of the process. Source: CUDA driver API, "Primary Context Management" and "Context Management".
@@ -60,7 +60,7 @@ class Runtime:
     def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
         """Return the part with this key, and create it with ``make`` if it is missing.
 
-        By default, the key is a class, whose constructor creates the part.
+        If ``make`` is None, the key must be a class, and its constructor creates the part.
         """
         part: _Part | None = self.parts.get(key)
         if part is None:
@@ -89,7 +89,7 @@ def using_runtime(other: Runtime) -> Iterator[Runtime]:
 
 @contextlib.contextmanager
 def using_other_devices() -> Iterator[None]:
-    """Use separate tables of devices and contexts in a block."""
+    """Use empty tables of devices and contexts inside a ``with`` block."""
     global _initialized
     initialized, devices, contexts = _initialized, dict(_devices), dict(_contexts)
     _initialized = False
@@ -121,7 +121,7 @@ in_use = Runtime()
 
 def _note_fork() -> None:
     global _lock, forked, _initialized, in_use
-    _lock = threading.Lock()  # a thread of the parent may hold the old lock
+    _lock = threading.Lock()  # a thread of the parent may have held the old lock
     forked = forked or _initialized
     _initialized = False
     in_use = Runtime()
@@ -209,7 +209,7 @@ def device(ordinal: int) -> Device:
 
 
 def primary_context(ordinal: int) -> Any:
-    """Return the primary context (CUcontext) of a device, which the process retains once."""
+    """Return the primary context (CUcontext) of a device. The process retains each context once."""
     context = _contexts.get(ordinal)
     if context is None:
         device(ordinal)
@@ -272,8 +272,8 @@ def outside_captures(driver: Any) -> Iterator[None]:
 def is_capturing(driver: Any, stream: int) -> bool:
     """Return whether a stream of the current context is being captured into a graph.
 
-    Raises LaunchError for the legacy default stream while another stream is capturing, because a launch on it would
-    invalidate the capture. Raises DriverError for any other failure. [CUDA driver API, cuStreamIsCapturing]
+    Raises LaunchError for the legacy default stream while another stream is capturing, because a launch on that stream
+    would invalidate the capture. Raises DriverError for any other failure. [CUDA driver API, cuStreamIsCapturing]
     """
     result = driver.cuStreamIsCapturing(stream)
     if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:

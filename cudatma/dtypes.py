@@ -27,7 +27,7 @@ class TmaType:
     driver_value : int
         Value of CUtensorMapDataType.
     descriptor_format : int
-        Number in bits 71 to 74 of the 128 bytes. A tf32 map has the number of f32, and bit 80 is set.
+        Value of bits 71 to 74 of the map. A tf32 map has the value of f32, and its bit 80 is set.
     element_bits : int
         Number of bits per element in global memory, which is 4 or 6 for the packed types.
     cuda : str

@@ -101,8 +101,8 @@ def _complement(allowed: str, meant: str) -> str:
     return f"from {allowed}" if re.match(r"-?\d\S* to ", allowed) else allowed
 
 
-#: Maps each CUDA release to the packages with the driver bindings, NVRTC and CuPy, which equal the extras in
-#: pyproject.toml.
+#: Maps each CUDA release to the packages with the driver bindings, NVRTC and CuPy. The extras in pyproject.toml list
+#: the same packages.
 CUDA_PACKAGES = {
     12: "'cuda-python>=12.9,<13' 'nvidia-cuda-nvrtc-cu12>=12.9,<13' 'cupy-cuda12x>=13.6'",
     13: "'cuda-python>=13.0,<14' 'nvidia-cuda-nvrtc>=13.0,<14' 'cupy-cuda13x>=14.0'",
@@ -218,7 +218,8 @@ class CompileError(CudaTmaError, RuntimeError):
     folder : str, optional
         Folder with the artifacts, or None if nothing was kept.
     excerpt : str, default: ""
-        Excerpt from the log and the source for the message. Default: the first lines of the log.
+        Excerpt from the log and the source for the message. If it is empty, the message shows the first lines of the
+        log.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class DriverError(CudaTmaError, RuntimeError):
 
 
 class CacheError(CudaTmaError, RuntimeError):
-    """The kernel cache cannot be used: it is not private, it is not writable, or another process holds its lock."""
+    """The kernel cache is not private or not writable, or another process holds its lock."""
 
 
 class HazardError(CudaTmaError, RuntimeError):

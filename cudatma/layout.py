@@ -229,7 +229,7 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
 
 
 def bank_conflicts(addresses: Iterable[int | None], access_bytes: int) -> int:
-    """Return the number of wavefronts of a warp access beyond the minimum, which is 0 if there are no conflicts.
+    """Return the number of wavefronts that bank conflicts add to the minimum of a warp access.
 
     The arguments are the same as for wavefronts().
     """

@@ -13,7 +13,7 @@ _HANDLES = 1 << 64
 
 
 def current_stream(kind: str, device: int) -> int:
-    """Return the handle of torch's current stream if ``kind`` is "torch", otherwise of CuPy's (0 without CuPy)."""
+    """Return the handle of the current stream in torch (kind "torch") or in CuPy (0 if CuPy is not imported)."""
     if kind == "torch":
         try:
             # torch's code generator also calls this function. Creating a Stream object takes ten times longer.
@@ -31,7 +31,7 @@ def current_stream(kind: str, device: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Foreign:
-    """A stream handle with the CUDA stream protocol."""
+    """A stream handle that implements the CUDA stream protocol."""
 
     handle: int
 
@@ -60,7 +60,7 @@ def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.
     library: Any = sys.modules[kind].cuda
     if kind != "torch":
         return _cupy_stream(library, stream, device)  # type: ignore[no-any-return]
-    # torch creates a new stream for handle 0.
+    # torch.cuda.ExternalStream(0) would create a new stream.
     known = library.ExternalStream(stream, device=device) if stream else library.default_stream(device)
     return library.stream(known)  # type: ignore[no-any-return]
 
@@ -89,7 +89,6 @@ _handle_names: dict[type, str] = {}
 
 
 def _handle_of(stream: object) -> int:
-    """Return the handle of a stream object."""
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError
 
-#: Maximum numbers of arrivals and bytes per phase. [PTX ISA, mbarrier]
+#: Maximum number of arrivals per phase, and of bytes per phase. [PTX ISA, mbarrier]
 MAX_COUNT = (1 << 20) - 1
 #: Maps each field to (first bit, number of bits, evidence).
 FIELDS: dict[str, tuple[int, int, str]] = {
@@ -29,7 +29,7 @@ FIELDS: dict[str, tuple[int, int, str]] = {
     "pending_arrivals": (43, 20, "2**20 - pending, or 0 for none (H200; SASS of mbarrier.init and .pending_count)"),
     "parity": (63, 1, "parity of the current phase (H200)"),
 }
-#: Bits that belong to no field. They were 0 in every state that was read on the H200.
+#: Bits outside all fields. They were 0 in every state that was read on the H200.
 UNKNOWN_BITS = 1 << 0 | 1 << 42
 #: Compute capabilities on which the layout was verified.
 VERIFIED_ON: tuple[tuple[int, int], ...] = ((9, 0),)

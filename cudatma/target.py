@@ -1,6 +1,6 @@
 """Architectures for which cudatma generates code, and their features.
 
-No other module compares architecture numbers; code checks a Target for a feature. Sources: PTX ISA, "Target ISA Notes"
+No other module compares architecture numbers. Code checks whether a Target has a feature. Sources: PTX ISA, "Target ISA Notes"
 and "PTX ISA Notes" of each instruction; CUDA C++ Programming Guide, "Compute Capabilities".
 """
 
@@ -247,7 +247,7 @@ def get_target(target: str | Target) -> Target:
         name = name if name.startswith("sm_") else f"sm_{name}"
         if name in TARGETS:
             return TARGETS[name]
-    remedy = "omit the target to use that of the GPU, or sm_90a without a GPU"
+    remedy = "omit the target to use the GPU's target, or sm_90a if there is no GPU"
     if isinstance(target, str) and re.fullmatch(r"(sm_)?[5-8]\d[af]?", target.strip().lower()):
         remedy = "choose sm_90 (Hopper) or a later architecture, because TMA needs it"
     raise TargetError("target", target, ", ".join(TARGETS), remedy)
@@ -265,7 +265,7 @@ def target_for(compute_capability: tuple[int, int]) -> Target:
         raise TargetError(
             "device",
             shown,
-            "of compute capability 9.0 or later because TMA needs Hopper",
+            "of compute capability 9.0 or later (TMA requires Hopper)",
             "pass backend='emulator' to compute on the CPU",
         )
     fitting = [t for t in TARGETS.values() if t.loads_on(compute_capability)]

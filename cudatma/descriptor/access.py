@@ -116,7 +116,7 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
     if offsets is None:
         return
     if not isinstance(spec, Im2colSpec):
-        raise DescriptorError("offsets", offsets, "None for a tiled map")
+        raise DescriptorError("offsets", offsets, "None unless the map is an im2col map")
     values = rules.as_ints(offsets, "offsets")
     rules.check_length(values, spec.rank - 2, "offsets", spec.rank)
     max_offset = rules.CORNER_RANGE[spec.rank][1] * 2 + 1
@@ -129,9 +129,9 @@ def check_store(spec: AnySpec, coords: Sequence[int] | None = None) -> None:
     """Check that a store is legal and writes only inside the tensor.
 
     The hardware clips the innermost dimension in units of 16-byte chunks, not elements. If dims[0] ends inside a chunk,
-    a box that reaches the end of a row overwrites up to 15 bytes after the row. Negative coordinates trap. Without
-    ``coords``, the function assumes that the box reaches the end of a row. Raises DescriptorError if the store is
-    illegal.
+    a box that reaches the end of a row overwrites up to 15 bytes after the row. Negative coordinates trap. If
+    ``coords`` is None, the function assumes that the box reaches the end of a row. Raises DescriptorError if the store
+    is illegal.
     """
     _check_write(spec, coords)
 
@@ -166,17 +166,17 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
         raise DescriptorError(
             "dims[0]",
             f"{spec.dims[0]} elements of {spec.dtype.element_bits} bits",
-            f"a multiple of {rules.CHUNK_BYTES} bytes, because otherwise a store overwrites {past} bytes after a row",
+            f"a multiple of {rules.CHUNK_BYTES} bytes (a store would overwrite {past} bytes after a row)",
             "include the padding in dims[0] if you own it, or use ordinary stores",
         )
 
 
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions under which any access traps with an illegal instruction.
+    """Check the requirements of every access, which otherwise traps with an illegal instruction.
 
     ``coords`` must contain one int32 per dimension. Without interleave, the innermost coordinate must be the start of a
     16-byte chunk; this also applies to im2col maps. An im2col column must start inside the bounding box. A dimension
-    must have at most 2**31 elements. Raises DescriptorError if a condition is not met.
+    must have at most 2**31 elements. Raises DescriptorError if a requirement is not met.
     """
     values = _coordinates(spec, coords)
     for index, dim in enumerate(spec.dims):
@@ -191,10 +191,10 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions of check_traps() and those that apply only to stores and reductions.
+    """Check the requirements of check_traps() and those that apply only to stores and reductions.
 
-    Coordinates must be nonnegative, and an im2col map must not have padding. Raises DescriptorError if a condition is
-    not met.
+    Coordinates must be nonnegative, and an im2col map must not have padding. Raises DescriptorError if a
+    requirement is not met.
     """
     check_traps(spec, coords)
     for index, value in enumerate(coords):

@@ -32,14 +32,14 @@ class Evidence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BitRange:
-    """A field of a tensor map, or consecutive bits that belong to no field.
+    """A field of a tensor map, or consecutive bits outside all fields.
 
     Parameters
     ----------
     name : str
         Name from ``codec.FIELDS``, or ``"unknown"``.
     first, bits : int
-        Number of the first bit, and number of bits.
+        Index of the first bit, and number of bits.
     value : int
         Value of the bits as an unsigned integer.
     evidence : Evidence
@@ -64,8 +64,8 @@ class BitRange:
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
     """Return ranges that cover all 1024 bits of a map, valid or not, in ascending order.
 
-    Bits that belong to no field are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, which no published
-    bit identifies. Only the fields that all kinds of maps share are then named, and their positions are assumed. Raises
+    Bits outside all fields are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, because no published
+    bit identifies one. Only the fields that all kinds of maps share are then named, and their positions are assumed. Raises
     DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
@@ -86,7 +86,7 @@ def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tupl
 
 
 def _gap(value: int, start: int, end: int) -> list[BitRange]:
-    """Return the runs of bits that belong to no field, with the allocation bit as a separate run."""
+    """Return the runs of bits outside all fields, with the allocation bit as a separate run."""
     cuts = sorted({start, end, *(c for c in (ALLOCATION_BIT, ALLOCATION_BIT + 1) if start <= c <= end)})
     runs = []
     for first, last in pairwise(cuts):
@@ -199,14 +199,14 @@ class FieldDifference:
     Parameters
     ----------
     name : str
-        Name from ``codec.FIELDS``, ``"unknown"`` for bits that belong to no field, or ``"a / b"`` if the two kinds of
+        Name from ``codec.FIELDS``, ``"unknown"`` for bits outside all fields, or ``"a / b"`` if the two kinds of
         map have different fields at this position.
     first, bits : int
-        Number of the first bit, and number of bits.
+        Index of the first bit, and number of bits.
     left, right : int
         Values of the field in the two maps.
     differing : tuple of int
-        Numbers of the bits that differ, counted from the start of the map.
+        Indices of the differing bits, counted from the start of the map.
     """
 
     name: str
@@ -251,7 +251,7 @@ class Comparison:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Numbers of all bits that differ, in ascending order."""
+        """Indices of the differing bits, in ascending order."""
         return tuple(bit for field in self.fields for bit in field.differing)
 
     def to_json(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class Comparison:
 
 
 def compare(left: bytes, right: bytes, names: tuple[str, str] = ("left", "right"), note: str = "") -> Comparison:
-    """Compare two tensor maps bit by bit, valid or not. Raises DescriptorError unless each has 128 bytes."""
+    """Compare two valid or invalid tensor maps bit by bit. Raises DescriptorError unless each has 128 bytes."""
     for name, data in zip(names, (left, right), strict=True):
         if len(data) != DESCRIPTOR_BYTES:
             raise DescriptorError(name, f"{len(data)} bytes", f"{DESCRIPTOR_BYTES} bytes")
@@ -291,7 +291,7 @@ def compare(left: bytes, right: bytes, names: tuple[str, str] = ("left", "right"
 def field_at(bit: int, kind: str) -> tuple[str, int, int]:
     """Return the name, first bit and width of the field that contains a bit.
 
-    The result is ``("unknown", bit, 1)`` if the bit belongs to no field. ``kind`` is ``"tiled"`` or ``"im2col"``.
+    The result is ``("unknown", bit, 1)`` if no field contains the bit. ``kind`` is ``"tiled"`` or ``"im2col"``.
     """
     for name, (first, bits) in FIELDS[kind].items():
         if first <= bit < first + bits:

@@ -84,8 +84,7 @@ class Decoded:
     version, smem_bytes, smem_pattern : int
         Values of the fields that the encoder derives.
     unknown : int
-        The map's bits as an integer, restricted to the set bits that belong to no field or to a dimension beyond the
-        rank.
+        The map's bits as an integer, in which only bits outside all fields, or of dimensions beyond the rank, are set.
     """
 
     spec: TiledSpec | Im2colSpec
@@ -190,7 +189,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
-        # A box of 4 GiB fits no GPU, but its spec is valid. The mask keeps the number out of the next field.
+        # No GPU can load a box of 4 GiB, but its spec is valid. The mask keeps its size out of the next field.
         "smem_bytes": spec.described_bytes & _MASK_32,
         "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }
@@ -216,7 +215,7 @@ def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, in
 def decode(data: bytes | bytearray | memoryview) -> Decoded:
     """Return the spec that 128 bytes encode, with the derived fields and the unknown bits.
 
-    Raises DescriptorError if ``data`` does not have 128 bytes, if a field has no meaning (such as format 14, swizzle
+    Raises DescriptorError if ``data`` does not have 128 bytes, if the value of a field is undefined (such as format 14, swizzle
     atomicity without a 128B swizzle, or a rank above 5), or if the spec is invalid.
     """
     kind, fields = read_fields(data)

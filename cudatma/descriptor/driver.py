@@ -46,7 +46,8 @@ def encode(spec: AnySpec, device: int | None = None) -> bytes:
 def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
     """Call a cuTensorMapEncode function.
 
-    The arguments of the three functions differ only between the strides and the element strides.
+    The three functions take different arguments only between the strides and the element strides, except that the wide
+    function also takes a mode.
     """
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:

@@ -249,7 +249,7 @@ class TensorMap:
         target: Target | str | None = None,
         encoder: str = "auto",
     ) -> TensorMap:
-        """Create the map of a TiledSpec.
+        """Create a map from a TiledSpec.
 
         Parameters
         ----------
@@ -281,7 +281,7 @@ class TensorMap:
         target: Target | str | None = None,
         encoder: str = "auto",
     ) -> TensorMap:
-        """Create the map of an Im2colSpec.
+        """Create a map from an Im2colSpec.
 
         Parameters
         ----------
@@ -307,7 +307,7 @@ class TensorMap:
         owner: object = None,
         target: Target | str | None = None,
     ) -> TensorMap:
-        """Create the map of an Im2colWideSpec, which requires sm_100 or later.
+        """Create a map from an Im2colWideSpec, which requires sm_100 or later.
 
         Parameters
         ----------
@@ -384,7 +384,7 @@ class TensorMap:
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.
 
-        If this map was not encoded by the driver, its spec is first encoded with the driver. For an im2col wide map
+        If the driver did not encode this map, this method first encodes its spec with the driver. For an im2col wide map
         (sm_100 and later), only the fields that it shares with other maps are compared, and the result lists all other
         bits that the driver set.
 
@@ -400,9 +400,7 @@ class TensorMap:
         """
         encoded = bytes(self) if self.encoder == "driver" else driver.encode(self.spec, self.device)
         if isinstance(self.spec, Im2colWideSpec):
-            note = (
-                "im2col wide: the positions of the shared fields are assumed, and those of its own fields are not known"
-            )
+            note = "im2col wide: the positions of the shared fields are assumed, and the positions of the others are unknown"
             return compare(encoded, codec.encode_shared(self.spec), ("driver", "codec, shared fields"), note)
         return compare(encoded, codec.encode(self.spec), ("driver", "codec"))
 

@@ -67,7 +67,7 @@ def create_weight_tma_desc(
 
 
 def weight_map_spec(rows: int, block_k64: int, pitch_bytes: int = BLOCK_BYTES, address: int = 0) -> TiledSpec:
-    """Return the spec of create_weight_tma_desc() for weights with ``rows`` packed rows."""
+    """Return the spec that create_weight_tma_desc() encodes for weights with ``rows`` packed rows."""
     box = {"block_k64": block_k64, "box": BLOCK_WORDS}
     shape, strides = (rows, BLOCK_WORDS), (pitch_bytes, 8)
     return _spec(address, shape, strides, "uint64", box, l2_promotion=L2Promotion.B256)
@@ -115,7 +115,7 @@ def create_weight_tile_tma_desc(
     info = _packed_rows(qweight)
     if k64 < 1 or info.shape[0] % k64:
         raise DescriptorError(
-            "k64", k64, f"a divisor of {info.shape[0]}, the number of rows of qweight", "pass ceil(K / 64)"
+            "k64", k64, f"a divisor of {info.shape[0]} (the number of rows of qweight)", "pass ceil(K / 64)"
         )
     blocks = k64, info.shape[0] // k64, block_k64, block_n64
     spec = weight_tile_map_spec(*blocks, half_rows=half_rows, pitch_bytes=info.strides_bytes[0], address=info.pointer)
@@ -132,7 +132,7 @@ def weight_tile_map_spec(
     pitch_bytes: int = BLOCK_BYTES,
     address: int = 0,
 ) -> TiledSpec:
-    """Return the spec of create_weight_tile_tma_desc() for weights of ``n64`` x ``k64`` blocks."""
+    """Return the spec that create_weight_tile_tma_desc() encodes for weights of ``n64`` x ``k64`` blocks."""
     shape, strides = (n64, k64, BLOCK_WORDS), (pitch_bytes * k64, pitch_bytes, 8)
     words = BLOCK_WORDS // 2 if half_rows else BLOCK_WORDS
     box = {"block_n64": block_n64, "block_k64": block_k64, "box": words}
@@ -222,7 +222,7 @@ def scale_map_spec(
     strides_bytes: Sequence[int] | None = None,
     address: int = 0,
 ) -> TiledSpec:
-    """Return the spec of create_scale_tma_desc() for scales of shape (groups, N), C-contiguous by default."""
+    """Return the spec that create_scale_tma_desc() encodes for scales of shape (groups, N), C-contiguous by default."""
     size = tma_type(dtype).element_bytes
     strides = (shape[1] * size, size) if strides_bytes is None else strides_bytes
     return _spec(address, shape, strides, dtype, {"block_groups": block_groups, "tile_n": tile_n})
@@ -344,7 +344,7 @@ def _box_extent(spec: AnySpec) -> tuple[int, ...]:
     """
     if not isinstance(spec, TiledSpec):
         raise DescriptorError(
-            "spec", type(spec).__name__, "TiledSpec", "pass a TiledSpec because im2col boxes vary in size"
+            "spec", type(spec).__name__, "TiledSpec", "pass a TiledSpec, because im2col boxes vary in size"
         )
     return spec.box
 

@@ -47,7 +47,7 @@ STRIDE_LIMIT = 1 << 40
 MAX_BOX = 256
 MAX_ELEMENT_STRIDE = 8
 MAX_PIXELS = 1024
-#: Alignment of addresses and strides that TMA requires. address_alignment() returns the exceptions.
+#: Alignment of addresses and strides that TMA requires. address_alignment() also handles the exceptions.
 TMA_ALIGNMENT_BYTES = 16
 #: Size of a chunk, the unit in which TMA transfers the rows of a box.
 CHUNK_BYTES = 16
@@ -125,13 +125,13 @@ def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
 def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Interleave) -> None:
     """Check that the strides are multiples of 16 or 32 bytes below 2**40.
 
-    Zero strides (broadcasts) and overlapping strides are legal.
+    Strides of 0 (broadcasts) and strides that make rows overlap are legal.
     """
     multiple = address_alignment(dtype, interleave)
     for index, stride in enumerate(strides_bytes):
         if not 0 <= stride < STRIDE_LIMIT:
             raise DescriptorError(
-                f"strides_bytes[{index}]", stride, "0 to 2**40 - 16 bytes", "copy an array that has negative strides"
+                f"strides_bytes[{index}]", stride, "0 to 2**40 - 16 bytes", "copy the array if it has negative strides"
             )
         if stride % multiple:
             raise DescriptorError(
@@ -143,7 +143,7 @@ def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Inte
 
 
 def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
-    """Check that the address has 64 bits and the alignment that address_alignment() returns."""
+    """Check that the address fits in 64 bits and has the alignment that address_alignment() returns."""
     multiple = address_alignment(dtype, interleave)
     if not 0 <= address < 1 << 64:
         raise DescriptorError("address", address, "0 to 2**64 - 1")
@@ -161,7 +161,7 @@ def check_element_strides(element_strides: Sequence[int]) -> None:
 
 
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
-    """Check that the innermost box extent is 1 to 256 elements and a multiple of 16 bytes up to the swizzle span.
+    """Check that the innermost box extent is 1 to 256 elements, a multiple of 16 bytes, and within the swizzle span.
 
     The documentation requires a multiple of 16 bytes only without interleave, but the driver of an H200 always requires
     it. The span limit applies only without interleave.
@@ -200,7 +200,7 @@ def check_interleave(interleave: Interleave, dtype: TmaType) -> None:
 
 
 def check_packed_swizzle(swizzle: Swizzle, dtype: TmaType) -> None:
-    """Check that the padded packed types support the swizzle."""
+    """Check that a padded packed type supports the swizzle."""
     allowed = _PADDED_SWIZZLES.get(dtype.name)
     if allowed is not None and swizzle not in allowed:
         raise DescriptorError("swizzle", swizzle.label, f"{alternatives(s.label for s in allowed)} for {dtype.name}")
@@ -245,7 +245,7 @@ def check_corners(
             raise DescriptorError(
                 field("upper_corner", index),
                 upper[index],
-                f"{allowed} because the bounding box has extent {extent} in dimension {dim}",
+                f"{allowed} (the bounding box has extent {extent} in dimension {dim})",
             )
 
 

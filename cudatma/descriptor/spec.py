@@ -40,7 +40,7 @@ class MapSpec(ABC):
     dtype : TmaType, str or dtype
         Element type as a TmaType, a name or a NumPy dtype.
     dims : tuple of int
-        Size of each dimension in elements, for rank 1 to 5.
+        Size of each of the 1 to 5 dimensions in elements.
     strides_bytes : tuple of int
         Pitch of dimensions 1 to rank - 1 in bytes.
     element_strides : tuple of int
@@ -197,7 +197,7 @@ class TiledSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box in bytes that the driver computes. See ``MapSpec``."""
+        """Box size in bytes, as the driver computes it. See ``MapSpec``."""
         whole = (size // step for size, step in zip(self.box, self.element_strides, strict=True))
         return prod(whole) * rules.smem_bits(self.dtype) // 8
 
@@ -326,7 +326,7 @@ class Im2colSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box in bytes that the driver computes. See ``MapSpec``."""
+        """Box size in bytes, as the driver computes it. See ``MapSpec``."""
         return self.channels_per_pixel * self.pixels_per_column * rules.smem_bits(self.dtype) // 8
 
 
@@ -391,7 +391,7 @@ class Im2colWideSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box in bytes that the driver computes. See ``MapSpec``."""
+        """Box size in bytes, as the driver computes it. See ``MapSpec``."""
         return self.expected_bytes
 
 

@@ -1,4 +1,4 @@
-"""Effect of a load, store or reduction at given coordinates: bytes, fill, clipping, or a trap.
+"""Reports of the effect of an access at given coordinates: bytes, fill values, clipping, or a trap.
 
 The rules are defined in descriptor.access. The emulator computes the geometry.
 """
@@ -64,16 +64,16 @@ class AccessReport:
     footprint_bytes : int
         Number of bytes of shared memory that the box occupies.
     elements, inside, outside : int or None
-        Number of elements of the box: all, those inside the tensor, and those outside it.
+        Number of elements of the box in total, inside the tensor, and outside it.
     fill : str or None
         Fill value of the elements outside the tensor, or None if all elements are inside.
     gmem_range : tuple of int or None
         Offsets from the tensor's base of the first byte read and of the byte after the last, or None if the box is
         outside the tensor.
     stored : int or None
-        Number of elements that a store writes, without im2col offsets.
+        Number of elements that a store writes. Im2col offsets do not apply to stores.
     overwrites : tuple of Overwrite
-        Bytes that a store writes past the end of rows, for the first rows.
+        Bytes that a store writes past the ends of rows, for at most MAX_ROWS rows.
     overwritten_rows, overwritten_bytes : int
         Total number of rows and bytes that a store overwrites.
     reductions : tuple of str
@@ -183,7 +183,7 @@ def _rule(error: DescriptorError) -> str:
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
     """Return the rule that an access violates according to ``check``, or None.
 
-    If ``trap`` raises as well, measurements show that the access traps.
+    If ``trap`` also raises an error, measurements show that the access traps.
     """
     try:
         check()
@@ -192,7 +192,7 @@ def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal
             trap()
         except DescriptorError:
             return Refusal(error.field, _rule(error), _TRAPS)
-        return Refusal(error.field, _rule(error), "not allowed by NVIDIA's documents")
+        return Refusal(error.field, _rule(error), "not allowed by NVIDIA's documentation")
     return None
 
 
@@ -207,7 +207,7 @@ def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
 
 
 def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
-    """Return the number of rows past whose end a store writes, and the overwritten bytes of the first rows."""
+    """Return the number of rows that a store overruns, and the bytes that it overwrites after each row."""
     box = placed.box
     past = np.where((box.valid > 0) & (box.valid < box.unit_bytes), box.unit_bytes - box.valid, 0)
     rows = np.nonzero(past.any(axis=1))[0].tolist()
@@ -236,7 +236,7 @@ def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
 def access_lines(report: AccessReport, address: int | None = None) -> list[tuple[str, str]]:
     """Return a report as pairs of the kind of access and a description.
 
-    ``address`` is the address of the tensor. Without it, the descriptions contain offsets from the tensor's base.
+    ``address`` is the address of the tensor. If it is None, the descriptions contain offsets from the tensor's base.
     """
 
     def place(offset: int) -> str:
@@ -264,14 +264,16 @@ def access_lines(report: AccessReport, address: int | None = None) -> list[tuple
             size, first = counted(part.size_bytes, "byte"), place(part.first_offset)
             lines.append(("", f"row {part.row}: {size} after the end of the row, from {first}"))
         if report.overwritten_rows > 3:
-            lines.append(("", f"in all, {report.overwritten_bytes} bytes in {counted(report.overwritten_rows, 'row')}"))
+            lines.append(
+                ("", f"in total, {report.overwritten_bytes} bytes in {counted(report.overwritten_rows, 'row')}")
+            )
         lines.append(("reductions", ", ".join(report.reductions) or "none for this element type"))
     return [*lines, *([("note", report.note)] if report.note else [])]
 
 
 def _store_line(report: AccessReport) -> str:
     if report.overwritten_bytes:
-        return f"overwrites {report.overwritten_bytes} bytes outside the tensor, because rows are clipped at 16 bytes"
+        return f"overwrites {report.overwritten_bytes} bytes outside the tensor, because the hardware clips rows in units of 16 bytes"
     if report.stored is None:
         return "writes the box"
     if not report.stored:

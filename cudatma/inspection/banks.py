@@ -153,7 +153,7 @@ def _row(mode: Swizzle) -> SwizzleRow:
 
 
 def _xor(mode: Swizzle) -> str:
-    """Return the XORed address bits, such as ``"4-6 ^= 7-9"``, which are derived from swizzle() bit by bit."""
+    """Derive the XORed address bits, such as ``"4-6 ^= 7-9"``, from swizzle()."""
     moved: dict[int, list[int]] = {}
     for bit in range(10):
         changed = swizzle(1 << bit, mode) ^ 1 << bit

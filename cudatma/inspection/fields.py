@@ -1,4 +1,4 @@
-"""Fields of a tensor map as the plain data that ``cudatma inspect --json`` prints."""
+"""Conversion of a tensor map to the plain data that ``cudatma inspect --json`` prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudatma.descriptor.codec import DESCRIPTOR_BYTES, Decoded, decode
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 
 #: Note on every im2col wide map.
-WIDE_NOTE = "im2col wide (sm_100 and later): based on NVIDIA's documents, not verified on a GPU"
+WIDE_NOTE = "im2col wide (sm_100 and later): based on NVIDIA's documentation, not verified on a GPU"
 
 
 def describe_descriptor(data: bytes) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def describe_descriptor(data: bytes) -> dict[str, Any]:
     dict
         Fields by name. Lists are in TMA order. ``strides`` contains rank - 1 pitches in bytes. ``shape``, ``box`` and
         the corners are in elements. For im2col maps, ``box`` is None, and corners, channels and pixels replace it.
-        ``unknown_bits`` lists the numbers of set bits that belong to no field.
+        ``unknown_bits`` lists the indices of the set bits outside all fields.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The function ``cudatma.inspect``, which explains a tensor map, and the class of its result, Inspection."""
+"""``cudatma.inspect``, which explains a tensor map, and its result, the class Inspection."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ def inspect(source: object, *, device: int | None = None) -> Inspection:
     Parameters
     ----------
     source : object
-        TensorMap or its spec; the 128 bytes as bytes, a ctypes object or an array on the host or a GPU (CuPy, torch,
-        NumPy); text in a format that ``cudatma inspect`` reads; or a device pointer (int) together with ``device``.
-        If the map is in GPU memory, the function synchronizes the GPU and copies the map once.
+        One of the following. If the map is in GPU memory, the function synchronizes the GPU and copies the map once.
+
+        - a TensorMap or its spec
+        - the 128 bytes as bytes, a ctypes object, or a CuPy, torch or NumPy array
+        - text in a format that ``cudatma inspect`` reads
+        - a device pointer (int), together with ``device``
     device : int, optional
         CUDA ordinal of the device that holds the memory at a device pointer.
 
@@ -215,7 +218,7 @@ class Inspection:
         element : tuple of int, optional
             (row, index) of an element of the box to outline. Default: none.
         theme : {"auto", "light", "dark"}, default: "auto"
-            Colors. "auto" follows the reader's settings.
+            Color theme. "auto" follows the reader's settings.
 
         Returns
         -------

@@ -85,7 +85,7 @@ def overlap(spec: AnySpec) -> Iterator[Finding]:
                 + f"dimension {index + 1} {'repeats the same bytes' if zero else 'overlaps itself'}",
                 "the driver accepts the stride; loads work, but stores and reductions write some bytes repeatedly",
                 "measured on an H200",
-                "use the map only for loads" if zero else "check that the pitch is in bytes and not in elements",
+                "use the map only for loads" if zero else "check that the pitch is in bytes, not elements",
             )
         extent = max(extent, stride * dim)
 
@@ -168,7 +168,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
         yield Finding(
             "allocation-bit",
             "warning",
-            f"bit {ALLOCATION_BIT} is set, which drivers do on sm_100 and later",
+            f"bit {ALLOCATION_BIT} is set; drivers set it on sm_100 and later",
             "accesses may fault if the bit is set, the allocation is below 128 KiB and the tensor is not contiguous",
             _RELEASE_NOTES,
             "clear the bit for such a tensor, or use a fixed driver; do not change the address of the map",
@@ -188,7 +188,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
         yield Finding(
             "unknown-bits",
             "warning",
-            f"bits {', '.join(map(str, shown[:8]))}{more} are set but belong to no field of this map",
+            f"bits {', '.join(map(str, shown[:8]))}{more} are set but are outside all fields of this map",
             "drivers set none of these bits on sm_90",
             "20000 maps encoded by an H200's driver",
             "list all bits with --bits, and check that all 128 bytes were copied in order",
@@ -266,7 +266,7 @@ def alignment(spec: AnySpec) -> Iterator[Finding]:
             yield Finding(
                 "stage-alignment",
                 severity,
-                f"the box occupies {spec.footprint_bytes} bytes, not a multiple of {step}, so {why}",
+                f"the box occupies {spec.footprint_bytes} bytes, which is not a multiple of {step}, so {why}",
                 f"each stage of a ring must start at a multiple of {step} bytes",
                 "cp.async.bulk.tensor, PTX ISA; measured on an H200",
                 f"place the stages {-(-spec.footprint_bytes // step) * step} bytes apart",
@@ -295,7 +295,7 @@ def banks(spec: AnySpec) -> Iterator[Finding]:
             f"{pattern}-conflicts",
             "warning" if severe else "note",
             f"{what} takes {cost.wavefronts} wavefronts instead of {cost.min_wavefronts} ({cost.ways:g}-way conflicts)",
-            "accesses of different lanes to different words of one of the 32 banks are serialized",
+            "accesses by different lanes to different words in the same bank are serialized",
             "CUDA C++ Programming Guide, shared memory; cudatma.layout.wavefronts",
             remedy,
         )
@@ -377,9 +377,9 @@ class Lint:
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:
     """Return the findings about a map.
 
-    If the map has bytes, ``decoded`` is the decoded map, and its derived fields and unknown bits are checked, too.
-    ``target`` is the architecture for which the map is checked. If it is None, only a map that no target supports is an
-    error.
+    ``decoded`` is the decoded map, or None if the map has no bytes. If it is given, the function also checks its derived
+    fields and unknown bits. ``target`` is the architecture for which the map is checked. If it is None, only a map that
+    no target supports is an error.
     """
     findings: list[Finding] = []
     for rule in (_targets(target), _accesses, _stores, *RULES):
@@ -485,8 +485,10 @@ def _evidence(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "documents-only",
             "note",
-            WIDE_NOTE if parts == ["im2col wide"] else f"{what}: based on NVIDIA's documents, not verified on a GPU",
+            WIDE_NOTE
+            if parts == ["im2col wide"]
+            else f"{what}: based on NVIDIA's documentation, not verified on a GPU",
             "the description follows the CUDA driver API and the PTX ISA",
             "CUDA driver API, cuTensorMapEncode*; PTX ISA 5.5",
-            "compare with the driver on a GPU that supports the feature: TensorMap.compare()",
+            "run TensorMap.compare() on a GPU that supports the feature",
         )

@@ -185,7 +185,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
 
 
 def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float, width: float, height: float) -> None:
-    """Draw the image of the first pixel, with the bounding box and the pixels of the column."""
+    """Draw the image that contains the first pixel, with the bounding box and the pixels of the column."""
     first, spatial = first_pixel_dim(spec), spec.rank - 2
     across = spec.dims[first]
     down = spec.dims[first + 1] if spatial > 1 else 1

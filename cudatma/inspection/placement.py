@@ -20,7 +20,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.layout import BANK_BYTES, BANKS, Interleave, traversed
 from cudatma.target import TARGETS
 
-#: Maximum shared memory of a thread block on any supported GPU. A larger box has no layout.
+#: Maximum shared memory of a thread block on any supported GPU. A larger box raises an error.
 MAX_SMEM_BYTES = max(target.smem_per_block_bytes for target in TARGETS.values())
 
 
@@ -84,7 +84,7 @@ class Placement:
     ) -> None:
         if isinstance(spec, Im2colWideSpec):
             raise DescriptorError(
-                "spec", "im2col wide", "tiled or im2col because the layout of im2col wide is not documented"
+                "spec", "im2col wide", "tiled or im2col (the layout of im2col wide is not documented)"
             )
         if isinstance(base, bool) or not isinstance(base, int) or base % 128 or not 0 <= base < MAX_SMEM_BYTES:
             raise ArgumentError("base", base, f"a multiple of 128 below {MAX_SMEM_BYTES}")

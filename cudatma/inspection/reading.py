@@ -1,4 +1,4 @@
-"""Parsers of tensor maps given as bytes, hex digits, a debugger's dump or a Python literal.
+"""Parsers for tensor maps in the form of bytes, hex digits, a debugger's dump or a Python literal.
 
 The parsers never execute code. They reject pickles, because loading a pickle can run code. Every invalid input raises a
 DescriptorError with a one-line message.
@@ -40,7 +40,7 @@ _ENTRY = re.compile(r"(?P<word>0x[0-9a-fA-F]+|\d+)(?:\s*<repeats (?P<times>\d+) 
 def looks_like_dump(text: str) -> bool:
     """Return whether a text looks like a debugger's dump.
 
-    A dump contains words with the prefix 0x, and also addresses, braces or many words.
+    A dump contains several words with the prefix 0x, or an array of words in braces.
     """
     array = _ARRAY.search(text)
     return text.count("0x") > 1 or (array is not None and ("0x" in text or _is_decimal(array[1])))
@@ -131,7 +131,7 @@ def words_to_bytes(words: Sequence[int], width: int) -> bytes:
             raise DescriptorError(
                 f"word {index}",
                 shown,
-                f"{'an' if width == 8 else 'a'} {width}-byte word because the dump has {len(words)} words",
+                f"{'an' if width == 8 else 'a'} {width}-byte word (there are {len(words)} words)",
                 _PRINT_IT,
             )
     return b"".join(word.to_bytes(width, "little") for word in words)
@@ -141,7 +141,7 @@ HEX_DIGITS = 2 * DESCRIPTOR_BYTES
 #: Maximum size of a file or of a line of a batch. A tensor map has 256 hex digits and some white space.
 MAX_INPUT_BYTES = 1 << 16
 _HEX_TEXT = frozenset((string.hexdigits + string.whitespace).encode())
-_FORMS = f"{DESCRIPTOR_BYTES} bytes, {HEX_DIGITS} hex digits, a dump of cuda-gdb or a Python bytes literal"
+_FORMS = f"{DESCRIPTOR_BYTES} bytes, {HEX_DIGITS} hex digits, a cuda-gdb dump or a Python bytes literal"
 _REMEDY = "dump the CUtensorMap byte by byte, lowest address first"
 #: Maps the number of words in a literal list to the number of bytes per word.
 _LITERAL_WIDTHS = {128: 1, 64: 2, 32: 4, 16: 8}
@@ -225,7 +225,7 @@ def _parse_literal(text: str) -> bytes | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Invalid escape sequences are not reported.
+            warnings.simplefilter("ignore")  # Do not warn about invalid escape sequences.
             value = ast.literal_eval(body)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise DescriptorError("descriptor", "an invalid Python literal", _FORMS, _REMEDY) from None
@@ -318,7 +318,7 @@ def _of_array(source: object) -> bytes:
     if size != DESCRIPTOR_BYTES or not info.is_contiguous:
         raise DescriptorError(
             "source",
-            f"an array of {size} bytes",
+            f"{'an' if info.is_contiguous else 'a noncontiguous'} array of {size} bytes",
             f"a contiguous array of {DESCRIPTOR_BYTES} bytes that contains a tensor map",
             "pass TensorMap.from_array(array, box) to inspect a map over the array",
         )

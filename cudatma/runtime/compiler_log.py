@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cudatma.errors import counted
 
-#: Maps file names, without the folder as in the emulator, to the text of each line by line number.
+#: Maps file names (without the folder, as in the emulator) to the text of each line by line number.
 Lines = dict[str, dict[int, str]]
 
 _DIRECTIVE = re.compile(r'#line (?P<number>\d+) "(?P<file>[^"]*)"')

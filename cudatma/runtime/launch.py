@@ -165,7 +165,7 @@ class LaunchPlan:
 
 
 class DebugPlan(LaunchPlan):
-    """A launch of a kernel compiled with ``debug=True``, which waits for its stream and may raise PipelineHang."""
+    """A plan for a kernel compiled with ``debug=True``. Each launch waits for its stream and may raise PipelineHang."""
 
     __slots__ = ("_listener",)
 
@@ -277,7 +277,7 @@ class Kernel:
     def _forget(self) -> None:
         """Renew the lock and discard the modules in a forked child.
 
-        A thread of the parent may hold the lock, and the modules are not valid in the child.
+        A thread of the parent may have held the lock, and the modules are not valid in the child.
         """
         self._lock = threading.Lock()
         self._functions = {}
@@ -482,7 +482,7 @@ class Kernel:
         return ListeningModule(module, self._names)
 
     def report(self, *, threads: int | None = None, shared_bytes: int | None = None) -> KernelReport:
-        """Return a report on the compiled kernel, whose ``str()`` is a page of text.
+        """Return a report on the compiled kernel. Its ``str()`` is a page of text.
 
         The report contains registers, spills, shared memory, occupancy, tables of the TMA, mbarrier and tensor-core
         instructions with their source lines, and the waits of each loop. SASS needs nvdisasm or cuobjdump (the extra
@@ -557,7 +557,7 @@ class Kernel:
         """
         arguments = marshal(self.parameters, args)
         if device is not None and arguments.device not in (None, device):
-            raise LaunchError("device", device, f"{arguments.device}, the device of the arguments")
+            raise LaunchError("device", device, f"{arguments.device} (the device of the arguments)")
         where = arguments.device if device is None else device
         where = context.current_device() if where is None else where
         function = self._on(where)
@@ -581,7 +581,7 @@ class Kernel:
                 from cudatma.runtime.hang.listeners import Listener
 
                 self._listeners[device] = Listener(function.module, self._names, device)
-        # A programmatic launch would overwrite the notes before the previous kernel ends.
+        # A programmatic launch could overwrite the recorded waits before the previous kernel ends.
         alone = replace(config, programmatic=False)
         return DebugPlan(self, function, alone, arguments, device, self._listeners[device])
 

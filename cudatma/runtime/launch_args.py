@@ -1,7 +1,7 @@
-"""Conversion of Python values to the bytes of a kernel's parameters, as ctypes objects.
+"""Conversion of Python values to ctypes objects that contain the bytes of a kernel's parameters.
 
-The widths and kinds come from the parameters in the kernel's PTX and never from the values. A Python int is therefore
-converted to the width of its parameter, and raises an error if it does not fit. Source: PTX ISA, "Kernel Function
+The widths and kinds come from the parameters in the kernel's PTX, never from the values. A Python int is therefore
+converted to the width of its parameter. An int that does not fit raises an error. Source: PTX ISA, "Kernel Function
 Parameters" and ".entry".
 """
 
@@ -91,7 +91,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(slots=True)
 class Arguments:
-    """Marshalled arguments of a launch.
+    """Marshaled arguments of a launch.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ def _sized(parameter: Parameter, value: Any, size: int, field: str) -> Any:
 def _integer(parameter: Parameter, value: int, field: str) -> Any:
     bits = 8 * parameter.size_bytes
     if parameter.kind != "int":
-        remedy = "pass a NumPy or ctypes value of its type"
+        remedy = "pass a NumPy or ctypes value of the parameter's type"
         raise LaunchError(field, value, _expected(parameter), remedy)
     if not -(1 << (bits - 1)) <= value < 1 << bits:
         raise LaunchError(field, value, f"-2**{bits - 1} to 2**{bits} - 1 for {parameter.name}")

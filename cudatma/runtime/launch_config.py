@@ -51,7 +51,7 @@ class LaunchConfig:
     programmatic: bool
 
     def for_driver(self, driver: Any) -> Any:
-        """Return the CUlaunchConfig for stream 0, which keeps its attributes alive."""
+        """Return the CUlaunchConfig for stream 0. The config keeps its attributes alive."""
         names, attributes = driver.CUlaunchAttributeID, []
         if self.cluster is not None:
             value = driver.CUlaunchAttributeValue()
@@ -107,7 +107,7 @@ def make_config(
     programmatic: bool = False,
     limits: FunctionLimits | None = None,
 ) -> LaunchConfig:
-    """Check the shape of a launch against the target and, with ``limits``, against the kernel and the device.
+    """Check the shape of a launch against the target and, if ``limits`` is given, the kernel and device.
 
     A cluster of one CTA becomes None. Raises a LaunchError with the name of the invalid field.
     """

@@ -67,7 +67,7 @@ def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
 def load_function(
     driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, gpu: Device
 ) -> Function:
-    """Load a kernel into the GPU's context, which must be current, and set its limit of dynamic shared memory.
+    """Load a kernel into the GPU's context, which must be current, and set the kernel's dynamic shared memory limit.
 
     Raises DriverError if the driver fails, and LaunchError if the parameters in the cubin differ from ``parameters``.
     """

@@ -1,4 +1,4 @@
-"""Identity of CUDA streams, graphs that capture them, the lifetime of these graphs, and waits between streams.
+"""Identities of CUDA streams, captures of streams into graphs, lifetimes of graphs, and waits between streams.
 
 A handle does not identify a stream: the driver reuses the handle of a destroyed stream, and ``CU_STREAM_PER_THREAD`` is
 a different stream in each thread. Source: CUDA driver API, "Stream Management", "Graph Management".
@@ -252,7 +252,7 @@ def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -
     """Make a stream wait for the work queued by the producers of arrays. The host does not wait.
 
     Only arrays that name the stream of their producer cause a wait; CuPy arrays and torch tensors do not. No wait is
-    added if the two streams are not in the same capture, because it would merge the captures. [CUDA Array Interface 3,
+    added if the two streams are not in the same capture, because the wait would merge the captures. [CUDA Array Interface 3,
     Synchronization]
     """
     for array in arrays:

@@ -289,8 +289,8 @@ def test_a_plain_map_has_two_notes() -> None:
     [
         ("padded-rows", "warning", tiled(box=(16, 64)), "the box occupies 8192 bytes but the mbarrier counts 2048"),
         ("padded-rows", "warning", im2col(channels_per_pixel=16), "rows of 32 bytes have a pitch of 128 bytes"),
-        ("stage-alignment", "warning", tiled(box=(64, 9)), "1152 bytes, not a multiple of 1024"),
-        ("stage-alignment", "warning", tiled(box=(8, 9), swizzle="none"), "144 bytes, not a multiple of 128"),
+        ("stage-alignment", "warning", tiled(box=(64, 9)), "1152 bytes, which is not a multiple of 1024"),
+        ("stage-alignment", "warning", tiled(box=(8, 9), swizzle="none"), "144 bytes, which is not a multiple of 128"),
         ("ldmatrix-conflicts", "warning", tiled(swizzle="none"), "8-way"),
         ("column-conflicts", "warning", tiled(swizzle="none"), "32-way"),
         ("inner-step-ignored", "warning", tiled(element_strides=(2, 1)), "element_strides[0] is 2"),
@@ -314,7 +314,7 @@ def test_a_plain_map_has_two_notes() -> None:
         ("target", "error", tiled(**SLICES | {"box": (16, 9, 5)}), "box[1]"),
         ("target", "note", tiled(box=(64, 256), swizzle="128B_ATOM_64B"), "not supported on sm_90, sm_90a"),
         ("documents-only", "note", tiled(swizzle="128B_ATOM_64B"), "not verified on a GPU"),
-        ("documents-only", "note", WIDE, "based on NVIDIA's documents"),
+        ("documents-only", "note", WIDE, "based on NVIDIA's documentation"),
     ],
 )  # fmt: skip
 def test_each_rule_finds_its_risk(name: str, severity: str, spec: Any, words: str) -> None:

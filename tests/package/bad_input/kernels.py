@@ -46,7 +46,7 @@ DESCRIPTORS = [
     Case("a stride too few", DescriptorError, "strides_bytes", "1 value for rank 2", lambda b: tiled(strides_bytes=())),
     Case("a stride off 16 bytes", DescriptorError, "strides_bytes[0]", "a multiple of 16",
          lambda b: tiled(strides_bytes=(520,))),
-    Case("a stride backwards", DescriptorError, "strides_bytes[0]", "copy an array that has negative strides",
+    Case("a stride backwards", DescriptorError, "strides_bytes[0]", "copy the array if it has negative strides",
          lambda b: tiled(strides_bytes=(-512,))),
     Case("a stride of 2**40", DescriptorError, "strides_bytes[0]", "2**40", lambda b: tiled(strides_bytes=(2**40,))),
     Case("address off 16 bytes", DescriptorError, "address", "0x1008", lambda b: tiled(address=0x1008)),
