@@ -111,7 +111,8 @@ class ArrayInfo:
     def is_disjoint(self) -> bool:
         """Whether no two elements share a byte.
 
-        The test is conservative: it returns True only if each axis steps over all axes with smaller strides.
+        The test is conservative: an array with elements passes only if each axis steps over all axes with smaller
+        strides.
         """
         end = self.dtype.itemsize
         for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides_bytes, strict=True)):
@@ -271,7 +272,7 @@ def pointer_device(pointer: int, field: str = "pointer") -> int:
 def _pointer_attribute() -> Any:
     """Return cuPointerGetAttribute from libcuda.
 
-    The wrapper in cuda.bindings 13.3 returns device 0 for every pointer (cuda-python issue 2928).
+    The binding in cuda.bindings 13.3 returns device 0 (cuda-python issue 2928).
     """
     return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
 

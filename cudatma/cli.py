@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("inspect_descriptor", "explain a tensor map: fields, layout, accesses and risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and report its hazards"),
     "record": ("record", "record the kernel launches of a program for cudatma emulate"),
-    "mutants": ("mutants", "remove each synchronization of a kernel in turn and check that the emulator notices"),
+    "mutants": ("mutants", "remove each synchronization of a kernel in turn and check that the emulator reports it"),
     "explain": ("explain", "explain a kind of hazard or the choice of a kernel for a problem"),
     "header": ("export_header", "export the primitives as a self-contained .cuh file"),
     "bench": ("bench", "run a benchmark from a checkout"),
@@ -133,7 +133,7 @@ def _format_warning(
 
 
 def _discard_output() -> None:
-    """Discard output that cannot be written. Python flushes stdout at exit and prints a traceback if the flush fails."""
+    """Discard unwritable output, because Python flushes stdout at exit and prints a traceback if the flush fails."""
     try:
         sys.stdout.flush()
     except OSError:

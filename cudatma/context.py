@@ -277,6 +277,6 @@ def is_capturing(driver: Any, stream: int) -> bool:
     """
     result = driver.cuStreamIsCapturing(stream)
     if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:
-        got, allowed = "the legacy default stream while another stream captures a graph", "the capturing stream"
+        got, allowed = "the legacy default stream while another stream is capturing a graph", "the capturing stream"
         raise LaunchError("stream", got, allowed, "call the function before the capture begins")
     return int(check(result, "cuStreamIsCapturing")) != 0

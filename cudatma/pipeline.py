@@ -494,7 +494,7 @@ class PipelineSpec:
 
 
 def max_stages(target: Target, operands: Iterable[Operand], other_bytes: int = 0) -> int:
-    """Return the maximum number of stages of these operands that fit into a CTA's shared memory besides ``other_bytes``.
+    """Return the maximum number of stages that fit into a CTA's shared memory besides ``other_bytes``.
 
     The result is 0 if no stage fits.
     """

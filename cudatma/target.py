@@ -1,7 +1,7 @@
 """Architectures for which cudatma generates code, and their features.
 
-No other module compares architecture numbers. Code checks whether a Target has a feature. Sources: PTX ISA, "Target ISA Notes"
-and "PTX ISA Notes" of each instruction; CUDA C++ Programming Guide, "Compute Capabilities".
+No other module compares architecture numbers. Code checks whether a Target has a feature. Sources: PTX ISA, "Target ISA
+Notes" and "PTX ISA Notes" of each instruction; CUDA C++ Programming Guide, "Compute Capabilities".
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def folders(root: Path, kind: str) -> list[Path]:
 
 
 def usage(root: Path) -> Usage:
-    """Return the usage of the cache at ``root`` without creating it. Files that vanish meanwhile count as 0 bytes."""
+    """Return the usage of the cache at ``root`` without creating it. Files that are being deleted count as 0 bytes."""
     size = 0
     for kind in _FOLDERS:
         for path in (file for folder in folders(root, kind) for file in folder.glob("*")):

@@ -33,7 +33,7 @@ EXAMPLES = """examples:
 def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
     """Return the first line of the docstring of each script that defines main(), by name.
 
-    Raise ArgumentError if the folder has none.
+    Raise ArgumentError if the folder contains no benchmark.
     """
     summaries = {}
     for path in sorted(folder.glob("*.py")):
@@ -49,7 +49,7 @@ def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
 def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) -> int:
     """Run a benchmark as ``python benchmarks/NAME.py`` would, and return its exit status.
 
-    Raise ArgumentError if the folder lacks it.
+    Raise ArgumentError if the folder does not contain the benchmark.
     """
     names = benchmarks(folder)
     if name not in names:

@@ -1,4 +1,4 @@
-"""The checks of ``cudatma doctor``, which get facts about this machine from a Machine. Tests pass a fake Machine."""
+"""Checks of ``cudatma doctor``. They query this machine through a Machine, so that tests can pass a fake one."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class Machine:
         return importlib.import_module(name)
 
     def cuda_version(self) -> tuple[int, int]:
-        """Return the CUDA version that the driver supports (cuDriverGetVersion). Raise DriverError without a driver."""
+        """Return the CUDA version that the driver supports. Raise DriverError if there is no driver."""
         version = int(self._driver("cuDriverGetVersion"))
         return version // 1000, version % 1000 // 10
 
     def gpus(self) -> list[Gpu]:
-        """Return the driver's devices without creating a context. Raise DriverError without a driver or a device."""
+        """Return the devices without creating a context. Raise DriverError if there is no driver or no device."""
         self._driver("cuInit", 0)
         return [self._gpu(index) for index in range(int(self._driver("cuDeviceGetCount")))]
 
@@ -124,7 +124,7 @@ class Machine:
         return nvrtc_version()
 
     def compile_probe(self, target: Target) -> float:
-        """Return the seconds that NVRTC takes to compile PROBE. Raise CompileError or TargetError if it fails."""
+        """Return the time in seconds to compile PROBE. Raise CompileError or TargetError if the compilation fails."""
         from cudatma.build.nvrtc import compile_source
 
         return compile_source(PROBE, target, name="probe.cu").seconds
@@ -251,7 +251,7 @@ def check_nvrtc(machine: Machine) -> list[Check]:
         version = machine.nvrtc_version()
     except (DriverError, ImportError) as error:
         why = str(error).partition(". ")[0]  # the remedy follows
-        return [Check("NVRTC", "fail", f"none; nothing compiles ({why})", INSTALL_CUDA, missing=True)]
+        return [Check("NVRTC", "fail", f"none; kernels cannot be compiled ({why})", INSTALL_CUDA, missing=True)]
     checks = [_nvrtc_check(version, _cuda_of_driver(machine))]
     needed = _targets_of_gpus(machine)
     for target in TARGETS.values():
@@ -269,7 +269,7 @@ def _nvrtc_check(version: tuple[int, int], driver: tuple[int, int] | None) -> Ch
     if driver is not None and version[0] > driver[0]:
         packages = CUDA_PACKAGES[12 if driver[0] < 13 else 13]
         remedy = f"pip install {packages} instead of the packages of CUDA {version[0]}, or install a newer driver"
-        result += f"; its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
+        result += f"; its cubins might not load on this driver (CUDA {driver[0]}.{driver[1]})"
         return Check("NVRTC", "fail", result, remedy)
     return Check("NVRTC", "ok", result)
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from cudatma.errors import ArgumentError, similar
 
 #: Description of build.default_target(), for help texts.
-DEFAULT_TARGET = "default: $CUDATMA_TARGET if it is set, otherwise the GPU's, otherwise sm_90a"
+DEFAULT_TARGET = "default: $CUDATMA_TARGET if it is set, otherwise the GPU's target, otherwise sm_90a"
 _OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
 _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
 _KINDS = {"int": "an integer", "float": "a number"}
@@ -204,7 +204,7 @@ def _output(text: str, is_folder: bool) -> Path:
 
 
 def output_problem(path: Path, is_folder: bool = False) -> str:
-    """Return why a file cannot be written, or no file in a folder, or "". Folders that do not exist can be created."""
+    """Return why a file or folder cannot be written, or "" if it can. Missing folders can be created."""
     try:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         if existing.is_dir() != (is_folder or existing != path):

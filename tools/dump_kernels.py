@@ -50,7 +50,7 @@ from .problem_options import add_problem_options, add_size_options, given_sizes,
 from .review_files import compiled_image, images_of, is_file
 
 _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
-#: Configs of a kernel that --list names without --json.
+#: Maximum number of configs per kernel that --list prints without --json.
 _SHOWN_CONFIGS = 3
 _OPTIONS_OF_LIST = ("list", "target", "json")
 #: Options that apply only to files.
@@ -390,7 +390,7 @@ def parser() -> Parser:
     add(
         "--list",
         action="store_true",
-        help="list kernels and configs and compile nothing; with --json, list all configs",
+        help="list kernels and configs without compiling them; with --json, list all configs",
     )
     add("--json", action="store_true", help="print the reports as JSON")
     return result

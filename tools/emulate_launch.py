@@ -81,7 +81,7 @@ class LaunchFile:
     def check_array(self, name: str, option: str) -> dict[str, Any]:
         """Return the description of a named array, or raise ArgumentError."""
         if name not in self.arrays:
-            raise ArgumentError(option, name, ", ".join(self.arrays) or "omitted because the launch has no array")
+            raise ArgumentError(option, name, ", ".join(self.arrays) or "omitted (the launch has no array)")
         return self.arrays[name]
 
 
@@ -121,7 +121,9 @@ def _toml(text: str, path: Path) -> Any:
         import tomllib
 
         return tomllib.loads(text)
-    raise ArgumentError("launch file", path.name, "a .json file because Python 3.10 cannot read TOML")
+    raise ArgumentError(
+        "launch file", path.name, "a .json file", "convert it to JSON, because Python 3.10 cannot read TOML"
+    )
 
 
 def _check_fields(table: Any, allowed: Sequence[str] | None, place: str) -> None:
@@ -232,7 +234,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
 
 def _named(name: str, arrays: Mapping[str, npt.NDArray[Any]], place: str) -> npt.NDArray[Any]:
     if not isinstance(name, str) or name not in arrays:
-        raise ArgumentError(place, name, ", ".join(arrays) or "omitted because the launch has no array")
+        raise ArgumentError(place, name, ", ".join(arrays) or "omitted (the launch has no array)")
     return arrays[name]
 
 

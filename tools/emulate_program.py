@@ -48,7 +48,7 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             )
         )
         status = run_script(program, arguments)
-        if os.getpid() != process:  # a fork of the program, whose parent writes the reports
+        if os.getpid() != process:  # a fork of the program; the parent writes the reports
             sys.stdout.flush()
             os._exit(status)
         for thread in threading.enumerate():
@@ -60,7 +60,7 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         status = 1
     if log.child_processes:
         print(f"cudatma: child processes whose launches are not counted: {log.child_processes}", file=sys.stderr)
-    os.chdir(folder)  # where the paths of the reports begin, even if the program changed its folder
+    os.chdir(folder)  # the paths of the reports are relative to this folder
     written = write_reports([entry.report for entry in log], options)
     if options.json:
         print(json.dumps({"passed": log.is_clean and not status, "launches": _data(log)}, indent=2))

@@ -74,7 +74,7 @@ def _selected(recording: Recording, number: int | None) -> list[tuple[int, Recor
     if number is None:
         return list(enumerate(recording))
     if not 0 <= number < len(recording):
-        allowed = f"0 to {len(recording) - 1}" if recording else "omitted because the recording is empty"
+        allowed = f"0 to {len(recording) - 1}" if recording else "omitted (the recording is empty)"
         raise ArgumentError("--launch", number, allowed)
     return [(number, recording[number])]
 

@@ -152,7 +152,7 @@ def write_reports(reports: Sequence[Report], options: argparse.Namespace) -> lis
 
 
 def write_text(path: Path, content: str, option: str) -> None:
-    """Write a file and create its folder. Raise ArgumentError that names the option."""
+    """Write a file and create its folder. Raise an ArgumentError with the name of the option."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
@@ -274,7 +274,7 @@ def run_launch(options: argparse.Namespace) -> Outcome:
         Comparison(name, _relative_error(operands.arrays[name], array), tolerance)
         for name, (array, tolerance) in expected.items()
     ]
-    # In a report, a template has no suffix, and a PTX file has no name.
+    # Hazards refer to a template without its suffix, and to a PTX file with the name "".
     name = kernel.name.removesuffix(TEMPLATE_SUFFIX) if source.lines else ""
     report.sources = replace(report.sources, paths={**report.sources.paths, name: str(kernel)})
     return outcome

@@ -45,7 +45,7 @@ def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
     """Explain the choice of a kernel for the problem on the command line. Raise ArgumentError or TargetError."""
     sizes = given_sizes(options)
     if sizes is None:
-        raise ArgumentError("--m", "no value", f"passed, because {name} requires --m, --n and --k")
+        raise ArgumentError("--m", "no value", "passed", f"pass --m, --n and --k, which {name} requires")
     problem = family(name).read_problem(sizes | problem_options(name, options))
     gpu = imagined_gpu(default_target() if options.target is None else options.target, options.sm_count)
     return explained(family(name), problem, gpu)

@@ -46,7 +46,7 @@ def export_header(target: str | Target) -> str:
     body = render(includes, None, target, is_source=True)
     opening = (
         f"// cudatma.cuh: TMA, mbarrier, ldmatrix, mma.sync and wgmma primitives for {get_target(target).name}.\n"
-        "// Written by `cudatma header`. One function is one PTX instruction and named after it.\n"
+        "// Written by `cudatma header`. Each function wraps one PTX instruction and is named after it.\n"
         "#pragma once\n"
     )
     return opening + body.split("\n", 1)[1]  # replaces render's own first line

@@ -84,7 +84,7 @@ def read_source(source: str) -> bytes:
 
 @contextmanager
 def open_source(source: str, field: str) -> Iterator[BinaryIO]:
-    """Open a file, or standard input for ``-``. If that fails, raise ArgumentError that names ``field``."""
+    """Open a file, or standard input for ``-``. If that fails, raise an ArgumentError with this field."""
     try:
         if source != "-":
             with open(source, "rb") as stream:
@@ -229,8 +229,8 @@ def parser() -> Parser:
     add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: standard input)")
     add("--object", metavar="MODULE:NAME", help="inspect a Python object (imports, and thereby runs, the module)")
     add("--json", action="store_true", help="print JSON")
-    add("--at", metavar="C0,C1,..", help="show the effect of a load and of a store at these coordinates")
-    add("--offsets", metavar="W,..", help="filter offsets of the im2col load")
+    add("--at", metavar="C0,C1,...", help="show the effect of a load and of a store at these coordinates")
+    add("--offsets", metavar="W,...", help="filter offsets of the im2col load")
     add("--element", metavar="R,C", help="show the address of element C in row R of the box")
     add("--base", default="0", metavar="BYTES", help="shared-memory address of the box (default: 0)")
     add("--lint", action="store_true", help="list risks, each with its rule, source and remedy")

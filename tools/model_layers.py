@@ -26,7 +26,7 @@ class Model:
     kv_heads : int
         num_key_value_heads.
     ffn : int
-        intermediate_size. In a mixture of experts, that of one expert.
+        intermediate_size. In a mixture-of-experts model, the value for one expert.
     source : str
         Repository that contains the config.json.
     head_dim : int
@@ -58,7 +58,7 @@ BENCHMARKED: dict[str, Model] = {
     "llama3-8b": Model(4096, 32, 8, 14336, "meta-llama/Meta-Llama-3-8B"),
     "qwen2.5-7b": Model(3584, 28, 4, 18944, "Qwen/Qwen2.5-7B"),
     "qwen2.5-72b": Model(8192, 64, 8, 29568, "Qwen/Qwen2.5-72B"),
-    # One of the eight experts; the router decides the number of its tokens.
+    # These are the widths of one of the eight experts.
     "mixtral-8x7b": Model(4096, 32, 8, 14336, "mistralai/Mixtral-8x7B-v0.1"),
 }
 #: All named models.
@@ -83,7 +83,7 @@ MODELS: dict[str, Model] = BENCHMARKED | {
     "phi3-mini": Model(3072, 32, 32, 8192, "microsoft/Phi-3-mini-4k-instruct"),
     "phi4-14b": Model(5120, 40, 10, 17920, "microsoft/phi-4"),
 }
-#: Projections that tensor parallelism shards along K. It shards the other projections along N.
+#: Tensor parallelism shards these projections along K and all others along N.
 _DIVIDED_ALONG_K = ("o", "down")
 
 
@@ -96,6 +96,6 @@ def model_shapes(name: str, gpus: int = 1) -> tuple[Shape, ...]:
     for part, (k, n) in MODELS[name].projections.items():
         divided = k if part in _DIVIDED_ALONG_K else n
         if divided % gpus:
-            raise ArgumentError("gpus", gpus, f"a divisor of {divided}, because {name}'s {part} is {k} x {n}")
+            raise ArgumentError("gpus", gpus, f"a divisor of {divided} ({name}'s {part} is {k} x {n})")
         shapes.append((k // gpus, n) if part in _DIVIDED_ALONG_K else (k, n // gpus))
     return tuple(dict.fromkeys(shapes))

@@ -1,7 +1,8 @@
 """Remove or change each synchronization of a kernel in turn and check that the emulator reports each mutant.
 
 FILE is a .ptx or .cu file with launch options, or a launch file (.toml, .json), as for `cudatma emulate`. If a mutant
-survives, this launch does not need the changed synchronization. To test it, choose a launch in which rings wrap around
+survives, this launch does not need the changed synchronization. To test the
+synchronization, choose a launch in which rings wrap around
 or each CTA processes several tiles.
 
 The exit status is 0 if the original kernel has no hazards and at least 95% of the nonexempt mutants are reported, 2 if
@@ -34,7 +35,7 @@ from .emulate import add_launch_options
 from .emulate_launch import make_operands
 from .emulate_run import FileLaunch, progress_bar, read_file_launch
 
-#: Number of schedules of the unchanged kernel.
+#: Number of schedules for the unchanged kernel.
 UNCHANGED_SCHEDULES = 50
 _TITLES = {REPORTED: "reported", WRONG_KIND: "other kind", EXEMPT: "exempt", SURVIVED: "survived"}
 
@@ -49,7 +50,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcomes of a kernel's mutants, and the report of the unchanged kernel. If it has hazards, no mutant runs."""
+    """Outcomes of a kernel's mutants, and the report of the unchanged kernel. If that kernel has hazards, no mutant runs."""
 
     title: str
     unchanged: Report
@@ -124,7 +125,7 @@ def run(launch: FileLaunch, schedules: int, *, show: bool) -> Result:
 def parser() -> Parser:
     """Return the parser of ``cudatma mutants``."""
     result = Parser("cudatma mutants", __doc__, EXAMPLES)
-    result.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
+    result.add_argument("kernel", metavar="FILE", help=".ptx or .cu file, or launch file (.toml, .json)")
     add_launch_options(result)
     result.add_argument("--list", action="store_true", help="list the mutants without running them")
     help_schedules = "maximum number of schedules per mutant (default: 6)"

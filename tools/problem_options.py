@@ -24,7 +24,7 @@ def add_size_options(add: Any) -> None:
 
 
 def meanings(*sizes: str) -> str:
-    """Return the meanings of sizes ("m", "n" or "k"), with the families for which each meaning applies."""
+    """Return the meanings of sizes ("m", "n" or "k"), with the families to which each meaning applies."""
     families: dict[str, list[str]] = {}
     for name in FAMILIES:
         families.setdefault(" x ".join(getattr(family(name).sizes, size) for size in sizes), []).append(name)
@@ -40,7 +40,7 @@ def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
             raise ArgumentError(given[0], "no sizes", "combined with --m, --n and --k")
         return None
     if missing:
-        raise ArgumentError(missing[0], "no value", "passed, because --m, --n and --k together describe a problem")
+        raise ArgumentError(missing[0], "no value", "passed", "pass all of --m, --n and --k")
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""Modules for ``cudatma dump`` and ``cudatma diff``, from files and folders. Sources and templates are compiled."""
+"""Read or compile the modules in files and folders, for ``cudatma dump`` and ``cudatma diff``."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def parser() -> Parser:
     )
     add("--tensor-parallel", type=integer(1, 10_000), default=1, metavar="GPUS", help=help_gpus)
     help_m = f"values of m: {meanings('m')} (default: {','.join(map(str, M_VALUES))})"
-    add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
+    add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,...", help=help_m)
     add_problem_options(add)
     add(
         "--candidates",
@@ -268,7 +268,7 @@ def parser() -> Parser:
         metavar="FILE",
         help=f"output file (default: ${FILE_VARIABLE} or the per-user tuning file)",
     )
-    add("--again", action="store_true", help="measure problems again that are already in the file")
+    add("--again", action="store_true", help="also measure the problems that are already in the file")
     add("--skip", action="append", default=[], metavar="LABEL", help="skip this candidate; repeatable")
     add("--json", action="store_true", help="print the results or the plan as JSON")
     cores = usable_cores()

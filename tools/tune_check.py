@@ -17,7 +17,7 @@ _ROWS = 256
 
 
 def difference(reference: Any, result: Any) -> str:
-    """Describe the error of ``result``, fp16 or bf16 (m, n). Return "" for a correct result.
+    """Describe the error of ``result``, an fp16 or bf16 array of shape (m, n). Return "" for a correct result.
 
     A NaN is an error. Elements that were never written are NaN. Both arrays must have the same library and dtype.
     """

@@ -1,7 +1,7 @@
 """Launch candidates on a family's operands and time them on the GPU, for `cudatma tune`.
 
-The method is that of benchmarks/harness.py. Times are medians of CUDA graphs. The launches in a graph rotate over
-copies of the operand that together exceed L2. Each turn begins with one untimed replay.
+The method is that of benchmarks/harness.py. Times are medians over replays of CUDA graphs. The launches in a graph
+rotate over copies of the operand that together exceed L2. Each turn begins with one untimed replay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from cudatma.library_streams import stream_handle
 #: Duration of a graph, which is so long that the cost of its launch (a few microseconds) is negligible, and the maximum
 #: number of launches in a graph.
 _GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
-#: Minimum M at which clocks fall in long runs. At or above this M, candidates run one by one, in periods of _PERIOD_US.
+#: Minimum M at which clock rates fall in long runs. At or above this M, candidates run one by one, in periods of
+#: _PERIOD_US.
 _SUSTAINED_FROM, _PERIOD_US = 256, 40_000.0
 #: Number of samples per candidate if candidates take turns. The GPU is idle before each sample, so that its power limit
 #: has no effect.
@@ -85,13 +86,13 @@ class GpuBench:
         return result.view(np.uint16).copy().view(result.dtype)
 
     def screen(self, candidate: Listed[Any]) -> float:
-        """Return the microseconds per launch in one replay of the candidate's graph. The GPU idles before it."""
+        """Return the time per launch, in microseconds, in one replay of the candidate's graph on an idle GPU."""
         graph = self._captured(self._launcher(candidate, self._trial.copies))
         time.sleep(_REST_S)
         return self._replay_us(graph) / graph.launches
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Return the median microseconds per launch of each candidate.
+        """Return the median time per launch of each candidate in microseconds.
 
         For small M, graphs take turns in a changing order, and the GPU is idle before each graph. For large M, each
         candidate runs alone for its share of the time, twice, and only the second halves count.
@@ -159,7 +160,7 @@ class GpuBench:
         return [statistics.median(each) for each in samples]
 
     def _replay_us(self, graph: _Graph, repeats: int = 1) -> float:
-        """Return the microseconds of ``repeats`` replays after an untimed one that absorbs effects of earlier work."""
+        """Return the time of ``repeats`` replays in microseconds. An untimed replay absorbs effects of earlier work."""
         graph.graph.launch(self._stream)
 
         def replay() -> None:
@@ -169,7 +170,7 @@ class GpuBench:
         return self._elapsed_us(replay)
 
     def _elapsed_us(self, enqueue: Callable[[], None]) -> float:
-        """Return the microseconds that the GPU takes for the work that ``enqueue`` puts on the stream."""
+        """Return the GPU time in microseconds for the work that ``enqueue`` puts on the stream."""
         import cupy
 
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()

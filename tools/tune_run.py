@@ -42,10 +42,10 @@ class Bench(Protocol):
         """Return a copy of a result. Later calls do not overwrite the copy."""
 
     def screen(self, candidate: Listed[Any]) -> float:
-        """Return the microseconds of one launch from a short measurement."""
+        """Return the time of one launch in microseconds, from a short measurement."""
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Return the microseconds per launch of each candidate, with weights that are not in L2.
+        """Return the time per launch of each candidate in microseconds, with weights that are not in L2.
 
         Measuring all candidates takes about ``seconds`` in total.
         """
@@ -59,9 +59,9 @@ class Outcome:
     """Outcome of a problem.
 
     ``status`` is ``"tuned"`` (another candidate is faster than the untuned choice), ``"kept"`` (no candidate is
-    faster), ``"known"`` (measured before) or ``"failed"``. ``times`` has the microseconds of each candidate.
-    ``glances`` has the microseconds of each candidate in screening, without the untuned choice. It is empty if
-    there are few candidates. ``dropped`` has the reason for each candidate that was dropped.
+    faster), ``"known"`` (measured before) or ``"failed"``. ``times`` contains the time of each candidate in
+    microseconds. ``glances`` contains the time of each candidate except the untuned choice in screening. It is empty if
+    there are few candidates. ``dropped`` contains the reason for each candidate that was dropped.
     """
 
     task: Task
@@ -142,7 +142,7 @@ def tune_problem(
     try:
         bench.prepare(task.problem)
         reference = bench.keep(bench.result(rule))
-    except Exception as error:  # too little memory, no compiler: another problem may work
+    except Exception as error:  # such as too little memory; another problem may work
         _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome

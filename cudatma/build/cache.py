@@ -3,9 +3,9 @@
 ::
 
     root/                    0700, $CUDATMA_CACHE_DIR or $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma
-      entries/<key>/ kernel.cu kernel.ptx kernel.cubin log.txt config.json manifest.json failed/<key>/ artifacts of the
-      latest failed compilations
-      facts/<key>/           small facts that are slow to determine
+      entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt config.json manifest.json
+      failed/<key>/          artifacts of the latest failed compilations
+      facts/<key>/           small results that are slow to compute
       locks/<key>            exists while a process builds the key
       tmp/                   entries that are being written or discarded
 
@@ -154,7 +154,7 @@ def size_limit_bytes() -> int:
 class Cache:
     """Cache of artifacts in the folder ``root``, by default default_root().
 
-    The constructor raises CacheError if another user owns the folder or one of its parent folders, or can write to it,
+    The constructor raises CacheError if another user owns or can write to the folder or one of its parent folders,
     because kernels in the folder run on the user's GPU. If the folder cannot be created or written, the cache uses
     memory instead and issues one RuntimeWarning. ``folder`` is then None.
     """
@@ -334,7 +334,7 @@ def _holders(own: Sequence[Path]) -> Iterator[Path]:
 
 
 def _require_safe(folder: Path, root: Path) -> None:
-    """Raise CacheError if another user except root owns the folder or can replace this user's files in it."""
+    """Raise CacheError if another user, other than root, owns the folder or can replace this user's files in it."""
     status = folder.stat()
     if status.st_uid not in (0, os.geteuid()):
         owner = f"{folder}, which contains {root}, belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
@@ -343,7 +343,8 @@ def _require_safe(folder: Path, root: Path) -> None:
     if is_open and not status.st_mode & stat.S_ISVTX:
         mode = f"{status.st_mode & 0o7777:04o}"
         raise CacheError(
-            f"{folder}, which contains {root}, is writable by other users (mode {mode}); run chmod go-w, or {_REMEDY}"
+            f"{folder}, which contains {root}, is writable by other users (mode {mode}); run chmod go-w {folder}, or "
+            f"{_REMEDY}"
         )
 
 
@@ -363,7 +364,7 @@ def _require_private(folder: Path) -> None:
         raise CacheError(f"{folder} belongs to user {status.st_uid}, not to user {os.geteuid()}; {_REMEDY}")
     if status.st_mode & 0o022:
         mode = f"{status.st_mode & 0o777:04o}"
-        raise CacheError(f"{folder} is writable by other users (mode {mode}); run chmod 700, or {_REMEDY}")
+        raise CacheError(f"{folder} is writable by other users (mode {mode}); run chmod 700 {folder}, or {_REMEDY}")
 
 
 def _check_names(files: Mapping[str, bytes]) -> None:

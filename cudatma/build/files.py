@@ -94,7 +94,7 @@ _held: set[int] = set()
 
 
 def _forget_after_fork() -> None:
-    """Close a forked child's copies of its parent's lock files, which would hold the locks after the parent's end."""
+    """Close a forked child's copies of its parent's lock files. They would hold the locks after the parent exits."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -106,7 +106,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of a lock file in a block. The folder of ``path`` must exist.
+    """Hold the lock on a file inside a ``with`` block. The folder of ``path`` must exist.
 
     The block runs without a lock if the file system does not support locks, or if the file cannot be created. Raises
     CacheError if the lock is not free within ``timeout_s`` seconds.

@@ -28,7 +28,7 @@ _CUDA_NAME = re.compile(
 def cuda_headers(major: int) -> tuple[str, ...]:
     """Return the include folders of CUDA's headers, preferably for this major version of CUDA.
 
-    For each part of CUDA, the result contains the first folder of toolkit.include_folders() with this part.
+    For each part of CUDA, the result contains the first folder of toolkit.include_folders() that contains the part.
     """
     folders: dict[str, str] = {}
     for is_any_version in (False, True):

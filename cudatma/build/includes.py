@@ -26,7 +26,8 @@ _GAP = rb"(?:[ \t\f\v]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 _SPLICE = re.compile(rb"\\[ \t]*\r?\n")
 _HASH = rb"#" + _GAP
 _FILE = rb'(?:<(?P<angle>[^>\n]+)>|"(?P<quoted>[^"\n]+)"'
-#: An #include of a file or a macro, also in comments. The patterns begin with literals, which makes them fast.
+#: Matches an #include of a file or a macro, including those in comments. The patterns begin with literals, which makes
+#: them fast.
 _INCLUDE = re.compile(
     _HASH + rb"(?:include(?:_next)?|import)\b" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_][^\n]*))",
 )
@@ -54,8 +55,16 @@ _STANDARD = "#pragma once\n#include <cuda/std/{}>\nnamespace std {{ using namesp
 class Includes:
     """Files that a source includes.
 
-    files: (path, digest) of each file. folders: CUDA's include folders. standard: (name, text) of the headers that
-    replace headers of the host's C++ standard library. is_complete: whether the list of files is complete.
+    Attributes
+    ----------
+    files : tuple of tuple
+        (path, digest) of each file.
+    folders : tuple of str
+        CUDA's include folders.
+    standard : tuple of tuple
+        (name, text) of the headers that replace headers of the host's C++ standard library.
+    is_complete : bool
+        Whether ``files`` is complete.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -193,8 +202,8 @@ class _Scan:
     def follow_macros(self, text: bytes, defines: Sequence[str]) -> bool:
         """Add the files whose names are values of macros, and return whether all values are known.
 
-        Macros in CUDA's headers do not count, because a new release of CUDA also changes other files. ``defines``
-        contains NAME=VALUE from the compiler's options.
+        Macros in CUDA's headers do not affect the result, because a new CUDA release also changes other files.
+        ``defines`` contains NAME=VALUE from the compiler's options.
         """
         command_line = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines).encode()
         resolved: set[str] = set()

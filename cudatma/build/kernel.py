@@ -1,4 +1,4 @@
-"""Functions that return the Kernel for a template or a source from memory, from disk, or compiled with NVRTC.
+"""Functions that load the Kernel for a template or a source from memory or disk, or compile it with NVRTC.
 
 If several callers request a kernel at the same time, only one of them compiles it.
 
@@ -237,12 +237,12 @@ def compile(
         Architecture. Default: $CUDATMA_TARGET if it is set, otherwise the target of the GPU, or sm_90a if there is no
         GPU.
     entry : str, optional
-        The kernel's name, or a part of the name that occurs in no other kernel's name. Default: ``config.entry`` if
+        The kernel's name, or a part that only this kernel's name contains. Default: ``config.entry`` if
         there is a config, otherwise the only kernel.
     template : bool, default False
         Whether the text is a template. A ".j2" file is always a template. In a template, ``//% use "mbarrier_init"``
         selects a primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. In both cases,
-        errors and hazards have the line numbers of the text.
+        errors and hazards refer to the line numbers of the text.
     options : sequence of str, optional
         Further options for NVRTC, such as ``"--std=c++20"``.
     include_dirs : sequence of path, optional
@@ -289,7 +289,7 @@ def compile(
     if "\n" not in text and text.endswith(TEMPLATE_SUFFIX):
         own = getattr(config, "template", text)
         if own != text and (template_root() / text).is_file():
-            got = f"a {type(config).__name__} for {own}"
+            got = f"{type(config).__name__} for {own}"
             raise ArgumentError("config", got, f"a config for {text}", f"compile {own!r} or pass another config")
         try:
             return _have(_from_template(text, config, chosen, name, flags, debug))
@@ -445,8 +445,8 @@ def _locked(cache: Cache, key: str) -> Iterator[None]:
         try:
             held.enter_context(cache.lock(key))
         except CacheError as error:
-            # Without the lock, another process may compile the kernel, too, but each entry is renamed into place as a
-            # whole.
+            # Another process might now also compile the kernel. This is safe, because each entry is renamed into place
+            # as a whole.
             warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
         yield
 
@@ -554,7 +554,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dic
         raise CompileError(message, result.log, source, None if folder is None else str(folder))
     record = facts | {"target": order.target.name, "seconds": round(result.seconds, 3)}
     record.pop("source", None)
-    if order.is_plain and order.file != _NO_FILE:  # so that readers of the text know the file
+    if order.is_plain and order.file != _NO_FILE:  # record the file name in the text
         source = f'#line 1 "{line_name(order.file)}"\n{source}'
     return {
         "kernel.cu": source.encode(),
@@ -591,7 +591,7 @@ def _choose_entry(ptx: str, named: str | None) -> str:
     known = list(entries(ptx))
     if not known:
         remedy = 'write extern "C" __global__ void name(...), or instantiate a template explicitly'
-        raise ArgumentError("entry", named, "the name of a kernel (the source contains no kernel)", remedy)
+        raise ArgumentError("source", "no kernel", "text that contains a kernel", remedy)
     if named in known:
         return str(named)
     from cudatma.emulator.ptx.names import find_name  # slow to import

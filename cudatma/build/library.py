@@ -1,13 +1,13 @@
 """Primitives, the shared functions of templates. A rendered source begins with the primitives that it calls.
 
     //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ config.rank ~ "d_load"    in a template that calls them
-    //% primitive "mbarrier_init"    ..    //% endprimitive                    around a function
-    //% family    ..    //% endfamily                                          around functions that share a comment
+    //% primitive "mbarrier_init"    ...    //% endprimitive                   around a function
+    //% family    ...    //% endfamily                                         around functions that share a comment
 
 LIBRARY includes the files of all primitives in the order of the output. render() renders LIBRARY after the template,
 when all uses are known. The block of a primitive may use other primitives. A template that includes a file of the
 library uses all primitives of the file, and the types. Any other file is rendered only at its first include in an
-output. The top level of an imported file (``from .. import``) runs once per process, so ``use`` must be inside the
+output. The top level of an imported file (``from ... import``) runs once per process, so ``use`` must be inside the
 file's macros.
 """
 
@@ -64,7 +64,7 @@ running: ContextVar[Uses] = ContextVar("cudatma_uses")
 
 
 def _targets_with(name: str, environment: jinja2.Environment, values: dict[str, Any]) -> str:
-    """Return the name of a target that has a primitive, or "" if no target has it."""
+    """Return the name of a target that supports a primitive, or "" if there is none."""
     uses = running.get()
     known, uses.known = uses.known, set()
     try:
@@ -188,7 +188,7 @@ class Library(Extension):
         return is_used
 
     def family(self, caller: Callable[[], str]) -> str:
-        """Return the block if any of its primitives is printed, otherwise an empty string."""
+        """Return the block if any of its primitives is used, otherwise an empty string."""
         uses = running.get()
         before = uses.shown
         text = caller()

@@ -1,4 +1,4 @@
-"""Compile, with nvcc, the kernels in source files that also contain host code."""
+"""Compile kernels with nvcc if their source also contains host code."""
 
 from __future__ import annotations
 

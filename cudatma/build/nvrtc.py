@@ -23,7 +23,7 @@ from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, Compi
 from cudatma.runtime.compiler_log import excerpt, log_warnings, shortened
 from cudatma.target import Target
 
-#: Maps PTX ISA versions to the first CUDA release whose NVRTC writes them. [PTX ISA, "Release Notes"]
+#: Maps PTX ISA versions to the first CUDA release whose NVRTC generates them. [PTX ISA, "Release Notes"]
 _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
     (7, 8): (11, 8),
     (8, 0): (12, 0),

@@ -5,7 +5,7 @@ Templates look like CUDA. Jinja's default delimiters collide with C++ and PTX, s
     ${ config.stages }                                prints a value, which must be a str or int
     //% include "primitives/mbarrier.cuh.j2"        a statement on its own line
     //# why                                         a comment that the output omits
-    /*% if x %*/ .. /*% endif %*/   /*# why #*/     a statement and a comment within a line
+    /*% if x %*/ ... /*% endif %*/  /*# why #*/     a statement and a comment within a line
 
 The environment is sandboxed. A template can use `config`, `target` and `debug`, but cannot access other Python objects
 through them. An unknown name is an error. Filters that would hide errors or give random values (`default`, `random`)
@@ -40,7 +40,7 @@ _FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map",
 _GLOBALS = ("range",)
 _SOURCE_NAME = "<source>"
 
-#: Matches include, import, from .. import and extends with a literal name, as a line statement or a block, and the
+#: Matches include, import, from ... import and extends with a literal name, as a line statement or a block, and the
 #: statements use and primitive, which refer to the library. The pattern begins with a literal character so that re can
 #: skip most of a file.
 _REFERENCE = re.compile(
@@ -253,7 +253,7 @@ def render(
     if library and name is not None:  # continue at line 1 of the user's file
         library = f'#line 1 "{line_name(name)}"\n\n{library}'
     body = f"{library}\n{body}".strip("\n")
-    if name is None:  # #line directives number blank lines, too
+    if name is None:  # #line directives also count blank lines
         body = re.sub(r"\n{3,}", "\n\n", body)
     opening, body = _opening_comment(shown, config, chosen, debug), f"\n{body}\n"
     # Keep a user's text unchanged, line by line.
@@ -354,7 +354,7 @@ def _opening_comment(name: str, config: Any, target: Target, debug: bool = False
             lines += [f"  {field} = {_shown(value, field)}" for field, value in shown]
         notes: Iterable[str] = getattr(config, "notes", ())
         lines += [line for note in notes for line in str(note).splitlines()]
-    # A backslash at the end of a // comment would swallow the next line.
+    # A backslash at the end of a // comment would continue the comment on the next line.
     return "".join(f"// {line.rstrip()}".rstrip("\\ ") + "\n" for line in lines)
 
 

@@ -116,7 +116,7 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
     if offsets is None:
         return
     if not isinstance(spec, Im2colSpec):
-        raise DescriptorError("offsets", offsets, "None unless the map is an im2col map")
+        raise DescriptorError("offsets", offsets, "None unless the spec is an Im2colSpec")
     values = rules.as_ints(offsets, "offsets")
     rules.check_length(values, spec.rank - 2, "offsets", spec.rank)
     max_offset = rules.CORNER_RANGE[spec.rank][1] * 2 + 1

@@ -64,8 +64,8 @@ class BitRange:
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
     """Return ranges that cover all 1024 bits of a map, valid or not, in ascending order.
 
-    Bits outside all fields are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, because no published
-    bit identifies one. Only the fields that all kinds of maps share are then named, and their positions are assumed. Raises
+    Bits outside all fields are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, because no published bit
+    identifies one. Only the fields that all kinds of maps share are then named, and their positions are assumed. Raises
     DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)

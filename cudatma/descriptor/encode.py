@@ -384,9 +384,9 @@ class TensorMap:
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.
 
-        If the driver did not encode this map, this method first encodes its spec with the driver. For an im2col wide map
-        (sm_100 and later), only the fields that it shares with other maps are compared, and the result lists all other
-        bits that the driver set.
+        If the driver did not encode this map, this method first encodes its spec with the driver. For an im2col wide
+        map (sm_100 and later), only the fields that it shares with other maps are compared, and the result lists all
+        other bits that the driver set.
 
         Returns
         -------
@@ -400,7 +400,7 @@ class TensorMap:
         """
         encoded = bytes(self) if self.encoder == "driver" else driver.encode(self.spec, self.device)
         if isinstance(self.spec, Im2colWideSpec):
-            note = "im2col wide: the positions of the shared fields are assumed, and the positions of the others are unknown"
+            note = "im2col wide: the positions of the shared fields are assumed; those of all other fields are unknown"
             return compare(encoded, codec.encode_shared(self.spec), ("driver", "codec, shared fields"), note)
         return compare(encoded, codec.encode(self.spec), ("driver", "codec"))
 

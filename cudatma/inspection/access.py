@@ -273,7 +273,8 @@ def access_lines(report: AccessReport, address: int | None = None) -> list[tuple
 
 def _store_line(report: AccessReport) -> str:
     if report.overwritten_bytes:
-        return f"overwrites {report.overwritten_bytes} bytes outside the tensor, because the hardware clips rows in units of 16 bytes"
+        bytes_past = counted(report.overwritten_bytes, "byte")
+        return f"overwrites {bytes_past} outside the tensor, because the hardware clips rows in units of 16 bytes"
     if report.stored is None:
         return "writes the box"
     if not report.stored:

@@ -377,9 +377,9 @@ class Lint:
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:
     """Return the findings about a map.
 
-    ``decoded`` is the decoded map, or None if the map has no bytes. If it is given, the function also checks its derived
-    fields and unknown bits. ``target`` is the architecture for which the map is checked. If it is None, only a map that
-    no target supports is an error.
+    ``decoded`` is the decoded map, or None if the map has no bytes. If it is given, the function also checks its
+    derived fields and unknown bits. ``target`` is the architecture for which the map is checked. If it is None, only a
+    map that no target supports is an error.
     """
     findings: list[Finding] = []
     for rule in (_targets(target), _accesses, _stores, *RULES):

@@ -262,8 +262,10 @@ class Kernel:
         smem_layout: Sequence[tuple[str, int, int]] = (),
     ) -> None:
         known = entries(ptx)
+        if not known:
+            raise ArgumentError("ptx", "no kernel", "text that contains a kernel")
         if entry not in known:
-            raise ArgumentError("entry", entry, ", ".join(known) or "the name of a kernel (the PTX contains no kernel)")
+            raise ArgumentError("entry", entry, ", ".join(known))
         self.cubin, self.ptx, self.source, self.log = cubin, ptx, source, log
         self.entry, self.target, self.folder = entry, target, folder
         self.parameters: tuple[Parameter, ...] = known[entry]

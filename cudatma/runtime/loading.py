@@ -60,7 +60,7 @@ def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
     if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}) or launch the kernel once before the capture begins"
         raise LaunchError(
-            "stream", "a stream that captures a graph", f"outside a graph capture until {entry} is loaded", remedy
+            "stream", "a stream that is capturing a graph", f"outside a graph capture until {entry} is loaded", remedy
         )
 
 

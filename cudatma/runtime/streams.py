@@ -252,8 +252,8 @@ def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -
     """Make a stream wait for the work queued by the producers of arrays. The host does not wait.
 
     Only arrays that name the stream of their producer cause a wait; CuPy arrays and torch tensors do not. No wait is
-    added if the two streams are not in the same capture, because the wait would merge the captures. [CUDA Array Interface 3,
-    Synchronization]
+    added if the two streams are not in the same capture, because the wait would merge the captures. [CUDA Array
+    Interface 3, Synchronization]
     """
     for array in arrays:
         if array is not None and array.producer is not None:

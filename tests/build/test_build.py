@@ -318,9 +318,7 @@ def test_a_source_with_primitives_and_a_config() -> None:
 
 def test_a_config_of_another_template_is_refused() -> None:
     config = REGISTRY["gemm_v7"].configs("sm_90a")[0]
-    with pytest.raises(
-        ArgumentError, match=r"config must be a config for.*got a GemmConfig for kernels/gemm_v7\.cu\.j2"
-    ):
+    with pytest.raises(ArgumentError, match=r"config must be a config for.*got GemmConfig for kernels/gemm_v7\.cu\.j2"):
         compile_kernel("kernels/gemm_v4.cu.j2", config=config, target="sm_90a")
 
 

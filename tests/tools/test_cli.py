@@ -342,7 +342,12 @@ NO_PACKAGES = {
         ({"gpus": []}, "GPU", "warn", "no GPU"),
         ({"gpus": [OLD]}, "GPU", "warn", "compute capability 7.5"),
         ({"cuda_version": (12, 9)}, "NVRTC", "fail", "may not load"),
-        ({"nvrtc_version": DriverError("nvrtcVersion", None, "no library")}, "NVRTC", "fail", "nothing compiles"),
+        (
+            {"nvrtc_version": DriverError("nvrtcVersion", None, "no library")},
+            "NVRTC",
+            "fail",
+            "kernels cannot be compiled",
+        ),
         ({"sm_90a": CompileError("NVRTC refused probe.cu")}, "sm_90a", "fail", "refused"),
         ({"sm_121a": CompileError("NVRTC refused probe.cu")}, "sm_121a", "warn", "refused"),
         ({"cupy": ImportError("No module named 'cupy'")}, "CuPy", "warn", "cannot be imported"),

@@ -35,7 +35,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One of the ways in which the engine serves a call."""
+    """One of the ways in which the engine handles a call."""
 
     title: str
     fill: str

@@ -1,4 +1,4 @@
-"""Draw the diagrams of README and docs, with the command line of each diagram's script."""
+"""Shapes for the diagrams in README and docs, and the command line of the scripts that draw them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 PAGES = sorted((ROOT / "docs" / "guide").glob("[0-9]*.md"))
-#: Masked in comparisons, because numbers differ between releases of NVRTC and addresses between runs.
+#: Numbers are masked in comparisons, because they differ between NVRTC releases, and addresses differ between runs.
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
@@ -133,7 +133,7 @@ def notebook(page: Path) -> dict[str, Any]:
 
 
 def _markdown(text: str, folder: Path) -> dict[str, Any]:
-    """Return a Markdown cell with pictures as attachments and without links to files that the reader may not have."""
+    """Return a Markdown cell with pictures as attachments and without links to files that the reader might not have."""
     attachments = {}
     for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
         name = Path(picture).name
@@ -154,7 +154,7 @@ def write_notebooks(folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run the pages of docs/guide, and update what they show.")
+    parser = argparse.ArgumentParser(description="Run the pages of docs/guide, and update the output that they show.")
     parser.add_argument("--notebooks", type=Path, metavar="DIR", help="write notebooks into DIR instead")
     options = parser.parse_args(argv)
     if options.notebooks:

@@ -18,8 +18,8 @@ from tools.dev.drawing import BLUE, GREEN, GREY, ORANGE, ROOT, Drawing, write_pi
 
 PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 
-#: The packages of cudatma/, lowest first. Each package imports only from the packages before it. The first entry stands
-#: for the modules that are not in a package.
+#: The packages of cudatma/, lowest first. Each package imports only from the packages before it. The first entry
+#: represents the modules that are not in a package.
 LAYERS: tuple[tuple[str, str], ...] = (
     ("facts", "errors, element types, targets, contexts, arrays of any library, shared-memory layouts, pipelines"),
     ("pages", "HTML: templates and style of pages and notebook views"),
@@ -41,7 +41,7 @@ FACTS = (
     *("mbarrier_bits", "library_streams", "arrays", "backend"),
 )
 TOP = ("cli", "__main__", "pytest_plugin")
-#: The emulator's packages, lowest first. "" stands for the modules next to these packages, which import all of them.
+#: The emulator's packages, lowest first. "" represents the modules next to these packages, which import all of them.
 EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core", "hazards", "trace", "")
 
 
@@ -56,7 +56,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 
 def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -> set[str]:
-    """Return the ``known`` modules that a source imports, also inside functions and for type checkers."""
+    """Return the ``known`` modules that a source imports, including imports inside functions and for type checkers."""
     names = set(known)
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
@@ -85,7 +85,7 @@ def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Return modules that import each other in a cycle, with the first one repeated at the end, or an empty list."""
+    """Return modules that import each other in a cycle, with the first module repeated at the end, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -18,7 +18,7 @@ TITLE = "TMA fills a ring of shared-memory stages; warpgroups with wgmma or warp
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Differences between the two kernels. ``ldmatrix`` says whether activations pass through registers."""
+    """Differences between the two kernels. ``ldmatrix`` states whether activations pass through registers."""
 
     title: str
     consumers: str
@@ -60,7 +60,7 @@ _STAGES = (
 
 
 def _load_side(out: Drawing, top: float) -> None:
-    """Draw global memory, the producer warp and TMA, which both kernels have."""
+    """Draw global memory, the producer warp and TMA, which are the same in both kernels."""
     out.text(90, top + 52, "global memory", size=13.5, fill=INK, bold=True)
     operands = (("weights", "int4, packed"), ("scales", "one per group"), ("activations", "fp16 or bf16"))
     for number, (name, what) in enumerate(operands):

@@ -43,12 +43,12 @@ _MARKED = re.compile(
     r"(?P<body>.*?)(?P<close><!-- end table -->)",
     re.DOTALL,
 )
-#: Label on a page of each entry of "machine".
+#: Label on a page for each entry of "machine".
 _NAMES = {"card": ""}
 
 EXAMPLES = """examples:
   python tools/dev/readme_tables.py            rewrite the tables of all pages
-  python tools/dev/readme_tables.py --check    only say whether they are current
+  python tools/dev/readme_tables.py --check    only check whether they are current
 """
 
 
@@ -60,7 +60,7 @@ def table_text(name: str, result: Any, rows: slice = slice(None), without: Colle
     """
     table = result.get("table") if isinstance(result, dict) else None
     if not isinstance(table, dict) or not {"columns", "rows"} <= set(table):
-        raise ArgumentError(f"{name}.json", "no table", '{"table": {"columns": [..], "rows": [..]}, "machine": ..}')
+        raise ArgumentError(f"{name}.json", "no table", '{"table": {"columns": [...], "rows": [...]}, "machine": ...}')
     columns = [str(column) for column in table["columns"]]
     for index, row in enumerate(table["rows"]):
         if len(row) != len(columns):
@@ -120,7 +120,7 @@ def _summary_row(what: str, rivals: str, result: Any, ratios: list[float]) -> li
 
 
 def filled(page: str, results: Path) -> str:
-    """Return the page with all marked tables rewritten. If a result is missing, the page says so.
+    """Return the page with all marked tables rewritten. A table whose result is missing becomes MISSING.
 
     Raise ArgumentError for a result file that is not JSON or has no table.
     """

@@ -13,8 +13,8 @@ from tools.dev.site_docstrings import inline
 
 TITLE = "Command line"
 INTRODUCTION = """\
-``cudatma COMMAND --help`` shows the same text. The exit status is 0 for success, 1 if a check failed, and 2 for a wrong
-call or an error, which is one line on standard error.
+``cudatma COMMAND --help`` shows the same text. The exit status is 0 for success, 1 if a check failed, and 2 for an
+invalid command line or another error. An error prints one line on standard error.
 """
 
 

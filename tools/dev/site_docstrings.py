@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-#: A line of a docstring that could have taken the next line's first word ends a paragraph.
+#: A docstring line ends a paragraph if the first word of the next line would have fit within this width.
 LINE_WIDTH = 108
 _CODE = re.compile(r"(``.+?``)", re.DOTALL)
 _SPECIAL = re.compile(r"[\\*|]|_(?=_*(?!\w))")
@@ -48,9 +48,9 @@ def has_sections(docstring: Sequence[str]) -> bool:
 
 
 def linked_sections(docstring: Sequence[str], public: Mapping[str, str]) -> list[str]:
-    """Return a docstring with numpydoc sections, its prose as reStructuredText.
+    """Return a docstring with numpydoc sections, and with its prose as reStructuredText.
 
-    Examples and the lines that name a parameter, type or error are left as they are.
+    Examples and the lines that name a parameter, type or error are not changed.
     """
     lines: list[str] = []
     section = ""

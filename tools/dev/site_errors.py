@@ -96,8 +96,8 @@ def index_page() -> str:
     title = "Errors and warnings"
     lines = [title, "=" * len(title), ""]
     lines += [
-        "The first line of an error names the field, what it got, what is allowed, and what to do. Each class is also",
-        "a ValueError, TypeError or RuntimeError. To find the page of a message, paste it into the search.",
+        "The first line of an error states the field, its value, the allowed values and the remedy. Each class is also",
+        "a ValueError, TypeError or RuntimeError. To find the page of a message, paste the message into the search.",
         "",
         ".. list-table::",
         "",

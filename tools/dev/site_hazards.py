@@ -15,7 +15,7 @@ from cudatma.emulator.hazards.hazard import CAUSES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "hazards.md"
-#: Folder of the explanations as pages in docs/ link to it. On the site, the links lead to the generated pages.
+#: Path to the explanations in the links of the pages in docs/. On the site, the links lead to the generated pages.
 EXPLANATIONS = f"../../{FOLDER.relative_to(ROOT).as_posix()}/"
 GENERATED = "../reference/hazards/"
 _TABLE = re.compile(r"(?<=\| kind \| meaning \|\n\|---\|---\|\n)(?:\|.*\n)*")

@@ -26,7 +26,7 @@ MIN_GAIN = 1.02
 
 
 def add(files: Sequence[Path], kernel_family: Family[Any, Any], table: Path) -> str:
-    """Add a family's entries in these files to its table. They replace older entries for the same layer and M.
+    """Add a family's entries in these files to its table. The new entries replace entries for the same layer and M.
 
     If an entry cannot run, raise ArgumentError before writing anything. Raise OSError or ValueError for a file that is
     not from a tuner.
@@ -50,15 +50,15 @@ def add(files: Sequence[Path], kernel_family: Family[Any, Any], table: Path) -> 
         kept = [raw for raw in section["entries"] if raw["rule_us"] >= MIN_GAIN * raw["us"]]
         section["entries"] = sorted(kept, key=lambda raw: tuple(raw[name] for name in order))
     write_sections(table, sections)
-    table.chmod(0o644)  # everybody can read packages
+    table.chmod(0o644)  # every user must be able to read the package
     count = sum(len(section["entries"]) for section in sections)
     return f"{len(additions)} entries read, {count} in {table.name}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Update the table and return the exit status. If it is 2, nothing changed and the reason was printed."""
+    """Update the table and return the exit status, which is 2 if an error occurred and the table is unchanged."""
     parser = argparse.ArgumentParser(prog="tuned_tables.py", description=__doc__)
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="written by cudatma tune --file")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="file that cudatma tune wrote")
     names = [name for name in FAMILIES if shipped(family(name)) is not None]
     parser.add_argument("--family", choices=names, default="marlin", help="kernel family (default: marlin)")
     options = parser.parse_args(argv)

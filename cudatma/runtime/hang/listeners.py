@@ -105,7 +105,7 @@ class Listener:
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
     """Raise LaunchError during a graph capture, because a debug launch waits for its stream."""
     if context.is_capturing(driver, stream):
-        got = f"a stream that captures a graph for {entry} with debug=True"
+        got = f"a stream that is capturing a graph for {entry} with debug=True"
         remedy = "capture a kernel compiled without debug=True, because a debug launch waits for the kernel"
         raise LaunchError("stream", got, "a stream that is not capturing", remedy)
 

@@ -1,4 +1,4 @@
-"""Memory that a debug kernel shares with the host, byte for byte as in ``parts/debug_panel.cuh.j2``."""
+"""Layout of the memory that a debug kernel shares with the host, which must match ``parts/debug_panel.cuh.j2``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ RECORD = np.dtype(
 )
 #: Maximum number of records per launch. The kernel counts further waits but does not record them.
 CAPACITY = 4096
-#: Size of the notes of a CTA. 64 mbarriers, 16 named barriers, a flag, and four numbers of each of 32 warps have 8
-#: bytes each.
+#: Size of a CTA's notes in bytes. There are 8 bytes for each of 64 mbarriers, 16 named barriers, a flag, and four
+#: numbers per warp of 32 warps.
 BLOCK_NOTES_BYTES = (64 + 16 + 1 + 4 * 32) * 8
 #: Maximum number of CTAs with notes. Further CTAs do not detect uninitialized mbarriers, and their bar.sync may wait
 #: forever.

@@ -155,7 +155,7 @@ class StuckWait:
     lanes : int
         Mask of the lanes that waited together.
     parity : int or None
-        Parity for which the warp waited, or None for named barriers and refused operations.
+        Parity that the warp waited for, or None for named barriers and refused operations.
     arrivals : int
         Argument of mbarrier_init, or number of threads of a named barrier; 0 if unknown.
     raw : int or None
@@ -314,7 +314,7 @@ def _group(waits: Sequence[StuckWait]) -> list[str]:
     """Return the lines of a message for waits that differ only in block and warp."""
     first = waits[0]
     parity = "" if first.parity is None else f", parity {first.parity}"
-    place = f"line {first.line}: {first.text}" if first.line else "line unknown: NVRTC reports it from version 12.9"
+    place = f"line {first.line}: {first.text}" if first.line else "line unknown (NVRTC 12.9 or later reports it)"
     lines = [f"  {first.state}: {first.barrier}{parity}, by {_who(waits)}", f"    {place}"]
     if first.raw is not None and first.bits is not None:
         initial = f"initialized with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""

@@ -189,7 +189,7 @@ COMPILING = [
     Case("source the name of no file", ArgumentError, "source_or_template", "No such file",
          lambda b: compile_text("kernel.cu")),
     Case("source with a NUL", ArgumentError, "source", "NUL", lambda b: compile_text("int a;\0")),
-    Case("source with no kernel", ArgumentError, "entry", "no kernel", lambda b: compile_text("__device__ int a;")),
+    Case("source with no kernel", ArgumentError, "source", "no kernel", lambda b: compile_text("__device__ int a;")),
     Case("entry of another name", ArgumentError, "entry", "must be k", lambda b: compile_text(entry="main")),
     Case("options a string", ArgumentTypeError, "options", "sequence", lambda b: compile_text(options="-G")),
     Case("option of another target", ArgumentError, "options[0]", "-arch=sm_80",
