@@ -87,12 +87,12 @@ class PackedExperts(_Referable):
             raise QuantizationError("weight.shape[1]", self.weight.shape[1], allowed, "use pack_experts()")
         if self.weight.perm is not None:
             raise QuantizationError(
-                "weight.perm", "an activation order", "None, because experts do not support activation order"
+                "weight.perm", "an activation order", "None", "experts do not support activation order"
             )
         if not isinstance(self.gated, bool):
             raise ArgumentTypeError("gated", repr(self.gated), "True, False")
         if self.gated and self.columns % (2 * GATE_COLUMNS):
-            raise QuantizationError("columns", self.columns, f"a multiple of {2 * GATE_COLUMNS} for gate and up")
+            raise QuantizationError("columns", self.columns, f"a multiple of {2 * GATE_COLUMNS} if gated is True")
         if self.tensor_scales is not None:
             self._check_tensor_scales()
 
@@ -110,7 +110,7 @@ class PackedExperts(_Referable):
         weight = self.weight.qweight
         same_device = getattr(scales, "device", None) == getattr(weight, "device", None)
         if namespace_of(scales) is not namespace_of(weight) or not same_device:
-            got = f"a {library_of(scales)} array on another device"
+            got = f"{library_of(scales)} array on another device"
             raise QuantizationError("tensor_scales", got, "on the device of the weight")
         if isinstance(scales, np.ndarray) and not bool(np.isfinite(scales).all()):
             raise QuantizationError("tensor_scales", f"{scales[~np.isfinite(scales)][0]}", "finite")
@@ -426,7 +426,7 @@ def pack_experts(
         got = "an empty tuple" if experts else "an empty sequence"
         raise QuantizationError("weights", got, "a sequence of at least one weight per expert")
     if gated is not True and any(len(parts) > 1 for parts in experts):
-        raise QuantizationError("weights", "pairs", "a sequence of single weights, because gated is False")
+        raise QuantizationError("weights", "pairs", "a sequence of single weights if gated is False")
     named = {
         f"weights[{index}]" + (f"[{part}]" if len(parts) > 1 else ""): weight
         for index, parts in enumerate(experts)
@@ -443,7 +443,7 @@ def pack_experts(
             if (value := getattr(weight, fact)) != (expected := getattr(first, fact)):
                 raise QuantizationError(f"{name}.{fact}", value, f"{expected}, as in {first_name}")
     if any(len(parts) != len(experts[0]) for parts in experts) or len(experts[0]) > 2:
-        raise QuantizationError("weights", "a mix of both", "a sequence of weights, or a sequence of pairs of weights")
+        raise QuantizationError("weights", "a mix of both", "a sequence of weights or a sequence of pairs of weights")
     symmetric = all(weight.symmetric for weight in named.values())
     order = _order(first.shape[1] * len(experts[0]), gated)
     scales = [[weight.tensor_scale for weight in parts] for parts in experts]
@@ -464,7 +464,7 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
     if not gated:
         return None
     if columns % (2 * GATE_COLUMNS):
-        allowed = f"matrices with a multiple of {2 * GATE_COLUMNS} columns, because gated is True"
+        allowed = f"matrices with a multiple of {2 * GATE_COLUMNS} columns if gated is True"
         raise QuantizationError("weights", f"{columns} columns", allowed)
     return _gate_order(columns)
 

@@ -138,8 +138,8 @@ def from_gptq8(
     extent = GPTQ8.extent(shapes, None if index is None else index.size)
     expected = weight_format("int8").zero_code - (zero_point_format != "v2")
     if (wrong := zeros[:, : extent.n] != expected).any():
-        allowed = f"{expected} everywhere, because 8-bit weights have no zero points"
-        raise QuantizationError("qzeros", int(zeros[:, : extent.n][wrong][0]), allowed, "quantize symmetrically")
+        got, remedy = int(zeros[:, : extent.n][wrong][0]), "quantize symmetrically, because int8 has no zero points"
+        raise QuantizationError("qzeros", got, f"{expected} everywhere", remedy)
     return assemble(q[: extent.k], factors, None, group_size=group_size, dtype=dtype, g_idx=index, format="int8")
 
 

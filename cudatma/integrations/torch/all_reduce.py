@@ -161,7 +161,9 @@ class AllReduce:
         memories = []
         for peer, (host, handle) in enumerate(everyone):
             if host != socket.gethostname():
-                raise ArgumentError("group", f"ranks on {host} and {socket.gethostname()}", "on one host")
+                raise ArgumentError(
+                    "group", f"ranks on {host} and {socket.gethostname()}", "a group of ranks on one host"
+                )
             if peer == self.rank:
                 memories.append(self._memory.pointer)
             else:
@@ -213,7 +215,7 @@ class AllReduce:
                 dist.all_reduce(x, group=self.group)
             return
         if not x.is_contiguous() or x.data_ptr() % 4 or x.device.index != self._device:
-            got = f"strides {x.stride()} on {x.device}"
+            got = f"strides {x.stride()} and address {x.data_ptr():#x} on {x.device}"
             raise ArgumentError("x", got, f"a contiguous, 4-byte aligned tensor on cuda:{self._device}")
         check_gradient(x, "x", "AllReduce")
         run(ALL_REDUCE, (x,), None, (self._number,), resource=self._reduced)

@@ -382,7 +382,10 @@ def _fall_back(
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
         raise ArgumentError(
-            "attn_implementation", "cudatma", f"sdpa or eager for {reason}", "pass one of these to from_pretrained()"
+            "attn_implementation",
+            "cudatma",
+            f'"sdpa" or "eager" for {reason}',
+            "pass one of these names to from_pretrained()",
         )
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(

@@ -189,7 +189,7 @@ def pack_tensors(
         k, n = words.shape[0] * per_word, words.shape[1]
         for name, part in (("scales", rows), ("zeros", points)):
             if part is not None and tuple(part.shape) != (len(rows), n):
-                allowed = f"{(len(rows), n)}, for weights {(k, n)}"
+                allowed = f"{(len(rows), n)} for a weight with shape {(k, n)}"
                 raise QuantizationError(f"{name}[{expert}]", tuple(part.shape), allowed, "pass tensors of one layer")
         if is_gated:
             order = _gate_order(layout, n, words.device)

@@ -142,9 +142,7 @@ def convert_checkpoint(
         raise ArgumentTypeError("exclude", "str", "a list of patterns", "pass a list")
     for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
         if value and not quantize:
-            raise ArgumentError(
-                name, value, "omitted unless quantize is True", "pass quantize=True, or omit this option"
-            )
+            raise ArgumentError(name, value, "omitted if quantize is False", "pass quantize=True, or omit this option")
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise ArgumentError("shard_bytes", shard_bytes, "a number of bytes, at least 1")
     origin = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)

@@ -205,8 +205,8 @@ def check_alike(group: str, members: ExpertGroup, facts: Mapping[str, LayerFacts
             ("groups", fact.extent.groups, first.extent.groups),
         ):
             if value != expected:
-                allowed = f"{expected}, as in {members.layers[0]}, because {group} is packed as one weight"
-                raise QuantizationError(f"{layer}: {name}", value, allowed)
+                allowed = f"{expected}, as in {members.layers[0]}"
+                raise QuantizationError(f"{layer}: {name}", value, allowed, f"{group} is packed as one weight")
 
 
 def stacked_sizes(group: ExpertGroup, k: int, n: int) -> tuple[int, int, int]:

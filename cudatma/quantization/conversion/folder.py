@@ -195,7 +195,7 @@ def check_disk(out: Path, required_bytes: int) -> None:
     partial = (path.stat().st_size for path in out.glob(f".*{PARTIAL}")) if out.is_dir() else ()
     free = shutil.disk_usage(existing).free + sum(partial)
     if required_bytes and free < needed:
-        got = f"{free / 1e9:.2f} GB"
+        got = f"{free / 1e9:.2f} GB free"
         allowed = f"on a disk with at least {needed / 1e9:.2f} GB free"
         raise WeightFileError(str(out), got, allowed, "choose a folder on another disk")
 

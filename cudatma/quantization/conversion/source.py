@@ -132,7 +132,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if not folder.is_dir():
         remedy = "check the path, or download a model with `hf download MODEL --local-dir FOLDER`"
         allowed = "the folder of a checkpoint, with config.json and .safetensors files"
-        raise WeightFileError(str(folder), "no folder", allowed, remedy)
+        raise WeightFileError(str(folder), "a path that is not a folder", allowed, remedy)
     config, (section, where) = read_config(folder), read_section(folder)
     if section.get("quant_method") == "cudatma":
         remedy = "load the folder with transformers after cudatma.integrations.transformers.register()"
@@ -172,7 +172,7 @@ def _float_layers(
     checkpoint: Checkpoint, config: Mapping[str, Any], exclude: tuple[str, ...], vision_tower: bool, where: str
 ) -> tuple[Inventory, dict[str, str]]:
     if config.get("model_type") in _CONV1D_MODELS:
-        remedy = "quantize the layers with cudatma.quantize, because the matrices are transposed"
+        remedy = "this model stores transposed matrices; quantize each matrix with cudatma.quantize()"
         raise WeightFileError(
             f"{where}: model_type", config["model_type"], "the type of a model with nn.Linear layers", remedy
         )
