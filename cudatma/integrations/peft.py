@@ -28,7 +28,7 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
             super().__init__(base_layer, adapter_name, config=config, **options)
 
     def merge(self, *_: Any, **__: Any) -> None:
-        """Raise ArgumentError, because packed weights cannot absorb an adapter."""
+        """Raise ArgumentError, because an adapter cannot be merged into a packed weight."""
         remedy = "keep the adapter as a separate module, or merge it into the float model before quantization"
         raise ArgumentError("adapter", "an adapter of a packed layer", "an adapter of a float layer", remedy)
 

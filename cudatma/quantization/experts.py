@@ -19,8 +19,8 @@ from cudatma.quantization.rounding import quantize
 from cudatma.quantization.storage import StoredWeight, read_weight, write_weights
 from cudatma.quantization.weight_format import weight_format
 
-#: Number of adjacent columns of gate, and then of up, in a gated weight. A thread of an MMA holds columns that are this
-#: number of columns apart.
+#: Number of adjacent columns of gate, and then of up, in a gated weight. In an MMA, the columns that a thread holds
+#: are this number of columns apart.
 GATE_COLUMNS = 8
 
 
@@ -42,8 +42,8 @@ class PackedExperts(_Referable):
     gated : bool
         Whether the columns are those of gate and up, which are stored alternately in groups of 8 columns.
     tensor_scales : array of float32, shape (experts, 1), or (experts, 2) if ``gated``, optional
-        Factors of each expert's weights, or of its gate and its up, in addition to ``weight.tensor_scale``. Only nvfp4
-        weights have these factors.
+        Multipliers for each expert's weights, or for its gate and its up, in addition to ``weight.tensor_scale``. Only
+        nvfp4 weights have these multipliers.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class PackedExperts(_Referable):
         return self.weight.device
 
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
-        """Return the values of the weights, as ``PackedWeight.dequantize``.
+        """Return the dequantized values of the weights; see ``PackedWeight.dequantize``.
 
         Parameters
         ----------
@@ -197,7 +197,7 @@ class PackedExperts(_Referable):
         Raises
         ------
         ArgumentTypeError, DriverError
-            As for ``PackedWeight.to_device``.
+            See ``PackedWeight.to_device``.
         """
         weight = self.weight.to_device(device)
         if weight is self.weight:
@@ -339,8 +339,8 @@ def quantize_experts(
     Parameters
     ----------
     weights : array_like, shape (experts, K, N)
-        Floating-point weights (in, out). They may be a NumPy or CuPy array, a torch tensor, or an object that supports
-        DLPack.
+        Floating-point weights (in, out). The argument may be a NumPy or CuPy array, a torch tensor, or an object that
+        supports DLPack.
     group_size : int, optional
         Number of rows of K that share a scale, as for ``quantize``.
     gated : bool, default False
@@ -356,7 +356,7 @@ def quantize_experts(
     Raises
     ------
     QuantizationError
-        If a shape is wrong, or as for ``quantize``. The error names the expert.
+        If a shape is wrong, or in the cases that ``quantize`` lists. The error names the expert.
     ArgumentTypeError
         If ``weights`` is not an array.
 
@@ -470,7 +470,7 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
 
 
 def _joined(weights: Sequence[PackedWeight], order: NDArray[np.int64] | None, symmetric: bool) -> PackedWeight:
-    """Concatenate the columns of weights, put them in this order, and add zero points unless ``symmetric``.
+    """Concatenate the columns of weights, arrange them in ``order``, and add zero points unless ``symmetric``.
 
     The result has no tensor scale.
     """

@@ -1,4 +1,4 @@
-"""GPTQ checkpoints (AutoGPTQ, GPTQModel, Transformers) with four bits.
+"""Import GPTQ checkpoints (AutoGPTQ, GPTQModel, Transformers) with four- or eight-bit weights.
 
 A layer has these tensors:
 
@@ -159,7 +159,7 @@ def load_gptq(
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name. The tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and so on.
+        The layer's name. It is the prefix of the tensors' names, such as ``{layer}.qweight``.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
         See ``from_gptq``. Default: the value in the folder's configuration. The configuration is read only if this
         argument is omitted.

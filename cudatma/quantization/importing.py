@@ -229,7 +229,7 @@ def pack_imported(
     format: str = "int4",
     tensor_scale: float = 1.0,
 ) -> PackedWeight:
-    """Pack imported codes. Raises QuantizationError if a value exceeds the range of the scales' type, as quantize()."""
+    """Pack imported codes. Raises QuantizationError if a value exceeds the range of the scales' type."""
     weight = pack(q, scales, zeros, group_size=group_size, perm=perm, format=format, tensor_scale=tensor_scale)
     kind, limit = weight_format(format), float(ml_dtypes.finfo(scales.dtype).max)
     factors = np.abs(scales.astype(np.float64)) * abs(tensor_scale)

@@ -2,8 +2,7 @@
 
 The format (huggingface.co/docs/safetensors) has three parts: the length of the header (8 bytes, little-endian), the
 header (JSON with dtype, shape and data_offsets [begin, end) for each tensor), and the data. This module exists because
-the NumPy functions of the safetensors library do not support bf16, and because its errors name the damaged part of a
-file.
+the NumPy functions of the safetensors library do not support bf16 and do not report which part of a file is damaged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The class AllReduce, which sums small tensors over the GPUs of a host."""
+"""The class AllReduce, which sums small tensors across the GPUs of a host."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _libraries: list[Any] = globals().get("_libraries", [])
 
 
 class AllReduce:
-    """Sum tensors over the ranks of a process group, in place and with bitwise identical results on every rank.
+    """Sum tensors across the ranks of a process group, in place and with bitwise identical results on every rank.
 
     A one-shot kernel sums fp16 and bf16 tensors of up to ``max_bytes``. The kernel writes the tensor to the memory of
     all peers and adds the tensors of all ranks in fp32, in rank order. Other tensors are summed by the group's
@@ -68,9 +68,9 @@ class AllReduce:
     group : torch.distributed.ProcessGroup, optional
         Group of at most 8 ranks on one host, whose GPUs can access each other's memory. Default: torch's default group.
     device : int, optional
-        Device ordinal. Default: torch's current device. Without CUDA, all calls use the group's all-reduce.
+        Device ordinal. Default: torch's current device. If CUDA is not available, all calls use the group's all-reduce.
     max_bytes : int, optional
-        Size of the largest tensor that the one-shot kernel sums, up to 2**30 bytes. The inboxes take 8/3 * ranks *
+        Maximum size of a tensor for the one-shot kernel, in bytes, up to 2**30. The inboxes take 8/3 * ranks *
         max_bytes of device memory. By default, a performance model of the kernel and of NCCL determines the size, and
         the inboxes take 49 MB for two ranks, 13 MB for four ranks and 9 MB for eight ranks.
     timeout_s : float, default 30.0

@@ -20,13 +20,13 @@ def experts_forward(module: Any, hidden_states: Any, top_k_index: Any, top_k_wei
     Parameters
     ----------
     module : torch.nn.Module
-        Module of experts of transformers.
+        The experts module of a transformers model.
     hidden_states : torch.Tensor, shape (tokens, K)
         Activations.
     top_k_index : torch.Tensor, shape (tokens, top_k)
-        Expert of each choice.
+        Indices of the experts selected for each token.
     top_k_weights : torch.Tensor, shape (tokens, top_k)
-        Weight of each choice.
+        Router weights of the experts selected for each token.
 
     Returns
     -------

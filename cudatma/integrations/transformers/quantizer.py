@@ -1,4 +1,4 @@
-"""The quantizer with which transformers replaces linear layers by MarlinLinear while it loads a model.
+"""The quantizer that replaces linear layers with MarlinLinear while transformers loads a model.
 
 The quantizer supports three kinds of checkpoints:
 
@@ -131,7 +131,7 @@ class PackStacked(Pack):
 class Keep(ConversionOps):  # type: ignore[misc]
     """Operation that loads an array of packed experts unchanged.
 
-    It has precedence over transformers' conversions of float experts, whose patterns match the same names.
+    It takes precedence over transformers' conversions of float experts, whose patterns match the same names.
     """
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, **_: Any) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks
 from cudatma.quantization.weight_format import weight_format
 
-#: Attribute of a layer with the ScaleFits of its weights.
+#: Name of the layer attribute that stores the ScaleFits of the weights.
 _FITS = "cudatma_scale_fits"
-#: Bits of a word of MXFP4 codes except the signs.
+#: Mask of all bits except the sign bits in a word of MXFP4 codes.
 _MAGNITUDES = 0x77777777
 #: Position of each of the eight columns in an AWQ word.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -115,7 +115,7 @@ def convert_checkpoint(
     Raises
     ------
     ArgumentError
-        If the options do not match the checkpoint, or if one of the folders contains the other.
+        If the options do not match the checkpoint, or if one folder contains the other.
     WeightFileError
         If the checkpoint cannot be converted, if the model class cannot load it, or if there is too little disk space.
     QuantizationError

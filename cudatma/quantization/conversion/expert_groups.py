@@ -36,11 +36,11 @@ class ExpertGroup:
     ----------
     layers : tuple of str
         Names of the matrices, expert by expert. An expert with a gate has two matrices, gate and up. If the group is
-        stacked, this is the name of the tensor of all experts.
+        stacked, the only name is that of the tensor with the weights of all experts.
     experts : int
         Number of experts.
     gated : bool
-        Whether the matrices are gate and up.
+        Whether the matrices are those of gate and up.
     is_stacked : bool
         Whether one tensor contains all experts.
     is_transposed : bool
@@ -127,7 +127,7 @@ def stacked_experts(shapes: Mapping[str, tuple[int, ...]], is_interleaved: bool)
     """Return the groups of the stacked float tensors in ``shapes``.
 
     The orientation follows from the shapes, because transformers 5 stores (experts, N, K) for most models, whereas
-    earlier versions and some models store (experts, K, N). ``is_interleaved``: whether gate and up alternate.
+    earlier versions and some models store (experts, K, N). ``is_interleaved`` states whether gate and up alternate.
     """
     groups: dict[str, ExpertGroup] = {}
     for down in (name for name in shapes if name.endswith(f".experts.{_DOWN}")):
@@ -192,7 +192,7 @@ def misfit(sizes: Mapping[str, tuple[int, ...]], group: str) -> str:
 
 
 def check_alike(group: str, members: ExpertGroup, facts: Mapping[str, LayerFacts]) -> None:
-    """Raise QuantizationError unless the quantized matrices of a group have the same sizes and groups, in order."""
+    """Raise QuantizationError unless a group's matrices have equal sizes and groups, and no activation order."""
     first = facts[members.layers[0]]
     for layer in members.layers:
         fact = facts[layer]

@@ -111,7 +111,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
 
 
 def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, str]:
-    """Check quantized experts, and return their biases, which must be zeros, each with the reason to leave it out.
+    """Check quantized experts, and return their biases, which must be zeros, with the reason to leave them out.
 
     Raises QuantizationError or WeightFileError.
     """
@@ -152,7 +152,7 @@ _PARTS = re.compile(
     r"|.*\.(scales|weight\.(absmax|quant_map|nested_\w+|quant_state\..*|_data|_scale|_shift))"
 )
 _SCALE = re.compile(r"(.*\.)?([^.]*)_scales?")
-#: A tensor `X_scale` with one of these names X belongs to a quantized module, even if the file has no tensor X.
+#: If X is one of these names, a tensor `X_scale` belongs to a quantized module, even if the file has no tensor X.
 _SCALED = frozenset(
     ["weight", "input", "output", "act", "q", "k", "v", "kv", "kv_cache", "prob", "w1", "w2", "w3", "w13"]
 )

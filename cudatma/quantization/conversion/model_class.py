@@ -19,8 +19,8 @@ from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.expert_groups import is_expert_weight, misfit
 from cudatma.quantization.conversion.source import Source
 
-#: Numbers of in and out features of a layer, preceded by the number of experts for the weights of experts. None if the
-#: checkpoint does not specify them.
+#: (in_features, out_features) of a layer, or (experts, in_features, out_features) of the weights of experts. None if
+#: the checkpoint does not specify the sizes.
 Sizes = tuple[int, ...] | None
 
 
@@ -35,7 +35,7 @@ class Match:
     modules : dict of str to str
         Module name of each layer.
     ignored : list of str
-        Layers that the class does not load, such as multi-token prediction.
+        Layers that the class does not load, such as layers for multi-token prediction.
     refused : dict of str to WeightFileError
         The error of each layer that the class cannot load, and of each parameter that the checkpoint lacks or stores in
         another shape.
@@ -149,9 +149,9 @@ def expert_sizes(module: Any) -> dict[str, tuple[int, int, int]]:
 
 
 def experts_activation(module: Any) -> str | None:
-    """Return marlin_moe's name of the activation that a module of experts computes, or None for other activations.
+    """Return marlin_moe's name for the activation that a module of experts computes, or None for other activations.
 
-    The function evaluates the module's activation for a grid of gates and ups.
+    The function evaluates the module's activation on a grid of gate and up values.
     """
     import torch
 

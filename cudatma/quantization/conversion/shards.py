@@ -220,7 +220,7 @@ def plan_shards(source: Source, shard_bytes: int, kind: WeightFormat, group_size
 
 
 def _packed_bytes(source: Source, name: str, layer: str, bits: int, group_size: int) -> int:
-    """Return an upper bound of the size of a packed weight, whose first layer is ``layer``.
+    """Return an upper bound on the size of a packed weight, whose first layer is ``layer``.
 
     ``bits`` and ``group_size`` apply to a float checkpoint.
     """

@@ -232,7 +232,7 @@ def _why_not_experts(
 ) -> dict[str, str]:
     """Return, for each group of experts, the reason why it is not quantized, or "".
 
-    Both weights of the same experts are quantized, or neither of them.
+    For each module of experts, either both weights are quantized, or neither.
     """
     reasons, sizes = {}, {}
     for name, group in experts.items():
@@ -282,7 +282,7 @@ _ENCODER_MODELS = {
 
 
 def tower_layers(layers: Iterable[str], model_type: object) -> set[str]:
-    """Return the layers that encode images, video or audio, judged by their names, unless all layers do."""
+    """Return the layers whose names indicate an image, video or audio encoder, or an empty set if all names do."""
     names = set(layers)
     tower = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
     if model_type in _ENCODER_MODELS:
