@@ -151,7 +151,7 @@ def _compare(
     kind = whole.format
     statement = whole.of(layer)
     if statement is None:
-        remedy = "add the layer's name in the files, or its class, to the targets of one group"
+        remedy = "add the layer's name or class to the targets of a group"
         raise QuantizationError(
             f"{whole.where}: config_groups", f"no target for {layer}", "groups with a target for each layer", remedy
         )

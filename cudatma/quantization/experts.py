@@ -389,7 +389,7 @@ def quantize_experts(
 def pack_experts(
     weights: Sequence[PackedWeight | tuple[PackedWeight, PackedWeight]], *, gated: bool = False
 ) -> PackedExperts:
-    """Combine the packed weights of experts, for example imported ones.
+    """Combine the packed weights of experts, for example imported weights.
 
     Parameters
     ----------
@@ -499,7 +499,7 @@ def _stacked(
 ) -> PackedExperts:
     """Combine weights of the same kind whose columns are in stored order.
 
-    ``tensor_scales`` contains one or two factors for each expert. Default: the tensor scales of the weights.
+    ``tensor_scales`` contains one or two multipliers for each expert. Default: the tensor scales of the weights.
     """
     first = weights[0]
     k, n = first.shape

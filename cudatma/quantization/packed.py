@@ -432,7 +432,7 @@ def _check_arrays(weight: PackedWeight) -> None:
             )
         if library_of(array) != library or (library == "cupy" and array.device.id != weight.qweight.device.id):
             raise QuantizationError(
-                name, f"a {library_of(array)} array", "on the device of qweight", "move all arrays to one device"
+                name, f"{library_of(array)} array", "on the device of qweight", "move all arrays to one device"
             )
         if array.dtype != dtype or tuple(array.shape) != shape:
             raise QuantizationError(

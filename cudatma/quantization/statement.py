@@ -98,7 +98,7 @@ _COMPUTES = re.compile(
     r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
     r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
 )
-#: Layers with at least this number of bits are not quantized.
+#: A layer with at least this number of bits counts as not quantized.
 _FLOAT_BITS = 16
 
 

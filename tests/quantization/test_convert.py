@@ -994,7 +994,7 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
         ArgumentError, match=r"^exclude must be .*got model\.layer\.0\.\*; pass a pattern for names such as "
     ):
         convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude=["*.0.*", "model.layer.0.*"])
-    with pytest.raises(ArgumentError, match=r"^exclude must be narrow enough to leave .*, got \*; .*--exclude"):
+    with pytest.raises(ArgumentError, match=r"^exclude must be patterns that leave .*, got \*; .*--exclude"):
         convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude=["*"])
     with pytest.raises(ArgumentError, match="exclude"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", exclude=["*.0.*"])

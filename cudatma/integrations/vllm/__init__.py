@@ -35,7 +35,9 @@ def register() -> None:
         return
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("cupy") is None:
-        log.warning("cudatma does not register a kernel with vLLM because CuPy is not installed; run %s", INSTALL_CUDA)
+        log.warning(
+            "cudatma does not register its kernels with vLLM because CuPy is not installed; run %s", INSTALL_CUDA
+        )
         return
     for name, add in (
         ("linear layers", _add_linear),

@@ -144,7 +144,7 @@ def convert_checkpoint(
         if value and not quantize:
             raise ArgumentError(name, value, "omitted if quantize is False", "pass quantize=True, or omit this option")
     if type(shard_bytes) is not int or shard_bytes < 1:
-        raise ArgumentError("shard_bytes", shard_bytes, "a number of bytes, at least 1")
+        raise ArgumentError("shard_bytes", shard_bytes, "an int, at least 1")
     origin = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
     match = match_class(origin)
     left: dict[str, str] = {}

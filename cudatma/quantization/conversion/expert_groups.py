@@ -169,7 +169,7 @@ def interleaved_experts(
     groups = {}
     for name, shape in layers.items():
         if not is_expert_weight(name) or sibling(name) not in layers:
-            allowed = f"named *.experts.{_GATE_UP} or *.experts.{_DOWN}"
+            allowed = f"a layer with the name *.experts.{_GATE_UP} or *.experts.{_DOWN}"
             raise WeightFileError(name, "a layer that is not an expert", allowed)
         gated = name.endswith(_GATE_UP)
         bias = _bias(name, shapes, (shape[0], shape[1]))
@@ -198,7 +198,7 @@ def check_alike(group: str, members: ExpertGroup, facts: Mapping[str, LayerFacts
         fact = facts[layer]
         if fact.act_order:
             remedy = "quantize the model again without activation order (desc_act=False)"
-            raise QuantizationError(layer, "an expert with activation order", "an expert with rows in order", remedy)
+            raise QuantizationError(layer, "activation order", "an expert without activation order", remedy)
         for name, value, expected in (
             ("K x N", (fact.extent.k, fact.extent.n), (first.extent.k, first.extent.n)),
             ("group_size", fact.group_size, first.group_size),

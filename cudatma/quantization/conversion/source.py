@@ -151,7 +151,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
             "quantize",
             True,
             f"False for a checkpoint that is already quantized ({method})",
-            "omit the option to keep the integers of the quantized layers",
+            "omit the option to keep the codes of the quantized layers",
         )
     if not section and not quantize:
         remedy = "pass --quantize (quantize=True) to round the weights to nearest"
@@ -185,7 +185,7 @@ def _float_layers(
     for pattern in exclude:
         if not any(fnmatchcase(layer, pattern) for layer in (*names, *members)):
             remedy = f"pass a pattern for names such as {', '.join(names[:3])}"
-            raise ArgumentError("exclude", pattern, "a pattern that a layer of the checkpoint matches", remedy)
+            raise ArgumentError("exclude", pattern, "a pattern that matches a layer of the checkpoint", remedy)
     reasons = {layer: _why_not(checkpoint, layer, exclude) for layer in names if layer not in experts}
     reasons |= _why_not_experts(checkpoint, experts, exclude)
     if not vision_tower:
@@ -196,7 +196,7 @@ def _float_layers(
     for group in kept.values():
         layers |= {layer: {"weight": layer if group.is_stacked else f"{layer}.weight"} for layer in group.layers}
     if not layers and any(why.startswith(_EXCLUDED) for why in reasons.values()):
-        allowed = "narrow enough to leave at least one layer to quantize"
+        allowed = "patterns that leave at least one layer to quantize"
         raise ArgumentError("exclude", ", ".join(exclude), allowed, "omit a pattern (--exclude)")
     _require_layers(layers, where)
     return Inventory(layers, kept), {layer: why for layer, why in reasons.items() if why}
