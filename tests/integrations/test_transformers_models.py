@@ -425,7 +425,7 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
             ),
             "metadata must be .*got none",
         ),
-        (lambda path: (path / "adapter_config.json").write_text("{}"), "unless peft is installed"),
+        (lambda path: (path / "adapter_config.json").write_text("{}"), "if peft is not installed"),
     ],
 )
 def test_folders_that_transformers_cannot_load_are_refused(
@@ -535,7 +535,7 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
         {"lm_head": (HIDDEN, VOCAB)},
         {"model.embed_tokens.weight": None},
         {"tie_word_embeddings": True},
-        r"lm_head must be a float weight.* ties it to model\.embed_tokens\.weight",
+        r"lm_head must be a float weight, got .* ties this weight to model\.embed_tokens\.weight",
     ),
 }
 

@@ -259,7 +259,7 @@ EXPERTS_REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "activation order": (
         lambda t: t.update({f"{EXPERT}.g_idx": t[f"{EXPERT}.g_idx"][::-1].copy()}),
-        f"{EXPERT} must be .*got an expert with activation order.*desc_act=False",
+        f"{EXPERT} must be .*an expert without activation order, got activation order.*desc_act=False",
     ),
     "a bias": (
         lambda t: t.update({f"{EXPERT}.bias": np.ones(INTERMEDIATE, np.float16)}),
