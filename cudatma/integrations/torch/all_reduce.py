@@ -245,7 +245,7 @@ class AllReduce:
     def _disconnect(self) -> None:
         for pointer in self._peers:
             close_memory(pointer, self._device)
-        dist.barrier(self.group)  # After this barrier, no rank has mapped this rank's memory.
+        dist.barrier(self.group)  # After this barrier, this rank's memory is no longer mapped by any rank.
         self._peers.clear()
         self.max_bytes, self._memory = 0, None
 

@@ -63,7 +63,7 @@ def replace_experts(module: Any, name: str, facts: dict[str, Any], *, packs_bias
     if has_bias:
         del module._parameters[f"{name}_bias"]
     setattr(module, name, weights)
-    # transformers initializes every module without this attribute.
+    # transformers initializes the parameters of every module that lacks this attribute.
     module._is_hf_initialized = weights._is_hf_initialized = True
     module.config._experts_implementation_internal = "cudatma"
     return weights

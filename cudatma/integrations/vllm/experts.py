@@ -89,7 +89,7 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat, sizes: tuple[int, int] 
     if config.num_local_experts > MAX_EXPERTS:
         return f"at most {MAX_EXPERTS} experts per rank are supported, got {config.num_local_experts}"
     if getattr(config, "swiglu_limit", None) is not None:
-        return "the activation has a limit (swiglu_limit)"
+        return "swiglu_limit is not supported"
     return None
 
 

@@ -165,7 +165,7 @@ def _input_major(layer: Any, name: Any) -> Any:
     return parameter.data.t() if parameter.output_dim == 0 else parameter.data
 
 
-#: Number of four-bit and of eight-bit values per 32-bit word.
+#: Number of four-bit values, and of eight-bit values, per 32-bit word.
 WORD_VALUES, BYTES_PER_WORD = 8, 4
 #: vLLM's name for 8-bit weights whose codes are the values plus 128.
 _INT8 = "uint8b128"
