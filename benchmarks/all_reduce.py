@@ -43,7 +43,8 @@ _numbers = itertools.count(-1, -1)
 class Loopback:
     """An all-reduce of two ranks on one GPU.
 
-    Packets for the peer are received as the peer's packets, so the times exclude the link.
+    The packets that a rank sends to its peer arrive in its own inbox as the peer's packets, so the times exclude the
+    link.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class Loopback:
 
 
 def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
-    """Return functions, by name, that run the GEMM and the all-reduce of the i-th layer for x."""
+    """Return, for each contender, a function of i that applies the GEMM and the all-reduce of layer i to x."""
     if isinstance(reduce, Loopback):
         return {"gemm": lambda i: layers[i](x), "cudatma": lambda i: reduce(layers[i](x))}
     import torch

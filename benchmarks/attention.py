@@ -1,8 +1,8 @@
-"""Time forward attention with the ladder's versions, the choice of `attention`, cuDNN, FlashAttention-2 and -3.
+"""Time forward attention: the ladder's versions, the version that `attention` chooses, cuDNN, FlashAttention-2 and -3.
 
-The kernels take turns. A batch has 16384 tokens, and all heads together have 2048 columns. With grouped heads, q has 32
-heads, and k and v have 8 heads. Operands are normally distributed. cuDNN and FA2 run through torch. FA3 runs if a
-package provides its library. Rows of each result are compared with float64.
+The kernels take turns. A batch has 16384 tokens, and all heads together have 2048 columns. Calls with grouped heads
+have 32 query heads and 8 KV heads. Operands are normally distributed. cuDNN and FlashAttention-2 run through torch.
+FlashAttention-3 runs if a package provides its library. Rows of each result are compared with a float64 reference.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CUDNN, FA2, FA3, FA4, FLASHINFER = RIVALS = ("cuDNN", "FA2", "FA3", "FA4", "Flas
 LENGTHS, TOKENS, HIDDEN = (512, 1024, 2048, 4096, 8192, 16384, 32768), 16384, 2048
 LONGEST = 1 << 17
 HEAD_DIMS = (64, 128, 256)
-#: Grouped heads: number of heads of q, number of heads of k and v, and head dimension.
+#: Grouped heads: number of query heads, number of KV heads, and head dimension.
 GROUPED = (32, 8, 128)
 #: Range of lengths in the summary of all calls.
 SUMMED = (512, 16384)

@@ -1,9 +1,9 @@
-"""Compare attention of one new query per sequence, with a cache cold in L2, with other libraries.
+"""Compare attention of one new query per sequence with other libraries. The cache is cold in L2.
 
 attention_decode reads a contiguous cache, pages of 16 keys, and pages of 16 keys in e4m3. cuDNN and FlashAttention-2
 run through torch. FlashAttention-3 runs if a package provides its library. FlashAttention-4 and FlashInfer are
-optional. FlashAttention-4 does not split the keys on Hopper. FlashInfer reads pages, also in e4m3. Launches rotate over
-copies of the cache that together exceed L2.
+optional. FlashAttention-4 does not split the keys on Hopper. FlashInfer reads pages in 16 bits and in e4m3. Launches
+rotate over copies of the cache that together exceed L2.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class Caches:
         return torch.full_like(self.q, math.nan)
 
     def copies_of(self, name: str) -> list[tuple[Any, Any]]:
-        """Return the copies that a contender reads. e4m3 has more copies, because each copy has half the bytes."""
+        """Return the copies that a contender reads. There are more e4m3 copies, because each takes half the bytes."""
         if name in IN_E4M3:
             return self._rounded
         return self.contiguous if name == OURS else [self.pages(copy) for copy in range(self.copies)]
 
     @cached_property
     def _rounded(self) -> list[tuple[Any, Any]]:
-        """Return pages in e4m3, of which the last copy equals the last copy of all contenders."""
+        """Return copies of the pages in e4m3. The last copy contains the same values as the last 16-bit copy."""
         copies = copies_for(self.call.bytes // 2)
         pages = [self.pages((copy - copies) % self.copies) for copy in range(copies)]
         return [(in_e4m3(k), in_e4m3(v)) for k, v in pages]

@@ -28,7 +28,7 @@ Call = TypeVar("Call")
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A candidate of a library.
+    """A library's candidate kernel.
 
     ``detail`` is the candidate's algorithm, and ``out`` is the array that holds the result.
     """

@@ -1,8 +1,8 @@
 """Compare the bandwidth and host time of copy, transpose, reduce_into and broadcast with CuPy.
 
 Each operation moves at least 256 MB. cudatma and CuPy are timed in two ways: as a graph of launches and as single calls
-from the host. The better time counts, because the driver may handle a copy on a stream and a copy node in a graph
-differently.
+from the host. The shorter time is reported, because the driver may handle a copy on a stream and a copy node in a
+graph differently.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[s
 
 
 def better(ways: Mapping[str, Mapping[str, float | None]]) -> Cell:
-    """Return the better time of each contender, and how this time was measured."""
+    """Return the shorter time of each contender, and how this time was measured."""
     us: dict[str, float | None] = {}
     way: dict[str, str | None] = {}
     for name in (OURS, CUPY):

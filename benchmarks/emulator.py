@@ -184,7 +184,7 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: type) -> Any:
 
 
 def _marlin() -> Prepared:
-    """Prepare M = 16, N = 256, K = 512 and group size 128. Each call parses the PTX, as a user's call does."""
+    """Prepare marlin_gemm for M = 16, N = 256, K = 512 and group size 128. Each call parses the PTX, as for a user."""
     w = quantize(_normal(0, (512, 256), np.float32) * 0.05)
     x, out = _normal(1, (16, 512), np.float16), np.zeros((16, 256), np.float16)
     expected = x.astype(np.float64) @ w.dequantize()
@@ -192,7 +192,7 @@ def _marlin() -> Prepared:
 
 
 def _wgmma() -> Prepared:
-    """Prepare the probe from tests/ with TMA, the 128-byte swizzle, one producer warp and m64n128k16."""
+    """Prepare the wgmma_gemm probe, which uses TMA, the 128-byte swizzle, one producer warp and m64n128k16."""
     sys.path.insert(0, str(ROOT / "tests" / "shared"))
     config = import_module("probe_configs").WgmmaGemm()
     module = load(load_kernel("probes/wgmma_gemm.cu.j2", config, get_target(TARGET)).ptx)

@@ -1,8 +1,8 @@
-"""Compare layers of experts with int4 weights, cold in L2, with other libraries.
+"""Compare mixture-of-experts layers with other libraries. The int4 weights are cold in L2.
 
-Each launch computes a whole layer: routing, both products with the activation, and the weighted sum. Tokens choose
-experts at random. Launches rotate over copies of the layer and over several choices of experts. Humming runs as in vLLM
-if the packages humming-kernels and vllm are installed.
+Each launch computes a whole layer: routing, both products with the activation, and the weighted sum. Each token's
+experts are selected at random. Launches rotate over copies of the layer and over several selections of experts. Humming
+runs as in vLLM if the packages humming-kernels and vllm are installed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ HUMMING = "Humming"
 REST_S = 0.01
 #: Number of launches that read all experts. Fewer experts take more launches.
 _LAUNCHES = 8
-#: Number of different choices of experts, and of tokens that are compared with float64.
+#: Number of different selections of experts, and number of tokens that are compared with float64.
 _CHOICES, _TOKENS = 8, 4
 #: Allowed error relative to the result's root mean square.
 _ALLOWED = 1.2e-2
@@ -64,7 +64,7 @@ _ALLOWED = 1.2e-2
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Sizes of a layer: experts, K, columns I of gate, and experts of each token."""
+    """Sizes of a layer: number of experts, K, I (the number of gate columns), and number of experts per token."""
 
     experts: int
     k: int
@@ -73,7 +73,7 @@ class Model:
 
     @property
     def expert_bytes(self) -> int:
-        """Size of the weights of an expert in bytes."""
+        """Size of an expert's weights in bytes."""
         weights = 3 * self.k * self.intermediate
         return weights // 2 + weights // GROUP_SIZE * 2
 
@@ -103,13 +103,13 @@ class Call:
 
     @property
     def bytes(self) -> int:
-        """Expected size of the weights of the chosen experts in bytes."""
+        """Expected size of the selected experts' weights in bytes."""
         model = self.model
         return round(model.expert_bytes * model.experts * (1 - (1 - model.top_k / model.experts) ** self.m))
 
 
 class Operands:
-    """Activations, choices of experts, and copies of the weights."""
+    """Activations, selections of experts, and copies of the weights."""
 
     def __init__(self, call: Call) -> None:
         import torch
@@ -132,7 +132,7 @@ class Operands:
 
 @cache
 def _layers(model: Model, copies: int) -> list[tuple[PackedExperts, PackedExperts]]:
-    """Return copies of a layer on the GPU. The last model stays in memory."""
+    """Return copies of a layer on the GPU. Only the copies for the latest arguments stay in memory."""
     import cupy
 
     _layers.cache_clear()

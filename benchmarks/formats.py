@@ -1,4 +1,4 @@
-"""Time marlin_gemm with every weight format, and Humming (package humming-kernels) with those that it supports.
+"""Time marlin_gemm with every weight format, and Humming (package humming-kernels) with its formats.
 
 Weights are random bf16 weights, cold in L2. The kernels of all formats take turns in one run.
 """
@@ -71,7 +71,7 @@ def packed(k: int, n: int, name: str, group_size: int) -> list[PackedWeight]:
 
 
 def humming(k: int, n: int, config: Mapping[str, Any], copies: int, m_values: Sequence[int]) -> list[Any]:
-    """Return copies of a layer of Humming, with its kernels compiled."""
+    """Return copies of a Humming layer, with its kernels compiled."""
     import cupy
     import torch
     from humming.kernel.humming import HummingKernel
@@ -169,7 +169,7 @@ def table(cells: Sequence[Cell]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench formats``."""
     parser = make_parser("formats", __doc__)
-    parser.add_argument("--m", type=int, nargs="+", default=list(M_VALUES), help="numbers of rows of x")
+    parser.add_argument("--m", type=int, nargs="+", default=list(M_VALUES), help="values of M, the number of rows of x")
     options = parser.parse_args(argv)
     require_gpu(parser)
     require_torch(parser)

@@ -1,10 +1,10 @@
-"""Time the dense GEMM with the ladder's versions, the choice of `gemm` and cuBLAS.
+"""Time the dense GEMM: the ladder's versions, the version that `gemm` chooses, and cuBLAS.
 
-The kernels take turns in one run. Operands are normally distributed and have the same bits for all kernels. Operands
+The kernels take turns in one run. Operands are normally distributed, and bitwise identical for all kernels. Operands
 are in L2 to the extent that the previous launch left them there, or in memory with --cold. The GPU is idle before each
 turn. With --seconds, the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and as
-the fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with float64. --fp8 measures scaled
-fp8 products instead.
+the fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with a float64 reference. --fp8
+measures scaled fp8 products instead.
 """
 
 from __future__ import annotations
@@ -347,12 +347,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     shaped = options.size or options.product or options.layout or options.dtype or options.transformer
     if options.fp8 and (shaped or options.version):
         parser.error(
-            "--fp8 excludes --size, --product, --layout, --dtype, --transformer and --version, because it has its own "
-            "shapes and contenders"
+            "--fp8 cannot be combined with --size, --product, --layout, --dtype, --transformer or --version, because "
+            "it has its own shapes and contenders"
         )
     if 0 < options.seconds < _MIN_SECONDS:
         parser.error(
-            f"--seconds must be at least {_MIN_SECONDS}, the time of {MIN_ROUNDS} blocks, got {options.seconds}"
+            f"--seconds must be at least {_MIN_SECONDS} (the time of {MIN_ROUNDS} blocks), got {options.seconds}"
         )
     require_gpu(parser)
     require_torch(parser)

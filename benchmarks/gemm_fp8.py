@@ -1,8 +1,8 @@
-"""Time scaled fp8 products of `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with tensor and with block scales.
+"""Time scaled fp8 products with `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with one scale per tensor or block.
 
 A (M, K) is row-major, and B (K, N) is column-major. Both are float8_e4m3fn, and the result is bf16. Blocks are 1 x 128
-in A and 128 x 128 in B, as in DeepSeek-V3. All contenders with the same kind of scales read the same bits. Before the
-measurement, scales are converted to the layout that each contender needs.
+in A and 128 x 128 in B, as in DeepSeek-V3. All contenders with the same kind of scales read bitwise identical operands.
+Before the measurement, the scales are converted to the layout that each contender needs.
 """
 
 from __future__ import annotations

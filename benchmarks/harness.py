@@ -4,7 +4,7 @@ The launches in a graph rotate over buffers that together exceed L2 (60 MB on an
 L2 when it is read again. The GPU is idle for a few milliseconds before each turn. Otherwise, its power limit would
 determine the times. Each turn begins with an untimed replay, because the TLBs still hold the addresses of the previous
 contender. Long runs have no idle time and measure at the power limit. In a long run, the power used by the previous
-contender changes a kernel's time by up to 12 %. The order is therefore shuffled for each turn, and every second turn
+contender changes a kernel's time by up to 12%. The order is therefore shuffled for each turn, and every second turn
 reverses the order of the previous turn.
 """
 
@@ -186,7 +186,7 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
     """Time contenders with cold weights.
 
     The graphs of the contenders take ``replays`` turns in a changing order. The GPU is idle for ``rest_s`` seconds
-    before each turn. If a contender cannot run, the error is recorded in the result and not raised.
+    before each turn. If a contender cannot run, the error is recorded in the result instead of raised.
     """
     measured = Measured()
     graphs = _capture_all(stream, contenders, measured)
@@ -224,7 +224,7 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
         rounds = []
         for _ in range(max(MIN_ROUNDS, round(seconds / round_s)) if round_s else 0):
             rounds.append(_turn(stream, graphs, repeats, next(orders)))
-            stream.synchronize()  # A period is much longer than the host takes to begin the next.
+            stream.synchronize()  # A period takes much longer than the host needs to begin the next period.
         for name, (_, launches) in graphs.items():
             samples = [_us(each[name]) / (launches * repeats[name]) for each in rounds[len(rounds) // 2 :]]
             measured.timings[name] = summary(samples)

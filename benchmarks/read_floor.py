@@ -1,10 +1,10 @@
 """Measure F, the time of a TMA kernel that only streams a layer's weight, in ordinary and in dependent launches.
 
 One thread of each CTA issues 1D bulk copies into a ring of slots. Four warps XOR the bytes and release the slots. F is
-the minimum over all copy sizes, ring sizes, numbers of CTAs per SM and orders of the copies.
+the minimum time over all copy sizes, ring sizes, CTA counts per SM and copy orders.
 
 In a chain of programmatic dependent launches, a kernel issues the copies for its whole ring while the previous kernel
-is still running, and reads the slots after that kernel has ended. A GEMM does the same, because its weights are
+is still running, and reads the slots after that kernel has completed. A GEMM does the same, because its weights are
 available before its activations.
 """
 

@@ -10,7 +10,7 @@ from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE, filled, packed_bytes, random_numbers, random_words, to_torch
 from benchmarks.report import failure
 
-#: Limit of ||out - reference|| / ||reference||. 16-bit results differ by at most 1e-2.
+#: Upper limit on ||out - reference|| / ||reference||. 16-bit results differ by at most 1e-2.
 TOLERANCE = 2e-2
 #: Number of rows to compare at the beginning and at the end, because errors appear in the first or the last tile.
 ROWS = 16
@@ -88,7 +88,8 @@ class Int4Rival:
             raise ValueError("only bf16 is supported")
         if k % self.multiple_of_k or n % self.multiple_of_n:
             raise ValueError(
-                f"K must be a multiple of {self.multiple_of_k} and N of {self.multiple_of_n}, got K = {k} and N = {n}"
+                f"K must be a multiple of {self.multiple_of_k} and N a multiple of {self.multiple_of_n}, "
+                f"got K = {k} and N = {n}"
             )
         self.layer, self.errors = layer, dict[str, str]()
         self.x, self.out = to_torch(layer.x), to_torch(layer.out)

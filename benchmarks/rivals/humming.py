@@ -15,7 +15,7 @@ from benchmarks.rivals.common import Int4Rival
 
 
 class Humming(Int4Rival):
-    """A layer of Humming. Raises ImportError if the package is absent."""
+    """A Humming layer. Raises ImportError if the package is absent."""
 
     name = "humming"
 

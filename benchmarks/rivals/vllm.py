@@ -68,7 +68,7 @@ class _Vllm(Int4Rival):
 
 
 class Marlin(_Vllm):
-    """Marlin of vLLM on one layer, with the tile that vLLM chooses and with fp32 reduction."""
+    """vLLM's Marlin on one layer, with the tile that vLLM chooses and with fp32 reduction."""
 
     name = "marlin"
 
@@ -97,7 +97,7 @@ class Marlin(_Vllm):
 
 
 class Machete(_Vllm):
-    """Machete of vLLM on one layer, with the fastest of its schedules."""
+    """vLLM's Machete on one layer, with the fastest of its schedules."""
 
     name = "machete"
     multiple_of_n = 128

@@ -22,7 +22,7 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
     def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
         if config.use_dora or getattr(config, "use_qalora", False):
             variant = "use_dora" if config.use_dora else "use_qalora"
-            raise ArgumentError(f"LoraConfig.{variant}", True, "False because an adapter cannot rescale packed weights")
+            raise ArgumentError(f"LoraConfig.{variant}", True, "False", "an adapter cannot rescale packed weights")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Unsupported layer type")
             super().__init__(base_layer, adapter_name, config=config, **options)
@@ -30,7 +30,7 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
     def merge(self, *_: Any, **__: Any) -> None:
         """Raise ArgumentError, because an adapter cannot be merged into a packed weight."""
         remedy = "keep the adapter as a separate module, or merge it into the float model before quantization"
-        raise ArgumentError("merge", "an adapter of a packed layer", "applied only to adapters of float layers", remedy)
+        raise ArgumentError("adapter", "an adapter of a packed layer", "an adapter of a float layer", remedy)
 
 
 def register() -> None:

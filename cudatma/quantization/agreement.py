@@ -151,13 +151,13 @@ def _compare(
     kind = whole.format
     statement = whole.of(layer)
     if statement is None:
-        remedy = "add the layer's name in the files, or its class, to the targets of one group"
+        remedy = "add the layer's name or class to the targets of a group"
         raise QuantizationError(
             f"{whole.where}: config_groups", f"no target for {layer}", "groups with a target for each layer", remedy
         )
     if not statement.quantized:
-        allowed = f"a float weight, because {statement.where} lists the layer as not quantized"
-        raise QuantizationError(kind.required[0], "a quantized layer", allowed, _AGREE)
+        remedy = f"{statement.where} lists {layer} as not quantized; {_AGREE}"
+        raise QuantizationError(kind.required[0], "a quantized weight", "a float weight", remedy)
     if statement.bits not in (None, kind.bits):
         remedy = f"quantize {layer} again with {kind.bits} bits, or leave the layer unquantized"
         raise QuantizationError(f"{statement.where}: bits", statement.bits, str(kind.bits), remedy)
@@ -165,7 +165,7 @@ def _compare(
     is_same = detected is None or detected.name == kind.name or {detected, kind} == {FP8_BLOCK_COMPRESSED, FP8_CHANNEL}
     if detected is not None and not is_same:
         got = f"a tensor that looks like {detected.title}"
-        raise QuantizationError(kind.required[0], got, f"{kind.title}, the format in {whole.where}", _AGREE)
+        raise QuantizationError(kind.required[0], got, f"a tensor of {kind.title}, the format in {whole.where}", _AGREE)
     dtypes_of = {kind.zeros: (*kind.dtypes, "I8"), **dict.fromkeys(kind.integers, kind.dtypes)}
     dtypes_of[kind.scales] = kind.scale_dtypes
     for part, dtypes in dtypes_of.items():
@@ -207,7 +207,7 @@ def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int 
         check_file_group_size(size, f"{statement.where}: group_size")
     if (expected := group_count(extent.k, size)) != extent.groups:
         got = f"{extent.groups} groups for K = {extent.k}"
-        raise QuantizationError(kind.scales, got, f"in {expected} groups, because {reason}", _AGREE)
+        raise QuantizationError(kind.scales, got, f"in {expected} groups", f"{reason}; {_AGREE}")
     return size if extent.groups > 1 else None
 
 
@@ -225,10 +225,11 @@ def _check_order(
     """
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
-            got = f"{kind.title}, which stores rows in order"
-            raise QuantizationError(
-                kind.required[0], got, f"GPTQ, because {statement.where} specifies desc_act", _AGREE
+            got, remedy = (
+                f"a tensor of {kind.title}",
+                f"{statement.where} specifies desc_act, which {kind.title} does not support; {_AGREE}",
             )
+            raise QuantizationError(kind.required[0], got, "a tensor of GPTQ", remedy)
         return False
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
@@ -238,8 +239,8 @@ def _check_order(
     groups = file_group_size(extent.k, extent.groups, size)
     perm = act_order(read(kind.g_idx), extent.k, extent.groups, groups)
     if perm is not None and statement.act_order is False:
-        allowed = f"in ascending order, because {statement.where} specifies no activation order"
-        raise QuantizationError(kind.g_idx, "group indices in activation order", allowed, _AGREE)
+        remedy = f"{statement.where} specifies no activation order; {_AGREE}"
+        raise QuantizationError(kind.g_idx, "group indices in activation order", "in ascending order", remedy)
     return perm is not None
 
 
@@ -283,5 +284,5 @@ def _zero_points(
     if symmetric:
         low, high = int(zeros.min()), int(zeros.max())
         got = f"{low} everywhere" if low == high else f"stored values from {low} to {high}"
-        raise QuantizationError(part, got, f"{midpoint} everywhere, because {reason}", _AGREE)
+        raise QuantizationError(part, got, f"{midpoint} everywhere", f"{reason}; {_AGREE}")
     return form, ""

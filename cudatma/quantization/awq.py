@@ -1,4 +1,4 @@
-"""AWQ checkpoints (AutoAWQ's "gemm" version) with four bits.
+"""Import AWQ checkpoints (AutoAWQ's "gemm" version) with four-bit weights.
 
 A layer has the tensors qweight int32 (K, N / 8), qzeros int32 (G, N / 8) and scales (G, N). A word holds eight
 consecutive columns, with the even columns first. Column 2 m + h of the eight is in nibble m + 4 h. Zero points are

@@ -219,5 +219,5 @@ def files_by_tensor(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFi
             is_same = (entry.dtype, entry.shape) == (other.dtype, other.shape)
             if not is_same or any(a != b for a, b in zip(first.raw(name), file.raw(name), strict=True)):
                 got = f"different values in {first.path.name} and {file.path.name}"
-                raise WeightFileError(name, got, "one value", "remove the file that does not belong to the model")
+                raise WeightFileError(name, got, "the same in all files", "remove the file of another model")
     return owners

@@ -1,4 +1,4 @@
-"""Checkpoints in the "pack-quantized" format of compressed-tensors (llm-compressor, vLLM), with four-bit integers.
+"""Import four-bit weights in the "pack-quantized" format of compressed-tensors (llm-compressor, vLLM).
 
 A layer has these tensors:
 
@@ -109,7 +109,7 @@ def load_compressed_tensors(
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name. The tensors are ``{layer}.weight_packed``, ``{layer}.weight_scale`` and so on.
+        The layer's name. It is the prefix of the tensors' names, such as ``{layer}.weight_packed``.
     group_size : int, optional
         See ``from_compressed_tensors``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional

@@ -19,8 +19,8 @@ from cudatma.quantization.rounding import quantize
 from cudatma.quantization.storage import StoredWeight, read_weight, write_weights
 from cudatma.quantization.weight_format import weight_format
 
-#: Number of adjacent columns of gate, and then of up, in a gated weight. A thread of an MMA holds columns that are this
-#: number of columns apart.
+#: Number of adjacent columns of gate, and then of up, in a gated weight. In an MMA, the columns that a thread holds
+#: are this number of columns apart.
 GATE_COLUMNS = 8
 
 
@@ -42,8 +42,8 @@ class PackedExperts(_Referable):
     gated : bool
         Whether the columns are those of gate and up, which are stored alternately in groups of 8 columns.
     tensor_scales : array of float32, shape (experts, 1), or (experts, 2) if ``gated``, optional
-        Factors of each expert's weights, or of its gate and its up, in addition to ``weight.tensor_scale``. Only nvfp4
-        weights have these factors.
+        Multipliers for each expert's weights, or for its gate and its up, in addition to ``weight.tensor_scale``. Only
+        nvfp4 weights have these multipliers.
 
     Attributes
     ----------
@@ -87,12 +87,12 @@ class PackedExperts(_Referable):
             raise QuantizationError("weight.shape[1]", self.weight.shape[1], allowed, "use pack_experts()")
         if self.weight.perm is not None:
             raise QuantizationError(
-                "weight.perm", "an activation order", "None, because experts do not support activation order"
+                "weight.perm", "an activation order", "None", "experts do not support activation order"
             )
         if not isinstance(self.gated, bool):
             raise ArgumentTypeError("gated", repr(self.gated), "True, False")
         if self.gated and self.columns % (2 * GATE_COLUMNS):
-            raise QuantizationError("columns", self.columns, f"a multiple of {2 * GATE_COLUMNS} for gate and up")
+            raise QuantizationError("columns", self.columns, f"a multiple of {2 * GATE_COLUMNS} if gated is True")
         if self.tensor_scales is not None:
             self._check_tensor_scales()
 
@@ -110,7 +110,7 @@ class PackedExperts(_Referable):
         weight = self.weight.qweight
         same_device = getattr(scales, "device", None) == getattr(weight, "device", None)
         if namespace_of(scales) is not namespace_of(weight) or not same_device:
-            got = f"a {library_of(scales)} array on another device"
+            got = f"{library_of(scales)} array on another device"
             raise QuantizationError("tensor_scales", got, "on the device of the weight")
         if isinstance(scales, np.ndarray) and not bool(np.isfinite(scales).all()):
             raise QuantizationError("tensor_scales", f"{scales[~np.isfinite(scales)][0]}", "finite")
@@ -156,7 +156,7 @@ class PackedExperts(_Referable):
         return self.weight.device
 
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
-        """Return the values of the weights, as ``PackedWeight.dequantize``.
+        """Return the dequantized values of the weights; see ``PackedWeight.dequantize``.
 
         Parameters
         ----------
@@ -197,7 +197,7 @@ class PackedExperts(_Referable):
         Raises
         ------
         ArgumentTypeError, DriverError
-            As for ``PackedWeight.to_device``.
+            See ``PackedWeight.to_device``.
         """
         weight = self.weight.to_device(device)
         if weight is self.weight:
@@ -339,8 +339,8 @@ def quantize_experts(
     Parameters
     ----------
     weights : array_like, shape (experts, K, N)
-        Floating-point weights (in, out). They may be a NumPy or CuPy array, a torch tensor, or an object that supports
-        DLPack.
+        Floating-point weights (in, out). The argument may be a NumPy or CuPy array, a torch tensor, or an object that
+        supports DLPack.
     group_size : int, optional
         Number of rows of K that share a scale, as for ``quantize``.
     gated : bool, default False
@@ -356,7 +356,7 @@ def quantize_experts(
     Raises
     ------
     QuantizationError
-        If a shape is wrong, or as for ``quantize``. The error names the expert.
+        If a shape is wrong, or in the cases that ``quantize`` lists. The error names the expert.
     ArgumentTypeError
         If ``weights`` is not an array.
 
@@ -389,7 +389,7 @@ def quantize_experts(
 def pack_experts(
     weights: Sequence[PackedWeight | tuple[PackedWeight, PackedWeight]], *, gated: bool = False
 ) -> PackedExperts:
-    """Combine the packed weights of experts, for example imported ones.
+    """Combine the packed weights of experts, for example imported weights.
 
     Parameters
     ----------
@@ -426,7 +426,7 @@ def pack_experts(
         got = "an empty tuple" if experts else "an empty sequence"
         raise QuantizationError("weights", got, "a sequence of at least one weight per expert")
     if gated is not True and any(len(parts) > 1 for parts in experts):
-        raise QuantizationError("weights", "pairs", "a sequence of single weights, because gated is False")
+        raise QuantizationError("weights", "pairs", "a sequence of single weights if gated is False")
     named = {
         f"weights[{index}]" + (f"[{part}]" if len(parts) > 1 else ""): weight
         for index, parts in enumerate(experts)
@@ -443,7 +443,7 @@ def pack_experts(
             if (value := getattr(weight, fact)) != (expected := getattr(first, fact)):
                 raise QuantizationError(f"{name}.{fact}", value, f"{expected}, as in {first_name}")
     if any(len(parts) != len(experts[0]) for parts in experts) or len(experts[0]) > 2:
-        raise QuantizationError("weights", "a mix of both", "a sequence of weights, or a sequence of pairs of weights")
+        raise QuantizationError("weights", "a mix of both", "a sequence of weights or a sequence of pairs of weights")
     symmetric = all(weight.symmetric for weight in named.values())
     order = _order(first.shape[1] * len(experts[0]), gated)
     scales = [[weight.tensor_scale for weight in parts] for parts in experts]
@@ -464,13 +464,13 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
     if not gated:
         return None
     if columns % (2 * GATE_COLUMNS):
-        allowed = f"matrices with a multiple of {2 * GATE_COLUMNS} columns, because gated is True"
+        allowed = f"matrices with a multiple of {2 * GATE_COLUMNS} columns if gated is True"
         raise QuantizationError("weights", f"{columns} columns", allowed)
     return _gate_order(columns)
 
 
 def _joined(weights: Sequence[PackedWeight], order: NDArray[np.int64] | None, symmetric: bool) -> PackedWeight:
-    """Concatenate the columns of weights, put them in this order, and add zero points unless ``symmetric``.
+    """Concatenate the columns of weights, arrange them in ``order``, and add zero points unless ``symmetric``.
 
     The result has no tensor scale.
     """
@@ -499,7 +499,7 @@ def _stacked(
 ) -> PackedExperts:
     """Combine weights of the same kind whose columns are in stored order.
 
-    ``tensor_scales`` contains one or two factors for each expert. Default: the tensor scales of the weights.
+    ``tensor_scales`` contains one or two multipliers for each expert. Default: the tensor scales of the weights.
     """
     first = weights[0]
     k, n = first.shape

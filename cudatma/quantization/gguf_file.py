@@ -91,9 +91,9 @@ def load_gguf(
     experts = data.shape[0] if data.ndim == 3 else None
     if (experts is None) != (expert is None) or (expert is not None and not 0 <= expert < (experts or 0)):
         allowed = (
-            "None, because the tensor has 2 dimensions"
+            "None for a tensor with 2 dimensions"
             if experts is None
-            else f"0 to {experts - 1}, because the tensor has 3 dimensions"
+            else f"0 to {experts - 1} for a tensor with 3 dimensions"
         )
         raise ArgumentError("expert", expert, allowed)
     rows = data if expert is None else data[expert]

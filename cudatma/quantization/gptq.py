@@ -1,4 +1,4 @@
-"""GPTQ checkpoints (AutoGPTQ, GPTQModel, Transformers) with four bits.
+"""Import GPTQ checkpoints (AutoGPTQ, GPTQModel, Transformers) with four- or eight-bit weights.
 
 A layer has these tensors:
 
@@ -138,8 +138,8 @@ def from_gptq8(
     extent = GPTQ8.extent(shapes, None if index is None else index.size)
     expected = weight_format("int8").zero_code - (zero_point_format != "v2")
     if (wrong := zeros[:, : extent.n] != expected).any():
-        allowed = f"{expected} everywhere, because 8-bit weights have no zero points"
-        raise QuantizationError("qzeros", int(zeros[:, : extent.n][wrong][0]), allowed, "quantize symmetrically")
+        got, remedy = int(zeros[:, : extent.n][wrong][0]), "quantize symmetrically, because int8 has no zero points"
+        raise QuantizationError("qzeros", got, f"{expected} everywhere", remedy)
     return assemble(q[: extent.k], factors, None, group_size=group_size, dtype=dtype, g_idx=index, format="int8")
 
 
@@ -159,7 +159,7 @@ def load_gptq(
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name. The tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and so on.
+        The layer's name. It is the prefix of the tensors' names, such as ``{layer}.qweight``.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
         See ``from_gptq``. Default: the value in the folder's configuration. The configuration is read only if this
         argument is omitted.

@@ -192,13 +192,11 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
     inferable = [size for size in sizes if size in FILE_GROUP_SIZES]
     if not inferable:
         shown = ", ".join(map(str, FILE_GROUP_SIZES))
-        allowed = f"in groups of {shown} or all rows"
+        allowed = f"in groups of {shown} rows, or in one group"
         raise QuantizationError("scales", f"{groups} groups for K = {k}", allowed, "pass group_size")
     if k % inferable[0] and len(sizes) > 1:
         other = next(size for size in sizes if size != inferable[0])
-        allowed = (
-            f"specified, because K = {k} and {counted(groups, 'group')} allow groups of {inferable[0]} or {other} rows"
-        )
+        allowed = f"{inferable[0]} or {other} for K = {k} and {counted(groups, 'group')}"
         remedy = "pass group_size, or specify it in the configuration"
         raise QuantizationError("group_size", None, allowed, remedy)
     return inferable[0]
@@ -231,7 +229,7 @@ def pack_imported(
     format: str = "int4",
     tensor_scale: float = 1.0,
 ) -> PackedWeight:
-    """Pack imported codes. Raises QuantizationError if a value exceeds the range of the scales' type, as quantize()."""
+    """Pack imported codes. Raises QuantizationError if a value exceeds the range of the scales' type."""
     weight = pack(q, scales, zeros, group_size=group_size, perm=perm, format=format, tensor_scale=tensor_scale)
     kind, limit = weight_format(format), float(ml_dtypes.finfo(scales.dtype).max)
     factors = np.abs(scales.astype(np.float64)) * abs(tensor_scale)

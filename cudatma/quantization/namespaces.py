@@ -31,7 +31,7 @@ def namespace_of(array: object) -> Any:
 
 
 def on_device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which CuPy arrays are created on the device of ``array``. NumPy arrays have no effect."""
+    """Return a context that creates CuPy arrays on the device of ``array``, and does nothing for a NumPy array."""
     if library_of(array) == "cupy":
         device: contextlib.AbstractContextManager[Any] = array.device
         return device

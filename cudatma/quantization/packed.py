@@ -68,7 +68,7 @@ def unpack(weight: Any) -> LogicalWeight:
         return LogicalWeight(q[:k, :n], rows[0], rows[1], weight.perm)
 
 
-#: Numbers of rows of K that may share a scale in an int4 weight. -1 means one scale for the whole column.
+#: Supported group sizes of int4 weights. -1 means one scale for the whole column.
 GROUP_SIZES = WEIGHT_FORMATS["int4"].group_sizes
 #: GPTQ's first format stores zero points minus one in four bits, so a zero point can be 16.
 MAX_ZERO = 16
@@ -111,7 +111,7 @@ class PackedWeight(_Referable):
     format : str, default "int4"
         Format of the codes: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` (e4m3) or ``"int8"``.
     tensor_scale : float, default 1.0
-        Factor of the whole weight, an fp32 number. Only ``"nvfp4"`` allows values other than 1.
+        Multiplier for the whole weight, an fp32 number. Only ``"nvfp4"`` allows values other than 1.
 
     Attributes
     ----------
@@ -432,7 +432,7 @@ def _check_arrays(weight: PackedWeight) -> None:
             )
         if library_of(array) != library or (library == "cupy" and array.device.id != weight.qweight.device.id):
             raise QuantizationError(
-                name, f"a {library_of(array)} array", "on the device of qweight", "move all arrays to one device"
+                name, f"{library_of(array)} array", "on the device of qweight", "move all arrays to one device"
             )
         if array.dtype != dtype or tuple(array.shape) != shape:
             raise QuantizationError(
@@ -505,7 +505,7 @@ def pack(
     format : str, default "int4"
         Format of the codes: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` or ``"int8"``.
     tensor_scale : float, default 1.0
-        Factor of the whole weight, an fp32 number. Only ``"nvfp4"`` allows values other than 1.
+        Multiplier for the whole weight, an fp32 number. Only ``"nvfp4"`` allows values other than 1.
 
     Returns
     -------

@@ -2,8 +2,7 @@
 
 The format (huggingface.co/docs/safetensors) has three parts: the length of the header (8 bytes, little-endian), the
 header (JSON with dtype, shape and data_offsets [begin, end) for each tensor), and the data. This module exists because
-the NumPy functions of the safetensors library do not support bf16, and because its errors name the damaged part of a
-file.
+the NumPy functions of the safetensors library do not support bf16 and do not report which part of a file is damaged.
 """
 
 from __future__ import annotations
@@ -82,11 +81,11 @@ class SafetensorsFile:
         try:
             data = np.fromfile(self.path, dtype=dtype, count=count, offset=entry.begin)
         except OSError as error:
-            got = f"a tensor in {self.path}, which cannot be read ({reason_of(error)})"
+            got = f"a tensor in {self.path} that cannot be read ({reason_of(error)})"
             raise WeightFileError(name, got, "a tensor in a readable file", _COPY_AGAIN) from error
         if data.size != count:
-            got = f"{self.path}, which ends inside the tensor"
-            raise WeightFileError(name, got, f"a tensor of {count} elements", _COPY_AGAIN)
+            got = f"a truncated tensor in {self.path}"
+            raise WeightFileError(name, got, f"a tensor with {count} elements", _COPY_AGAIN)
         try:
             return data.reshape(entry.shape)
         except ValueError as error:
@@ -118,11 +117,11 @@ class SafetensorsFile:
                     remaining -= len(chunk)
                     yield chunk
         except OSError as error:
-            got = f"a tensor in {self.path}, which cannot be read ({reason_of(error)})"
+            got = f"a tensor in {self.path} that cannot be read ({reason_of(error)})"
             raise WeightFileError(name, got, "a tensor in a readable file", _COPY_AGAIN) from error
         if remaining:
-            got = f"{self.path}, which ends inside the tensor"
-            raise WeightFileError(name, got, f"a tensor with {remaining} more bytes", _COPY_AGAIN)
+            got = f"a tensor in {self.path} that lacks {remaining} bytes"
+            raise WeightFileError(name, got, "a complete tensor", _COPY_AGAIN)
 
 
 #: Other kinds of weight files by suffix, each with a description and the way to convert it to safetensors.
@@ -283,5 +282,5 @@ def similar_names(name: str, names: Iterable[str]) -> str:
     ending = name.rpartition(".")[2]
     similar = [other for other in names if other.rpartition(".")[2] == ending]
     return (
-        f"use a name such as {', '.join(similar[:4])}" if similar else f"check the name; no tensor ends in {ending!r}"
+        f"use a name such as {', '.join(similar[:4])}" if similar else f"check the name; no name ends with {ending!r}"
     )

@@ -53,7 +53,7 @@ class ScaleFit:
 
 
 def fit_scales(scales: NDArray[Any]) -> ScaleFit:
-    """Return the form for finite scales of any shape, fp16 or bf16.
+    """Return the form for finite fp16 or bf16 scales of any shape.
 
     If p > 0, every nonzero |s| 2^-p must be normal, and at least 2^-62 in bf16. Scales of other types, and
     scales that are all 0, have no form.

@@ -80,7 +80,7 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
         raise QuantizationError(
             "weight",
             "a weight with activation order",
-            "a weight without activation order, if it is sharded by rows",
+            "a weight without activation order for sharding by rows",
             remedy,
         )
     if weight.group_size != -1 and size % weight.group_size:

@@ -98,7 +98,7 @@ _COMPUTES = re.compile(
     r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
     r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
 )
-#: Layers with at least this number of bits are not quantized.
+#: A layer with at least this number of bits counts as not quantized.
 _FLOAT_BITS = 16
 
 
@@ -415,7 +415,9 @@ def _float_rules(method: str, section: Section, where: str, notes: list[str]) ->
     elif method == "modelopt":
         algorithm = section.get("quant_algo")
         if algorithm not in ("NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
-            raise WeightFileError(f"{where}: quant_algo", str(algorithm), "NVFP4, FP8", FROM_FLOAT)
+            raise WeightFileError(
+                f"{where}: quant_algo", str(algorithm), "NVFP4, FP8, FP8_PER_CHANNEL_PER_TOKEN", FROM_FLOAT
+            )
         kind, quantizes_activations = NVFP4_MODELOPT if algorithm == "NVFP4" else FP8_CHANNEL, True
         if not _is_neutral(section.get("kv_cache_quant_algo") or section.get("kv_cache_scheme")):
             notes.append(
@@ -655,7 +657,7 @@ def _is_neutral(value: Any) -> bool:
 
 def _raise_unsupported(field: str, value: Any) -> NoReturn:
     got = f"{str(value)[:80]}, which changes the model's computation"
-    raise WeightFileError(field, got, "absent", f"{FROM_FLOAT}, because this setting is not supported")
+    raise WeightFileError(field, got, "absent", f"this setting is not supported; {FROM_FLOAT}")
 
 
 def _names(value: Any, where: str) -> list[str]:

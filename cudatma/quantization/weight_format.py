@@ -30,11 +30,11 @@ class WeightFormat:
     name : str
         Name of the format, as in ``PackedWeight.format``.
     title : str
-        Name of the format in texts.
+        Name of the format in messages.
     bits : int
         Number of bits of a code, 4 or 8.
     group_sizes : tuple of int
-        Numbers of rows of K that may share a scale. -1 means one scale per column.
+        Supported numbers of rows per scale. -1 means one scale per column.
     values : ndarray of float32, shape (2**bits,)
         Value of each code.
     zero_code : int
@@ -131,7 +131,7 @@ class WeightFormat:
         return codes + xp.where(xp.signbit(values), np.float32(len(self.values) // 2), np.float32(0))
 
     def check_symmetric(self, symmetric: bool) -> None:
-        """Raise QuantizationError if a weight with zero points is not possible in this format."""
+        """Raise QuantizationError if ``symmetric`` is False and the format does not support zero points."""
         if not symmetric and not self.has_zeros:
             raise QuantizationError("symmetric", symmetric, f"True for format {self.name!r}")
 

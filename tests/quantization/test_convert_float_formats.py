@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "NVFP4, ModelOpt",
         {},
         {"quant_algo": "W4A8_AWQ"},
-        "quant_algo must be NVFP4 or FP8, got W4A8_AWQ",
+        "quant_algo must be one of NVFP4, FP8, .*got W4A8_AWQ",
     ),
     "zero points of 8 bits": (
         "GPTQ, 8 bits",
@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "fp8, blocks",
         {},
         {"modules_to_not_convert": ["up_proj"]},
-        rf"{LAYER}\.weight_scale_inv must .*modules_to_not_convert.*got a quantized layer",
+        rf"{LAYER}\.weight_scale_inv must be a float weight, got a quantized weight.*modules_to_not_convert",
     ),
 }
 

@@ -72,14 +72,14 @@ def test_a_big_endian_file_has_the_same_values(path: Path, tmp_path: Path, kind:
     [
         ("Q4_0.wieght", None, WeightFileError, "no such tensor"),
         ("F16.weight", None, WeightFileError, "must be Q4_0 or Q8_0, got type F16"),
-        ("Q4_0.weight", 0, ArgumentError, "expert must be None, because the tensor has 2 dimensions, got 0"),
+        ("Q4_0.weight", 0, ArgumentError, "expert must be None for a tensor with 2 dimensions, got 0"),
         (
             "Q4_0_exps.weight",
             None,
             ArgumentError,
-            "expert must be from 0 to 2, because the tensor has 3 dimensions, got None",
+            "expert must be from 0 to 2 for a tensor with 3 dimensions, got None",
         ),
-        ("Q4_0_exps.weight", 3, ArgumentError, "expert must be from 0 to 2, .*, got 3"),
+        ("Q4_0_exps.weight", 3, ArgumentError, "expert must be from 0 to 2 for .*, got 3"),
         ("Q4_0_exps.weight", "a", ArgumentTypeError, "expert must be an int or None, got 'a'"),
         ("Q4_0_exps.weight", 1.0, ArgumentTypeError, r"expert must be an int or None, got 1\.0"),
         ("Q4_0_4d", 1, WeightFileError, "got a tensor with 4 dimensions"),

@@ -1,4 +1,4 @@
-"""The class AllReduce, which sums small tensors over the GPUs of a host."""
+"""The class AllReduce, which sums small tensors across the GPUs of a host."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _libraries: list[Any] = globals().get("_libraries", [])
 
 
 class AllReduce:
-    """Sum tensors over the ranks of a process group, in place and with bitwise identical results on every rank.
+    """Sum tensors across the ranks of a process group, in place and with bitwise identical results on every rank.
 
     A one-shot kernel sums fp16 and bf16 tensors of up to ``max_bytes``. The kernel writes the tensor to the memory of
     all peers and adds the tensors of all ranks in fp32, in rank order. Other tensors are summed by the group's
@@ -68,9 +68,9 @@ class AllReduce:
     group : torch.distributed.ProcessGroup, optional
         Group of at most 8 ranks on one host, whose GPUs can access each other's memory. Default: torch's default group.
     device : int, optional
-        Device ordinal. Default: torch's current device. Without CUDA, all calls use the group's all-reduce.
+        Device ordinal. Default: torch's current device. If CUDA is not available, all calls use the group's all-reduce.
     max_bytes : int, optional
-        Size of the largest tensor that the one-shot kernel sums, up to 2**30 bytes. The inboxes take 8/3 * ranks *
+        Maximum size of a tensor for the one-shot kernel, in bytes, up to 2**30. The inboxes take 8/3 * ranks *
         max_bytes of device memory. By default, a performance model of the kernel and of NCCL determines the size, and
         the inboxes take 49 MB for two ranks, 13 MB for four ranks and 9 MB for eight ranks.
     timeout_s : float, default 30.0
@@ -161,7 +161,9 @@ class AllReduce:
         memories = []
         for peer, (host, handle) in enumerate(everyone):
             if host != socket.gethostname():
-                raise ArgumentError("group", f"ranks on {host} and {socket.gethostname()}", "on one host")
+                raise ArgumentError(
+                    "group", f"ranks on {host} and {socket.gethostname()}", "a group of ranks on one host"
+                )
             if peer == self.rank:
                 memories.append(self._memory.pointer)
             else:
@@ -213,7 +215,7 @@ class AllReduce:
                 dist.all_reduce(x, group=self.group)
             return
         if not x.is_contiguous() or x.data_ptr() % 4 or x.device.index != self._device:
-            got = f"strides {x.stride()} on {x.device}"
+            got = f"strides {x.stride()} and address {x.data_ptr():#x} on {x.device}"
             raise ArgumentError("x", got, f"a contiguous, 4-byte aligned tensor on cuda:{self._device}")
         check_gradient(x, "x", "AllReduce")
         run(ALL_REDUCE, (x,), None, (self._number,), resource=self._reduced)
@@ -243,7 +245,7 @@ class AllReduce:
     def _disconnect(self) -> None:
         for pointer in self._peers:
             close_memory(pointer, self._device)
-        dist.barrier(self.group)  # After this barrier, no rank has mapped this rank's memory.
+        dist.barrier(self.group)  # After this barrier, this rank's memory is no longer mapped by any rank.
         self._peers.clear()
         self.max_bytes, self._memory = 0, None
 

@@ -52,7 +52,7 @@ class ExpertWeights(PackedModule):
     Notes
     -----
     The arrays are the buffers ``qweight`` (uint8), ``scales``, ``zeros`` (uint8, or None), ``bias`` (experts, N), or
-    None, and ``tensor_scale`` (float32). The columns of ``bias`` are in the order of the outputs, also if ``gated`` is
+    None, and ``tensor_scale`` (float32). The columns of ``bias`` are in the order of the outputs, even if ``gated`` is
     True. Only nvfp4 weights have ``tensor_scale``. Its shape is (experts, 2) for gate and up, otherwise (experts, 1).
 
     Examples
@@ -158,22 +158,23 @@ def marlin_moe(
     activation: str = "silu_glu",
     expert_map: Any = None,
 ) -> Any:
-    """Compute a layer of experts and add their biases; see ``cudatma.marlin_moe``.
+    """Compute a mixture-of-experts layer, including biases; see ``cudatma.marlin_moe``.
 
     torch.compile supports this function.
 
     Parameters
     ----------
     x : torch.Tensor, shape (tokens, K)
-        Activations, with the dtype and device of the weights. On the CPU, $CUDATMA_BACKEND selects the backend.
+        Activations, with the same dtype and on the same device as the weights. On the CPU, $CUDATMA_BACKEND
+        selects the backend.
     w1 : ExpertWeights
         First weights (experts, K, 2 I), with ``gated=True``.
     w2 : ExpertWeights
         Second weights (experts, I, K).
     topk_weights : torch.Tensor, shape (tokens, top_k)
-        Weight of each choice of a token, float32.
+        Router weights of the experts selected for each token, float32.
     topk_ids : torch.Tensor, shape (tokens, top_k)
-        Expert of each choice, int32 or int64.
+        Indices of the experts selected for each token, int32 or int64.
     activation : {"silu_glu", "swiglu_oai"}, default "silu_glu"
         Activation between the products.
     expert_map : torch.Tensor, shape (global experts,), optional

@@ -320,7 +320,7 @@ def _check_kv_scales(cache: Any, **scales: Any) -> None:
         if scale is None:
             continue
         if _name(cache.dtype) != CACHE_TYPE:
-            raise ArgumentError(field, "a scale", f"None because the cache is {_name(cache.dtype)}")
+            raise ArgumentError(field, "a scale", f"None for a {_name(cache.dtype)} cache")
         if scale.dtype != torch.float32:
             raise ArgumentTypeError(f"{field}.dtype", _name(scale.dtype), "float32", "convert the tensor")
         if tuple(scale.shape) not in ((), (1,)):

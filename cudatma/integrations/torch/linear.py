@@ -365,7 +365,8 @@ class MarlinLinear(PackedModule):
         Parameters
         ----------
         x : torch.Tensor, shape (..., K)
-            Activations, with the dtype and device of the layer. On the CPU, $CUDATMA_BACKEND selects the backend.
+            Activations, with the same dtype and on the same device as the layer. On the CPU,
+            $CUDATMA_BACKEND selects the backend.
 
         Returns
         -------
@@ -408,8 +409,8 @@ class MarlinLinear(PackedModule):
         Parameters
         ----------
         m_values : int or iterable of int
-            Numbers of rows of x (the product of all dimensions of x except the last). An int n prepares calls with 1 to
-            n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
+            Number of rows of x (the product of all dimensions except the last) in each later call. An int n stands for
+            1 to n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
 
         Raises
         ------
@@ -450,7 +451,7 @@ def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None)
     max_m : int
         Maximum number of rows in a layer's input. In a language model, this is the number of tokens in a batch.
     progress : bool, optional
-        Whether to show a progress bar on stderr. Default: whether stderr is a terminal.
+        Whether to show a progress bar on stderr. Default: True if stderr is a terminal.
 
     Raises
     ------

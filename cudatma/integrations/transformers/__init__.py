@@ -138,7 +138,7 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
         raise WeightFileError(
             str(path / ADAPTER),
             "an adapter",
-            "absent unless peft is installed",
+            "absent if peft is not installed",
             "run `pip install peft`",
         )
     config = read_config(path) if "config" not in options else {}
@@ -148,12 +148,10 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     file = open_checkpoint(path).path
     if file.name not in MAIN_FILES:
         remedy = "convert the model with `cudatma convert`"
-        raise WeightFileError(
-            str(path), file.name, f"a folder with a file that transformers loads, {' or '.join(MAIN_FILES)}", remedy
-        )
+        raise WeightFileError(str(path), file.name, f"a folder that contains {' or '.join(MAIN_FILES)}", remedy)
     if file.suffix == ".json" and not isinstance(read_json(file).get("metadata"), dict):
-        remedy = "add an empty object, or convert the model with `cudatma convert`"
-        raise WeightFileError(f"{file}: metadata", "none", "an object because transformers reads the metadata", remedy)
+        remedy = "transformers requires metadata; add an empty object, or convert the model with `cudatma convert`"
+        raise WeightFileError(f"{file}: metadata", "none", "an object", remedy)
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ int32 encodings. The result of attention_mask() is one of these values:
 
 - None, for attention(): causal, sliding or full attention, depending on the layer. The last query of each sequence is
   aligned with the last key.
-- int32 (1, 1, 1, batch), for attention_decode(): each sequence has one query. The elements are the numbers of keys that
-  the queries attend to.
-- int32 (1, 1, 2, 3 batch + 1), for attention_varlen(): the offsets of the queries and the offsets of the keys. Each row
+- int32 (1, 1, 1, batch), for attention_decode(): each sequence has one query. Each element is the number of keys that
+  the query attends to.
+- int32 (1, 1, 2, 3 batch + 1), for attention_varlen(): the query offsets and the key offsets. Each row
   of the batch becomes three sequences: the padding before the valid tokens, the valid tokens, and the padding after
   them.
 - int32 (1, 2, 1, 3 batch + 1), for attention_varlen() with full attention: the same offsets.
@@ -276,9 +276,8 @@ def attention_forward(
 ) -> tuple[Any, None]:
     """Compute attention with cudatma's own kernels, or with sdpa if the kernels do not support the call.
 
-    The parameters are those of transformers' attention interface. Views of q, k and v are not copied unless there is
-    padding. If sdpa would ignore an option, the model's own eager function computes attention. A warning is issued once
-    for each reason.
+    The parameters are those of transformers' attention interface. Views are copied only if there is padding. If sdpa
+    would ignore an option, the model's own eager function computes attention. A warning is issued once for each reason.
 
     Parameters
     ----------
@@ -293,11 +292,11 @@ def attention_forward(
     dropout : float, default 0.0
         Dropout probability. The kernels support only 0.
     scaling : float, optional
-        Factor by which the scores are multiplied. Default: dim ** -0.5.
+        Multiplier for the scores. Default: dim ** -0.5.
     sliding_window : int, optional
         Maximum number of keys that a query attends to. Default: no limit.
     softcap : float, optional
-        Cap of the scores. Each score becomes softcap * tanh(score / softcap). Default: no cap.
+        Cap on the scores. Each score becomes softcap * tanh(score / softcap). Default: no cap.
     s_aux : torch.Tensor, shape (heads,), optional
         Attention sinks. Default: no sinks.
     **options
@@ -382,7 +381,10 @@ def _fall_back(
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
         raise ArgumentError(
-            "attn_implementation", "cudatma", f"sdpa or eager for {reason}", "pass one of these to from_pretrained()"
+            "attn_implementation",
+            "cudatma",
+            f'"sdpa" or "eager" for {reason}',
+            "pass one of these names to from_pretrained()",
         )
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(

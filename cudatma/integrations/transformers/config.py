@@ -102,7 +102,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Returns
         -------
         dict
-            The four values by name.
+            The four values, by name.
         """
         own = (self.layers or {}).get(layer, {})
         return {name: own.get(name, getattr(self, name)) for name in _FACTS}

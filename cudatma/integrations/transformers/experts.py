@@ -20,13 +20,13 @@ def experts_forward(module: Any, hidden_states: Any, top_k_index: Any, top_k_wei
     Parameters
     ----------
     module : torch.nn.Module
-        Module of experts of transformers.
+        The experts module of a transformers model.
     hidden_states : torch.Tensor, shape (tokens, K)
         Activations.
     top_k_index : torch.Tensor, shape (tokens, top_k)
-        Expert of each choice.
+        Indices of the experts selected for each token.
     top_k_weights : torch.Tensor, shape (tokens, top_k)
-        Weight of each choice.
+        Router weights of the experts selected for each token.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def replace_experts(module: Any, name: str, facts: dict[str, Any], *, packs_bias
     if has_bias:
         del module._parameters[f"{name}_bias"]
     setattr(module, name, weights)
-    # transformers initializes every module without this attribute.
+    # transformers initializes the parameters of every module that lacks this attribute.
     module._is_hf_initialized = weights._is_hf_initialized = True
     module.config._experts_implementation_internal = "cudatma"
     return weights

@@ -1,4 +1,4 @@
-"""The quantizer with which transformers replaces linear layers by MarlinLinear while it loads a model.
+"""The quantizer that replaces linear layers with MarlinLinear while transformers loads a model.
 
 The quantizer supports three kinds of checkpoints:
 
@@ -131,7 +131,7 @@ class PackStacked(Pack):
 class Keep(ConversionOps):  # type: ignore[misc]
     """Operation that loads an array of packed experts unchanged.
 
-    It has precedence over transformers' conversions of float experts, whose patterns match the same names.
+    It takes precedence over transformers' conversions of float experts, whose patterns match the same names.
     """
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, **_: Any) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         distributed = DistributedConfig.from_dict(settings)
     if (count := distributed.tp_size or 1) > 1:
         remedy = "load the model on one GPU, serve it with vLLM, or shard layers with ColumnParallel and RowParallel"
-        raise ArgumentError("tp_size", count, "1 because packed layers are not sharded across processes", remedy)
+        raise ArgumentError("tp_size", count, "1 for packed layers", remedy)
 
 
 def packing_conversions(
@@ -305,12 +305,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             }
             experts = self._float_experts(model, skipped)
             if not linears and not experts:
-                got = f"no layer of {type(model).__name__} to quantize"
-                raise ArgumentError(
-                    "quantization_config",
-                    got,
-                    "used with a model whose numbered blocks have nn.Linear layers of at least 64 x 64",
-                )
+                allowed = "a model with nn.Linear layers of at least 64 x 64 in numbered blocks"
+                remedy = "omit quantization_config"
+                raise ArgumentError("model", f"no such layer in {type(model).__name__}", allowed, remedy)
             for name in () if config.vision_tower else tower_layers((*linears, *experts), model.config.model_type):
                 linears.pop(name, None)
                 experts.pop(name, None)
@@ -428,7 +425,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if missing := [*missing, *(name for name in sorted(self.float_experts) if name not in layers)]:
             raise WeightFileError(
                 ", ".join(missing[:4]),
-                "no weights",
+                "no such weights",
                 "in the checkpoint",
                 "see the load report of transformers",
             )

@@ -1,4 +1,4 @@
-"""A vLLM plugin that registers cudatma's kernels for quantized layers and experts as the first of vLLM's kernels."""
+"""A vLLM plugin that registers cudatma's kernels for quantized layers and experts ahead of vLLM's own kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def register() -> None:
     vLLM calls this function in each of its processes through the entry point group ``vllm.general_plugins``. Further
     calls have no effect. For layers and GPUs that the kernels do not support, vLLM uses its own kernels.
     CUDATMA_VLLM=0 disables this function. If CuPy is not installed or this version of vLLM is not supported, the
-    function logs a warning and does not register the kernel.
+    function logs a warning and does not register the kernels.
 
     Raises
     ------
@@ -35,7 +35,9 @@ def register() -> None:
         return
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("cupy") is None:
-        log.warning("cudatma does not register a kernel with vLLM because CuPy is not installed; run %s", INSTALL_CUDA)
+        log.warning(
+            "cudatma does not register its kernels with vLLM because CuPy is not installed; run %s", INSTALL_CUDA
+        )
         return
     for name, add in (
         ("linear layers", _add_linear),

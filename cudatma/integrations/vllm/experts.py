@@ -25,9 +25,9 @@ from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks
 from cudatma.quantization.weight_format import weight_format
 
-#: Attribute of a layer with the ScaleFits of its weights.
+#: Name of the layer attribute that stores the ScaleFits of the weights.
 _FITS = "cudatma_scale_fits"
-#: Bits of a word of MXFP4 codes except the signs.
+#: Mask of all bits except the sign bits in a word of MXFP4 codes.
 _MAGNITUDES = 0x77777777
 #: Position of each of the eight columns in an AWQ word.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -89,7 +89,7 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat, sizes: tuple[int, int] 
     if config.num_local_experts > MAX_EXPERTS:
         return f"at most {MAX_EXPERTS} experts per rank are supported, got {config.num_local_experts}"
     if getattr(config, "swiglu_limit", None) is not None:
-        return "the activation has a limit"
+        return "swiglu_limit is not supported"
     return None
 
 
@@ -189,7 +189,7 @@ def pack_tensors(
         k, n = words.shape[0] * per_word, words.shape[1]
         for name, part in (("scales", rows), ("zeros", points)):
             if part is not None and tuple(part.shape) != (len(rows), n):
-                allowed = f"{(len(rows), n)}, for weights {(k, n)}"
+                allowed = f"{(len(rows), n)} for a weight with shape {(k, n)}"
                 raise QuantizationError(f"{name}[{expert}]", tuple(part.shape), allowed, "pass tensors of one layer")
         if is_gated:
             order = _gate_order(layout, n, words.device)

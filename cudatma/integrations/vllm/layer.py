@@ -2,8 +2,8 @@
 
 vLLM's q is int32 (K / 8, N) for 4-bit weights, where a word holds eight consecutive rows, lowest nibble first, and
 int32 (K / 4, N) for 8-bit weights. The zero points are int32 (G, N / 8), where a word holds eight consecutive columns.
-torch repacks q and the zero points on their device. The result equals that of ``quantization.pack``, which takes one
-byte per value. quantization/layout_v1.py defines the layout.
+torch repacks q and the zero points on their device. The result equals that of ``quantization.pack``, whose input
+has one byte per value. quantization/layout_v1.py defines the layout.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def refusal(config: LayerConfig) -> str | None:
 def prepare_layer(*weight: Any, max_m: int | None, batch_invariant: bool) -> None:
     """Compile and load the kernels that a layer will need for batches of up to ``max_m`` tokens.
 
-    ``weight`` are the arguments of packed_weight(). The first call also prepares the process.
+    ``weight`` contains the arguments of packed_weight(). The first call also prepares the process.
     """
     _enable_direct_calls()
     if not weight[0].is_cuda:
@@ -165,11 +165,11 @@ def _input_major(layer: Any, name: Any) -> Any:
     return parameter.data.t() if parameter.output_dim == 0 else parameter.data
 
 
-#: Number of four-bit and of eight-bit values per 32-bit word.
+#: Number of four-bit values, and of eight-bit values, per 32-bit word.
 WORD_VALUES, BYTES_PER_WORD = 8, 4
-#: vLLM's name of 8-bit weights whose codes are the values plus 128.
+#: vLLM's name for 8-bit weights whose codes are the values plus 128.
 _INT8 = "uint8b128"
-#: Factor that copies a nibble to both halves of a byte.
+#: Multiplier that copies a nibble to both halves of a byte.
 _TWICE = 0x11
 _INT8_ZERO = WEIGHT_FORMATS["int8"].zero_code
 

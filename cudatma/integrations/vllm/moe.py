@@ -54,7 +54,7 @@ class CudatmaExperts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ig
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: Any) -> bool:
-        """Return whether tokens arrive as rows with expert ids, which the kernel maps to local experts."""
+        """Return whether vLLM passes tokens as rows with expert ids, which the kernel maps to local experts."""
         p = moe_parallel_config
         if p.enable_eplb or getattr(p, "use_passthrough_all2all", False):
             return False
@@ -70,11 +70,11 @@ class CudatmaExperts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ig
         return bool(envs.VLLM_BATCH_INVARIANT)
 
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """Return the implementation for kernels that themselves weight and add up the experts' results."""
+        """Return the implementation for kernels that apply the router weights and add the experts' results."""
         return TopKWeightAndReduceNoOP()
 
     def moe_problem_size(self, a1: Any, w1: Any, w2: Any, topk_ids: Any) -> tuple[int, int, int, int, int]:
-        """Return the numbers of local experts, tokens, columns of w1, columns of a1, and choices per token."""
+        """Return the number of local experts, of tokens, of columns of w1 and a1, and of experts per token."""
         return len(w1), len(a1), 2 * self.moe_config.intermediate_size_per_partition, a1.shape[1], topk_ids.shape[1]
 
     def workspace_shapes(self, M: int, N: int, K: int, *_: Any, **__: Any) -> tuple[tuple[int, ...], ...]:  # noqa: N803
@@ -116,7 +116,7 @@ class CudatmaW4A16Experts(CudatmaExperts):
 
 
 def install() -> None:
-    """Make vLLM select CudatmaW4A16Experts first. Further calls have no effect."""
+    """Make vLLM select CudatmaW4A16Experts first. Repeated calls have no effect."""
     for name, function in (
         ("select_wna16_moe_backend", select),
         ("convert_to_wna16_moe_kernel_format", convert),

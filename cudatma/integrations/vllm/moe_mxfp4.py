@@ -48,7 +48,7 @@ class CudatmaMxfp4Experts(CudatmaExperts):
 
 
 def install() -> None:
-    """Make vLLM select CudatmaMxfp4Experts first for gpt-oss. Further calls have no effect."""
+    """Make vLLM select CudatmaMxfp4Experts first for gpt-oss. Repeated calls have no effect."""
     replaced = {
         function.__name__: function
         for function in (
@@ -63,7 +63,7 @@ def install() -> None:
 
 
 def select_mxfp4_moe_backend(config: Any, activation_key: Any = None) -> tuple[Any, Any]:
-    """Return the backend and the class for a layer, as vLLM's function does."""
+    """Return the backend and the class for a layer, like vLLM's function."""
 
     def layout_refusal() -> str | None:
         if oracle._resolve_activation_key(activation_key) is not None:

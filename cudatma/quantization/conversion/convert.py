@@ -115,7 +115,7 @@ def convert_checkpoint(
     Raises
     ------
     ArgumentError
-        If the options do not match the checkpoint, or if one of the folders contains the other.
+        If the options do not match the checkpoint, or if one folder contains the other.
     WeightFileError
         If the checkpoint cannot be converted, if the model class cannot load it, or if there is too little disk space.
     QuantizationError
@@ -142,11 +142,9 @@ def convert_checkpoint(
         raise ArgumentTypeError("exclude", "str", "a list of patterns", "pass a list")
     for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
         if value and not quantize:
-            raise ArgumentError(
-                name, value, "omitted unless quantize is True", "pass quantize=True, or omit this option"
-            )
+            raise ArgumentError(name, value, "omitted if quantize is False", "pass quantize=True, or omit this option")
     if type(shard_bytes) is not int or shard_bytes < 1:
-        raise ArgumentError("shard_bytes", shard_bytes, "a number of bytes, at least 1")
+        raise ArgumentError("shard_bytes", shard_bytes, "an int, at least 1")
     origin = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
     match = match_class(origin)
     left: dict[str, str] = {}

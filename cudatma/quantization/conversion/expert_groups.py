@@ -36,11 +36,11 @@ class ExpertGroup:
     ----------
     layers : tuple of str
         Names of the matrices, expert by expert. An expert with a gate has two matrices, gate and up. If the group is
-        stacked, this is the name of the tensor of all experts.
+        stacked, the only name is that of the tensor with the weights of all experts.
     experts : int
         Number of experts.
     gated : bool
-        Whether the matrices are gate and up.
+        Whether the matrices are those of gate and up.
     is_stacked : bool
         Whether one tensor contains all experts.
     is_transposed : bool
@@ -127,7 +127,7 @@ def stacked_experts(shapes: Mapping[str, tuple[int, ...]], is_interleaved: bool)
     """Return the groups of the stacked float tensors in ``shapes``.
 
     The orientation follows from the shapes, because transformers 5 stores (experts, N, K) for most models, whereas
-    earlier versions and some models store (experts, K, N). ``is_interleaved``: whether gate and up alternate.
+    earlier versions and some models store (experts, K, N). ``is_interleaved`` states whether gate and up alternate.
     """
     groups: dict[str, ExpertGroup] = {}
     for down in (name for name in shapes if name.endswith(f".experts.{_DOWN}")):
@@ -169,7 +169,7 @@ def interleaved_experts(
     groups = {}
     for name, shape in layers.items():
         if not is_expert_weight(name) or sibling(name) not in layers:
-            allowed = f"named *.experts.{_GATE_UP} or *.experts.{_DOWN}"
+            allowed = f"a layer with the name *.experts.{_GATE_UP} or *.experts.{_DOWN}"
             raise WeightFileError(name, "a layer that is not an expert", allowed)
         gated = name.endswith(_GATE_UP)
         bias = _bias(name, shapes, (shape[0], shape[1]))
@@ -192,21 +192,21 @@ def misfit(sizes: Mapping[str, tuple[int, ...]], group: str) -> str:
 
 
 def check_alike(group: str, members: ExpertGroup, facts: Mapping[str, LayerFacts]) -> None:
-    """Raise QuantizationError unless the quantized matrices of a group have the same sizes and groups, in order."""
+    """Raise QuantizationError unless a group's matrices have equal sizes and groups, and no activation order."""
     first = facts[members.layers[0]]
     for layer in members.layers:
         fact = facts[layer]
         if fact.act_order:
             remedy = "quantize the model again without activation order (desc_act=False)"
-            raise QuantizationError(layer, "an expert with activation order", "an expert with rows in order", remedy)
+            raise QuantizationError(layer, "activation order", "an expert without activation order", remedy)
         for name, value, expected in (
             ("K x N", (fact.extent.k, fact.extent.n), (first.extent.k, first.extent.n)),
             ("group_size", fact.group_size, first.group_size),
             ("groups", fact.extent.groups, first.extent.groups),
         ):
             if value != expected:
-                allowed = f"{expected}, as in {members.layers[0]}, because {group} is packed as one weight"
-                raise QuantizationError(f"{layer}: {name}", value, allowed)
+                allowed = f"{expected}, as in {members.layers[0]}"
+                raise QuantizationError(f"{layer}: {name}", value, allowed, f"{group} is packed as one weight")
 
 
 def stacked_sizes(group: ExpertGroup, k: int, n: int) -> tuple[int, int, int]:

@@ -50,7 +50,7 @@ class Journal:
     out : pathlib.Path
         The folder of the converted model.
     identity : dict
-        Digests of the source files, and the options. A journal with a different identity raises WeightFileError.
+        Digests of the source files, and the options. A different identity in the journal raises WeightFileError.
     source_name : str
         Name of the source's folder, for error messages.
     """
@@ -68,8 +68,7 @@ class Journal:
     def begin(self) -> Iterator[None]:
         """Create the folder, lock it against other processes, and remove unfinished files.
 
-        If an error occurs before any file is finished, the journal is removed, and also the folder if this call created
-        it.
+        If an error occurs before any file is finished, the journal and a folder that this call created are removed.
         """
         out = self.path.parent
         existed = out.exists()
@@ -195,7 +194,7 @@ def check_disk(out: Path, required_bytes: int) -> None:
     partial = (path.stat().st_size for path in out.glob(f".*{PARTIAL}")) if out.is_dir() else ()
     free = shutil.disk_usage(existing).free + sum(partial)
     if required_bytes and free < needed:
-        got = f"{free / 1e9:.2f} GB"
+        got = f"{free / 1e9:.2f} GB free"
         allowed = f"on a disk with at least {needed / 1e9:.2f} GB free"
         raise WeightFileError(str(out), got, allowed, "choose a folder on another disk")
 
@@ -245,7 +244,7 @@ def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:
 def write_config(out: Path, config: Mapping[str, Any], layers: Sequence[LayerReport], dtype: str) -> None:
     """Write the source's config.json with cudatma's quantization_config.
 
-    This file must be written last, because a folder with config.json is a complete model.
+    This file must be written last, because programs treat a folder with config.json as a complete model.
     """
     config = _without_sections(config)
     if isinstance(config.get("text_config"), dict):
@@ -263,8 +262,8 @@ def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
     """Return the quantization_config for these packed layers and their facts (LayerReport.facts).
 
-    The result contains the most common facts once, except for the format int4. Its ``layers`` entry maps a layer's name
-    to the facts that differ.
+    The result contains the most common facts, but omits the format if it is int4. The entry ``layers`` maps a layer's
+    name to the facts that differ from these.
     """
     common = json.loads(Counter(json.dumps(facts) for facts in layers.values()).most_common(1)[0][0])
     different = {

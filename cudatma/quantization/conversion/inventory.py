@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from cudatma.errors import WeightFileError
+from cudatma.errors import WeightFileError, alternatives
 from cudatma.quantization.agreement import LayerFacts, layer_facts
 from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.expert_groups import (
@@ -75,8 +75,8 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
         ends = {name.rpartition(".")[2] for name in checkpoint.files}
         others = [other for other in FORMATS if other.required[0] in ends]
         got = f"layers of {others[0].title}" if others else "no quantized layer"
-        allowed = f"a model with tensors named *{ending}, because {statement.where} specifies {kind.title}"
-        raise WeightFileError(where, got, allowed, "correct the configuration" if others else "")
+        remedy = f"{statement.where} specifies {kind.title}" + ("; correct the configuration" if others else "")
+        raise WeightFileError(where, got, f"a model with tensors named *{ending}", remedy)
     layers: dict[str, dict[str, str]] = {}
     facts: dict[str, LayerFacts] = {}
     for layer in names:
@@ -111,7 +111,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
 
 
 def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, str]:
-    """Check quantized experts, and return their biases, which must be zeros, each with the reason to leave it out.
+    """Check quantized experts, and return their biases, which must be zeros, with the reason to leave them out.
 
     Raises QuantizationError or WeightFileError.
     """
@@ -131,7 +131,7 @@ def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, st
     sizes = {name: inventory.sizes(name) for name in inventory.experts}
     for name in sizes:
         if why := misfit(sizes, name):
-            raise WeightFileError(name, why, "experts of sizes that marlin_moe supports", FROM_FLOAT)
+            raise WeightFileError(name, why, "experts with sizes that marlin_moe supports", FROM_FLOAT)
     return left_out
 
 
@@ -152,7 +152,7 @@ _PARTS = re.compile(
     r"|.*\.(scales|weight\.(absmax|quant_map|nested_\w+|quant_state\..*|_data|_scale|_shift))"
 )
 _SCALE = re.compile(r"(.*\.)?([^.]*)_scales?")
-#: A tensor `X_scale` with one of these names X belongs to a quantized module, even if the file has no tensor X.
+#: If X is one of these names, a tensor `X_scale` belongs to a quantized module, even if the file has no tensor X.
 _SCALED = frozenset(
     ["weight", "input", "output", "act", "q", "k", "v", "kv", "kv_cache", "prob", "w1", "w2", "w3", "w13"]
 )
@@ -204,7 +204,7 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
     module, _, part = name.rpartition(".")
     is_float = entry.dtype in FLOAT_DTYPES
     if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
-        remedy = f"{FROM_FLOAT}, because activation scales are not supported"
+        remedy = f"activation scales are not supported; {FROM_FLOAT}"
         raise WeightFileError(name, "activation scales (AWQ's ScaledActivation)", "absent", remedy)
     if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):
         _raise_unknown(name, entry, checkpoint)
@@ -225,14 +225,17 @@ def _raise_unknown(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoR
     The error names the format that the tensor resembles.
     """
     siblings = checkpoint.shapes(name.rpartition(".")[0])
-    remedy = f"{FROM_FLOAT}, because this part of the model is not supported"
+    remedy = f"this tensor is not supported; {FROM_FLOAT}"
     got = f"{entry.dtype} {entry.shape}, which belongs to no packed layer"
     if re.search(r"(^|\.)experts\b", name):
-        got += " and contains several experts"
+        got += " and contains the weights of several experts"
     elif {"scales", "biases"} <= siblings.keys():
         got += " and has MLX's format"
     elif kind := recognized(siblings):
         got += f" and looks like {kind.title}"
-        remedy = "describe the format in config.json: quantization_config with quant_method, bits, group_size and so on"
-    allowed = f"a float tensor, or part of a layer in one of the formats {', '.join(kind.title for kind in FORMATS)}"
+        remedy = (
+            "describe the format in config.json: quantization_config with at least quant_method, bits and group_size"
+        )
+    formats = alternatives(kind.title for kind in FORMATS)
+    allowed = f"a float tensor, or part of a quantized layer ({formats})"
     raise WeightFileError(name, got, allowed, remedy)

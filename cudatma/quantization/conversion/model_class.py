@@ -19,8 +19,8 @@ from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.expert_groups import is_expert_weight, misfit
 from cudatma.quantization.conversion.source import Source
 
-#: Numbers of in and out features of a layer, preceded by the number of experts for the weights of experts. None if the
-#: checkpoint does not specify them.
+#: (in_features, out_features) of a layer, or (experts, in_features, out_features) of the weights of experts. None if
+#: the checkpoint does not specify the sizes.
 Sizes = tuple[int, ...] | None
 
 
@@ -35,7 +35,7 @@ class Match:
     modules : dict of str to str
         Module name of each layer.
     ignored : list of str
-        Layers that the class does not load, such as multi-token prediction.
+        Layers that the class does not load, such as layers for multi-token prediction.
     refused : dict of str to WeightFileError
         The error of each layer that the class cannot load, and of each parameter that the checkpoint lacks or stores in
         another shape.
@@ -93,8 +93,8 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
             remedy = "correct config.json, or download the checkpoint again"
             match.refused[tensor] = WeightFileError(tensor, f"shape {checkpoint.shape(tensor)}", allowed, remedy)
     for name in _absent_parameters(model, set(match.modules.values()), loaded):
-        allowed = f"a tensor of the checkpoint, because {match.class_name} has this parameter"
-        match.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
+        remedy = f"{match.class_name} has this parameter; copy or download the checkpoint again"
+        match.refused[name] = WeightFileError(name, "no such tensor", "a tensor of the checkpoint", remedy)
     match.unloaded.extend(
         tensor
         for name, tensor in loaded.items()
@@ -149,9 +149,9 @@ def expert_sizes(module: Any) -> dict[str, tuple[int, int, int]]:
 
 
 def experts_activation(module: Any) -> str | None:
-    """Return marlin_moe's name of the activation that a module of experts computes, or None for other activations.
+    """Return marlin_moe's name for the activation that a module of experts computes, or None for other activations.
 
-    The function evaluates the module's activation for a grid of gates and ups.
+    The function evaluates the module's activation on a grid of gate and up values.
     """
     import torch
 
@@ -222,7 +222,7 @@ def _expert_misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> We
         remedy = "remove its tensors from the checkpoint, or correct `architectures` in config.json"
         return WeightFileError(layer, got, "experts that transformers stores in stacked tensors", remedy)
     if got := unsupported_experts(module):
-        allowed = "experts of silu(gate) * up, or with the activation of gpt-oss, as marlin_moe computes"
+        allowed = "experts that compute silu(gate) * up or the activation of gpt-oss"
         return WeightFileError(layer, f"{got}, in {class_name}", allowed, "keep the experts of this model float")
     own = expected[layer.rpartition(".")[2]]
     if sizes is not None and sizes != own:
@@ -230,7 +230,7 @@ def _expert_misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> We
         return WeightFileError(f"{layer}: (experts, K, N)", str(sizes), allowed, "correct config.json")
     if why := misfit(expected, layer.rpartition(".")[2]):
         return WeightFileError(
-            layer, f"{why}, in {class_name}", "experts of sizes that marlin_moe supports", "keep the experts float"
+            layer, f"{why}, in {class_name}", "experts with sizes that marlin_moe supports", "keep the experts float"
         )
     return None
 
@@ -238,9 +238,8 @@ def _expert_misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> We
 def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str | None) -> WeightFileError | None:
     """Return an error if the checkpoint has a nonzero bias and the module has no bias."""
     if module.bias is None and name is not None and checkpoint.read(name).any():
-        remedy = "set the model's option for biases in config.json"
-        allowed = f"absent or all zeros, because {class_name} has no such bias"
-        return WeightFileError(name, "nonzero values", allowed, remedy)
+        remedy = f"{class_name} has no such bias; set the model's option for biases in config.json"
+        return WeightFileError(name, "nonzero values", "absent or all zeros", remedy)
     return None
 
 
@@ -248,8 +247,8 @@ def _expert_bias_misfit(layer: str, module: Any, class_name: str, checkpoint: Ch
     """Return an error if the checkpoint has biases of experts and the module has none."""
     if module.has_bias or f"{layer}_bias" not in checkpoint.files:
         return None
-    allowed = f"absent, because the experts of {class_name} have no biases"
-    return WeightFileError(f"{layer}_bias", "biases of experts", allowed, "correct config.json")
+    remedy = f"the experts of {class_name} have no biases; correct config.json"
+    return WeightFileError(f"{layer}_bias", "biases of experts", "absent", remedy)
 
 
 def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) -> WeightFileError | None:
@@ -257,9 +256,9 @@ def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) ->
     pairs = [*model.all_tied_weights_keys.items()]
     for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
         if own == f"{name}.weight" and other not in loaded:
-            allowed = f"a float weight, because {type(model).__name__} ties it to {other}, which is absent"
-            remedy = "quantize the model again without this layer"
-            return WeightFileError(layer, "a quantized weight", allowed, remedy)
+            reason = f"{type(model).__name__} ties this weight to {other}, which is absent"
+            remedy = f"{reason}; quantize the model again without this layer"
+            return WeightFileError(layer, "a quantized weight", "a float weight", remedy)
     return None
 
 

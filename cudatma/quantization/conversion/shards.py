@@ -220,7 +220,7 @@ def plan_shards(source: Source, shard_bytes: int, kind: WeightFormat, group_size
 
 
 def _packed_bytes(source: Source, name: str, layer: str, bits: int, group_size: int) -> int:
-    """Return an upper bound of the size of a packed weight, whose first layer is ``layer``.
+    """Return an upper bound on the size of a packed weight, whose first layer is ``layer``.
 
     ``bits`` and ``group_size`` apply to a float checkpoint.
     """
@@ -232,7 +232,7 @@ def _packed_bytes(source: Source, name: str, layer: str, bits: int, group_size: 
     columns, groups = math.prod(experts) * blocks(n) * BLOCK, group_count(k, group_size)
     return (
         columns // BLOCK * row_blocks(k, bits) * BLOCK_BYTES + groups * columns * 3 + 4 * k
-    )  # Two bytes per scale, one byte per zero point.
+    )  # A scale has two bytes, and a zero point has one byte.
 
 
 def _tensors(source: Source, shard: list[Unit]) -> list[tuple[str, int]]:

@@ -132,7 +132,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if not folder.is_dir():
         remedy = "check the path, or download a model with `hf download MODEL --local-dir FOLDER`"
         allowed = "the folder of a checkpoint, with config.json and .safetensors files"
-        raise WeightFileError(str(folder), "no folder", allowed, remedy)
+        raise WeightFileError(str(folder), "a path that is not a folder", allowed, remedy)
     config, (section, where) = read_config(folder), read_section(folder)
     if section.get("quant_method") == "cudatma":
         remedy = "load the folder with transformers after cudatma.integrations.transformers.register()"
@@ -151,7 +151,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
             "quantize",
             True,
             f"False for a checkpoint that is already quantized ({method})",
-            "omit the option to keep the integers of the quantized layers",
+            "omit the option to keep the codes of the quantized layers",
         )
     if not section and not quantize:
         remedy = "pass --quantize (quantize=True) to round the weights to nearest"
@@ -172,7 +172,7 @@ def _float_layers(
     checkpoint: Checkpoint, config: Mapping[str, Any], exclude: tuple[str, ...], vision_tower: bool, where: str
 ) -> tuple[Inventory, dict[str, str]]:
     if config.get("model_type") in _CONV1D_MODELS:
-        remedy = "quantize the layers with cudatma.quantize, because the matrices are transposed"
+        remedy = "this model stores transposed matrices; quantize each matrix with cudatma.quantize()"
         raise WeightFileError(
             f"{where}: model_type", config["model_type"], "the type of a model with nn.Linear layers", remedy
         )
@@ -185,7 +185,7 @@ def _float_layers(
     for pattern in exclude:
         if not any(fnmatchcase(layer, pattern) for layer in (*names, *members)):
             remedy = f"pass a pattern for names such as {', '.join(names[:3])}"
-            raise ArgumentError("exclude", pattern, "a pattern that a layer of the checkpoint matches", remedy)
+            raise ArgumentError("exclude", pattern, "a pattern that matches a layer of the checkpoint", remedy)
     reasons = {layer: _why_not(checkpoint, layer, exclude) for layer in names if layer not in experts}
     reasons |= _why_not_experts(checkpoint, experts, exclude)
     if not vision_tower:
@@ -196,7 +196,7 @@ def _float_layers(
     for group in kept.values():
         layers |= {layer: {"weight": layer if group.is_stacked else f"{layer}.weight"} for layer in group.layers}
     if not layers and any(why.startswith(_EXCLUDED) for why in reasons.values()):
-        allowed = "narrow enough to leave at least one layer to quantize"
+        allowed = "patterns that leave at least one layer to quantize"
         raise ArgumentError("exclude", ", ".join(exclude), allowed, "omit a pattern (--exclude)")
     _require_layers(layers, where)
     return Inventory(layers, kept), {layer: why for layer, why in reasons.items() if why}
@@ -232,7 +232,7 @@ def _why_not_experts(
 ) -> dict[str, str]:
     """Return, for each group of experts, the reason why it is not quantized, or "".
 
-    Both weights of the same experts are quantized, or neither of them.
+    For each module of experts, either both weights are quantized, or neither.
     """
     reasons, sizes = {}, {}
     for name, group in experts.items():
@@ -282,7 +282,7 @@ _ENCODER_MODELS = {
 
 
 def tower_layers(layers: Iterable[str], model_type: object) -> set[str]:
-    """Return the layers that encode images, video or audio, judged by their names, unless all layers do."""
+    """Return the layers whose names indicate an image, video or audio encoder, or an empty set if all names do."""
     names = set(layers)
     tower = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
     if model_type in _ENCODER_MODELS:

@@ -11,11 +11,11 @@ constexpr u32 RANKS = 2;
 constexpr u32 WORDS = 3;   // words per packet; a word contains two elements
 constexpr u32 BATCH = 2;   // packets of each rank that a thread loads before it waits for the first packet
 
-// The state of a rank. An inbox is an array of packets with axes [slot][sending rank][packet]. Launches with odd numbers use slot 1, and
-// launches with even numbers use slot 0.
+// The state of a rank. An inbox is an array of packets with axes [slot][sending rank][packet]. Odd-numbered launches use slot 1, and
+// even-numbered launches use slot 0.
 struct Member {
     uint4* inboxes[RANKS];   // the inboxes of all ranks, each in the memory of its GPU
-    u32* next_launch;        // number of the next launch for each CTA, beginning at 1
+    u32* next_launch;        // for each CTA, the number of its next launch; numbers begin at 1
     volatile u32* gave_up;   // nonzero if a peer has failed to send
     u64* failure;            // in host memory: launch number << 32 | (rank whose packet is missing + 1)
     u64 timeout_ns;
@@ -88,7 +88,7 @@ __device__ __forceinline__ uint4 packet_of(const u32* message, u32 words, u32 in
     return packet;
 }
 
-// Add one word of all ranks in fp32. All ranks add in the same order, so that their results are bitwise identical.
+// Add up one word from each rank in fp32. All ranks add in the same order, so their results are bitwise identical.
 __device__ __forceinline__ u32 sum_words(const u32 (&words)[RANKS]) {
     float low = low_to_float(words[0]), high = high_to_float(words[0]);
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, co
 // error.
 __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u32 words) {
     griddepcontrol_launch_dependents();   // allows the next kernel to start and load its weights
-    griddepcontrol_wait();                // previous kernels write the message and the number of the launch
+    griddepcontrol_wait();                // wait for previous kernels, which write the message and the launch number
     u32* const next_launch = member.next_launch + blockIdx.x;
     const u32 number = *next_launch;
     u32 launch = *member.gave_up ? 0 : number;   // read only once because other CTAs may give up at any time
@@ -167,7 +167,7 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
     }
 
     __syncthreads();   // all threads must have read the launch number before thread 0 overwrites it
-    // Launch numbers wrap to 2: 0 marks failure, and slot 1 is still in use.
+    // Launch numbers wrap around to 2, because 0 marks a failure, and launch 2^32 - 1 has used slot 1, so the next launch must use slot 0.
     if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;
 }
 }  // namespace cudatma

@@ -28,7 +28,7 @@ constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns o
 constexpr u32 K = 0;                          // 16384 B
 constexpr u32 V = 16384;                      // 16384 B
 constexpr u32 Q = 32768;                      // 8192 B
-#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+#define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
@@ -113,10 +113,10 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values; each covers 16 keys
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of each MMA with the values, which covers 16 keys
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. This function computes scores = q k^T. a
-// and b are matrix descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. This function computes
+// the scores, `q` `k`^T. `a` and `b` are matrix descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -130,8 +130,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] Like the previous function, but for output += p v: a is in registers in the layout of operand A of
-// mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for `output` += `p` `v`. `a` is in registers, in the layout of operand A
+// of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -145,7 +145,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issue scores = q k^T for a warpgroup's queries and a block of keys as one commit group.
+// Issue `scores` = `q` `k`^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_commit_group();
 }
 
-// Issue output += p v for a block of values as one commit group.
+// Issue `output` += `p` `v` for a block of values as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
     const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
@@ -172,7 +172,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity rather than NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -198,7 +198,7 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
 }
 
 // Replace the scores with 2^(scaled score - maximum). Return true if the maximum of any row of the warp rose by more than MAX_POWER. In
-// this case the rows have new maxima, `rescale` is set, and the caller must multiply the output by `rescale`.
+// this case, the function updates the maxima of all rows and sets `rescale`, and the caller must multiply the output by `rescale`.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -357,8 +357,8 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
 constexpr u32 THREADS = 128 * WARPGROUPS;
 constexpr u32 ROWS = THREADS / SPAN_VECTORS;   // rows that the threads copy at a time; each row is one span wide
 
-// Copy Rows rows of a head, beginning at row0. Rows after the first `rows` rows of the head become zero. `pitch` is the number of elements
-// from one row to the next.
+// Copy Rows rows of a head, beginning at `row0`. Rows past the end of the head, which has `rows` rows, become zero. `pitch` is the number
+// of elements from one row to the next.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
     static_assert(Rows % ROWS == 0 && ROWS % 8 == 0, "all threads copy, and the swizzle repeats");
@@ -383,8 +383,8 @@ __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32
 }
 }  // namespace cudatma
 
-// Attention, version a1. cp.async fills two slots with keys and values. Each CTA computes one tile. All warps load one block ahead and
-// multiply.
+// Attention, version a1. cp.async fills two slots with keys and values. Each CTA computes one tile. All warps multiply, and load
+// one block ahead.
 extern "C" __global__ void __launch_bounds__(128, 1)
 attention_a1_bf16_d64_64x64_s2(
     const cudatma::u16* q,

@@ -36,7 +36,7 @@ constexpr u32 Q = 32768;                      // 16384 B
 constexpr u32 Q_BARRIER = 49152;              // 8 B
 constexpr u32 K_FULL_BARRIERS = 49160;        // 16 B
 constexpr u32 V_FULL_BARRIERS = 49192;        // 16 B
-#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+#define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
@@ -149,10 +149,10 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values; each covers 16 keys
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of each MMA with the values, which covers 16 keys
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. This function computes scores = q k^T. a
-// and b are matrix descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. This function computes
+// the scores, `q` `k`^T. `a` and `b` are matrix descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -166,8 +166,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] Like the previous function, but for output += p v: a is in registers in the layout of operand A of
-// mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for `output` += `p` `v`. `a` is in registers, in the layout of operand A
+// of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -181,7 +181,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issue scores = q k^T for a warpgroup's queries and a block of keys as one commit group.
+// Issue `scores` = `q` `k`^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -195,7 +195,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_commit_group();
 }
 
-// Issue output += p v for a block of values as one commit group.
+// Issue `output` += `p` `v` for a block of values as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
     const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
@@ -208,7 +208,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity rather than NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -234,7 +234,7 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
 }
 
 // Replace the scores with 2^(scaled score - maximum). Return true if the maximum of any row of the warp rose by more than MAX_POWER. In
-// this case the rows have new maxima, `rescale` is set, and the caller must multiply the output by `rescale`.
+// this case, the function updates the maxima of all rows and sets `rescale`, and the caller must multiply the output by `rescale`.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -370,7 +370,7 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
 }
 
 // ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
-// Load Rows rows of a head in boxes as wide as one span of the swizzle.
+// Load Rows rows of a head in boxes that are one swizzle span wide.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
 #pragma unroll
@@ -419,7 +419,7 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Compute the scores and the softmax of a block while wgmma multiplies the probabilities p of the previous block by its values.
+// Compute the scores and the softmax of a block while wgmma multiplies the previous block's probabilities `p` by its values.
 template <bool IsMasked>
 __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabilities& p, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                            u32 smem, u32 q, u32 block, u32 row, u32 warpgroup, u32 lane) {
@@ -436,15 +436,15 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
-    wgmma_wait_group<0>();   // the output is complete, and p may change
+    wgmma_wait_group<0>();   // the output is complete, and `p` may be overwritten
     v_ring.release_used_by_warp(v_ring.stage, lane);
     v_ring.advance();
     round_scores(p, scores);
     if (rises) rescale_output(output, rescale);
 }
 
-// Wait for the slots of a block and release them. Without the waits, this warpgroup could release slots more than one lap of the ring ahead
-// of the other warpgroups.
+// Wait for the slots of a block and release them without reading them. Without the waits, this warpgroup could release slots more than one
+// lap of the ring ahead of the other warpgroups.
 __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane) {
     k_ring.wait();
     v_ring.wait();
@@ -499,9 +499,9 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, co
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
-// Zero the rows of a slot of values from first_row on. These rows belong to keys beyond the end of the sequence. The probabilities of these
-// keys are zero, but a NaN in their values would reach the output because 0 times NaN is NaN. All consumer threads must call this function
-// and then synchronize.
+// Set the rows of a slot of values to zero, beginning at `first_row`. These rows belong to keys beyond the end of the sequence. The
+// probabilities of these keys are zero, but a NaN in their values would reach the output because 0 times NaN is NaN. All consumer threads
+// must call this function and then synchronize.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {

@@ -37,7 +37,7 @@ constexpr u32 Q = 32768;                      // 8192 B
 constexpr u32 IS_LAST = 40960;                // 8 B
 constexpr u32 K_FULL_BARRIERS = 40968;        // 16 B
 constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
-#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+#define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
@@ -66,7 +66,7 @@ struct Problem {
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
 // A tile consists of rows of one sequence and one KV head, beginning with row0. Each row is a query of one of the `group` query heads that
-// share the KV head. Row r is query r / group of head r % group of the group. All heads of a query are in the same tile.
+// share the KV head. Row r contains query r / group of the group's head r % group. All heads of a query are in the same tile.
 struct Place {
     u32 row0, kv_head, batch;
 };
@@ -77,7 +77,7 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     return Place{(rest - batch * problem.row_tiles) * TILE_M, tile - rest * problem.kv_heads, batch};
 }
 
-// Return the problem with the number of keys of one sequence. q_length remains the number of rows.
+// Return the problem with k_length set to the number of keys of one sequence. q_length remains the number of rows.
 __device__ __forceinline__ Problem sequence_problem(const Problem& problem, const int* seqlens, u32 batch) {
     Problem sequence = problem;
     sequence.k_length = min((u32)max(0, seqlens[batch]), problem.k_length);
@@ -133,10 +133,10 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values; each covers 16 keys
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of each MMA with the values, which covers 16 keys
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. This function computes scores = q k^T. a
-// and b are matrix descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. This function computes
+// the scores, `q` `k`^T. `a` and `b` are matrix descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -150,8 +150,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] Like the previous function, but for output += p v: a is in registers in the layout of operand A of
-// mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for `output` += `p` `v`. `a` is in registers, in the layout of operand A
+// of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -165,7 +165,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issue scores = q k^T for a warpgroup's queries and a block of keys as one commit group.
+// Issue `scores` = `q` `k`^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_commit_group();
 }
 
-// Issue output += p v for a block of values as one commit group.
+// Issue `output` += `p` `v` for a block of values as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
     const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
@@ -192,7 +192,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity rather than NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -218,7 +218,7 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
 }
 
 // Replace the scores with 2^(scaled score - maximum). Return true if the maximum of any row of the warp rose by more than MAX_POWER. In
-// this case the rows have new maxima, `rescale` is set, and the caller must multiply the output by `rescale`.
+// this case, the function updates the maxima of all rows and sets `rescale`, and the caller must multiply the output by `rescale`.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -339,9 +339,9 @@ __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem)
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
-// Zero the rows of a slot of values from first_row on. These rows belong to keys beyond the end of the sequence. The probabilities of these
-// keys are zero, but a NaN in their values would reach the output because 0 times NaN is NaN. All consumer threads must call this function
-// and then synchronize.
+// Set the rows of a slot of values to zero, beginning at `first_row`. These rows belong to keys beyond the end of the sequence. The
+// probabilities of these keys are zero, but a NaN in their values would reach the output because 0 times NaN is NaN. All consumer threads
+// must call this function and then synchronize.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
@@ -372,13 +372,13 @@ __device__ __forceinline__ void load_queries(const Problem& problem, u32 smem, c
 // ---- Keys and values ------------------------------------------------------------------------------------------------
 constexpr u32 BOX_ROWS = 16, BOXES = TILE_N / BOX_ROWS;   // rows per box (a box is within one page); boxes per block
 
-// The position in the cache of each box of a block.
+// The cache position of each box of a block.
 struct Block {
     int row[BOXES], page[BOXES];
 };
 
-// Return the boxes of a block. Keys beyond the end of the sequence get page -1 because the page table may end there. TMA fills page -1 with
-// zeros.
+// Return the boxes of a block. Boxes beyond the end of the sequence get page -1 because the page table may end there. TMA fills these boxes
+// with zeros.
 __device__ __forceinline__ Block find_block(const Problem& sequence, const int* page_table, const Place& place, u32 block) {
     Block boxes;
 #pragma unroll
@@ -409,7 +409,7 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Proble
     Block next = find_block(sequence, page_table, place, blocks.end - 1);
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         const Block current = next;
-        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // read before the waits for slots
+        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // read before waiting for slots
         k_ring.acquire();
         k_ring.expect_tx(K_STAGE_BYTES);
         load_block<HEAD_DIM>(smem + K + k_ring.stage * K_STAGE_BYTES, k_map, k_ring.get_barrier(), current, place.kv_head);
@@ -497,8 +497,8 @@ __device__ __forceinline__ void store_partials(const Output& output, const Rows&
     }
 }
 
-// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The last CTA sees the stores of the other CTAs and
-// resets the counter to 0. All threads of the consumer warps must call this function.
+// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The other CTAs' stores are visible to the last
+// CTA, which resets the counter to 0. All threads of the consumer warps must call this function.
 __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts) {
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the atomic below releases the stores of all threads, so they must precede it
     if (threadIdx.x == 0) {
@@ -562,7 +562,7 @@ __device__ __forceinline__ void combine(const Problem& problem, float* partials,
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Compute the scores and the softmax of a block while wgmma multiplies the probabilities p of the previous block by its values.
+// Compute the scores and the softmax of a block while wgmma multiplies the previous block's probabilities `p` by its values.
 template <bool IsMasked>
 __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabilities& p, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                            u32 smem, u32 q, u32 block, u32 row, u32 warpgroup, u32 lane) {
@@ -579,7 +579,7 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
-    wgmma_wait_group<0>();   // the output is complete, and p may change
+    wgmma_wait_group<0>();   // the output is complete, and `p` may be overwritten
     v_ring.release_used_by_warp(v_ring.stage, lane);
     v_ring.advance();
     round_scores(p, scores);
@@ -642,8 +642,8 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention for a few new queries over a cache. A CTA processes the queries of all heads that share a KV head, and one part of the keys of
-// the sequence. One warp loads, and four warps multiply. The last CTA of a tile combines the parts.
+// Attention of a few new queries to the keys in a cache. A CTA processes the queries of all heads that share a KV head, and one part of the
+// sequence's keys. One warp loads, and four warps multiply. The last CTA of a tile combines the parts.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     const cudatma::u16* q,

@@ -33,7 +33,7 @@ constexpr u32 Q = 32768;                      // 8192 B
 constexpr u32 Q_BARRIER = 40960;              // 8 B
 constexpr u32 K_FULL_BARRIERS = 40968;        // 16 B
 constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
-#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+#define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
@@ -115,9 +115,9 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values; each covers 16 keys
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of each MMA with the values, which covers 16 keys
 
-// Compute scores = q k^T for a block of keys and a warp's 16 queries, which begin at row tile_row of the tile.
+// Compute `scores` = `q` `k`^T for a block of keys and a warp's 16 queries, which begin at row tile_row of the tile.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 tile_row, u32 lane) {
 #pragma unroll
     for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
@@ -138,7 +138,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     }
 }
 
-// Compute output += p v for a block of values, whose rows are keys. ldmatrix transposes the values.
+// Compute `output` += `p` `v` for a block of values, whose rows are keys. ldmatrix transposes the values.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v, u32 lane) {
 #pragma unroll
     for (u32 n = 0; n < TILE_N; n += 16)
@@ -155,7 +155,7 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax --------------------------------------------------------------------------------------------------------
 constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity and not NaN.
+// The initial maximum of a row: the lowest finite float, so that a masked score minus the maximum is minus infinity rather than NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
 // The state of a thread's two rows. `maximum` is the largest score at the last rescaling of the row, scaled to base 2. `sum` is this
@@ -181,7 +181,7 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
 }
 
 // Replace the scores with 2^(scaled score - maximum). Return true if the maximum of any row of the warp rose by more than MAX_POWER. In
-// this case the rows have new maxima, `rescale` is set, and the caller must multiply the output by `rescale`.
+// this case, the function updates the maxima of all rows and sets `rescale`, and the caller must multiply the output by `rescale`.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -317,7 +317,7 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
 }
 
 // ---- Loads: TMA fills elements outside the tensors with zeros -------------------------------------------------------
-// Load Rows rows of a head in boxes as wide as one span of the swizzle.
+// Load Rows rows of a head in boxes that are one swizzle span wide.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
 #pragma unroll

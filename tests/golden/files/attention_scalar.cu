@@ -27,7 +27,7 @@ constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns o
 // ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 K = 0;                          // 4096 B
 constexpr u32 V = 4096;                       // 4096 B
-#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+#define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void to_floats(float (&values)[8], uint4 vector) {
     }
 }
 
-// Copy the rows of a block. Rows after the first `rows` rows of the head become zero. All threads must call this function.
+// Copy the rows of a block. Rows past the end of the head, which has `rows` rows, become zero. All threads must call this function.
 template <u32 Columns>
 __device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
     for (u32 i = threadIdx.x; i < TILE_N * Columns / 8; i += THREADS) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pit
     }
 }
 
-// Sum the values of the four threads that share a query.
+// Return the sum of `x` over the four threads that share a query.
 __device__ __forceinline__ float sum_parts(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -182,7 +182,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
             scores[n] = at < end && at >= first ? score * problem.scale_log2 : -INF;
             highest = fmaxf(highest, scores[n]);
         }
-        // If all scores so far are masked or NaN, the maximum is minus infinity. Subtracting it would give NaN, so use 0 instead.
+        // If all scores so far are masked or NaN, the maximum is minus infinity. To avoid the NaN of -INF - -INF, subtract 0 instead.
         const float base = highest == -INF ? 0.0f : highest, rescale = exp2f(maximum - base);
         maximum = highest;
         sum *= rescale;

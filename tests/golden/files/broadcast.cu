@@ -51,7 +51,7 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
     const auto send = [&](u32 slot, u32 i) {
         const u64 offset = tile_begin(i) + rank * PART_BYTES;
         const u32 size = size_from(offset, PART_BYTES);
-        if (size == 0) return;  // the last tile may have fewer parts than CTAs
+        if (size == 0) return;  // the last tile may have fewer parts than the cluster has CTAs
         const u32 to = slots + slot * STAGE_BYTES + rank * PART_BYTES;
         cp_async_bulk_load_multicast(to, source + offset, size, load_ring.get_barrier(slot), ALL_CTAS);
     };

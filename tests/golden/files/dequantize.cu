@@ -31,8 +31,8 @@ constexpr int GROUP_SIZE = 32;   // elements of K that share a scale, or -1 for 
 constexpr u32 GROUPS = 2;   // groups of scales per tile
 constexpr u32 ROW_BYTES = 144;   // bytes from one row to the next in a warp's buffer
 constexpr u32 BUFFER_BYTES = 64 * ROW_BYTES;
-// A buffer that TMA stores as a whole has the 128-byte swizzle. Rows that are stored one by one are padded instead. In both layouts, the
-// chunks that one stmatrix writes are in different banks.
+// A buffer that TMA stores as a whole uses the 128-byte swizzle. If the rows are stored one by one, they are padded instead. Both layouts
+// place the chunks of one stmatrix in different banks.
 constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
 constexpr u32 RING = 73728;  // offset of the ring, after the two buffers of each warp
 constexpr u32 BARRIERS = RING + 19456;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroP
 }
 
 // ---- The kernel -----------------------------------------------------------------------------------------------------
-// Return the first group of scales of a tile.
+// Return the index of the first scale group of a tile.
 __device__ __forceinline__ u32 first_group(u32 k64) {
     return GROUP_SIZE < 0 ? 0 : k64 * 64 / (u32)GROUP_SIZE;
 }
@@ -147,8 +147,8 @@ dequantize(
     u32 buffer = smem + warp * 2 * BUFFER_BYTES, other = buffer + BUFFER_BYTES;
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const u32 k_begin = tile / tiles_n * 64, n_begin = (tile % tiles_n * WARPS + warp) * 64;
-        // Wait until the last stores from this buffer have read it. Each lane waits for its own stores, and stmatrix then synchronizes the
-        // lanes.
+        // Wait until the previous stores from this buffer have read it. Each lane waits for its own stores, and stmatrix then synchronizes
+        // the lanes.
         cp_async_bulk_wait_group_read<1>();
         pipeline.wait();
         dequantize_block(shared + RING + pipeline.stage * STAGE_BYTES, warp, lane, buffer);

@@ -56,7 +56,7 @@ constexpr u32 FULL_BARRIERS = 96416;          // 32 B
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 STAGES = 4;
 constexpr u32 ACTIVATION_STAGE_BYTES = 5120;
-constexpr u32 LINE_BYTES = 128;   // bytes of 64 elements of K of a row
+constexpr u32 LINE_BYTES = 128;   // bytes that 64 elements of K occupy in a row of activations
 // Bytes from one row of activations to the next. This is an odd number of lines, so that eight rows differ in the bits that the 128-byte
 // swizzle reads, and ldmatrix has no bank conflicts.
 constexpr u32 ROW_BYTES = 640;
@@ -144,7 +144,7 @@ __device__ __forceinline__ CtaTile receive_tile(const Ring& ring, const CtaTile*
 struct WarpTile {
     u32 slice;      // the warp's slice of each stage's K
     u32 position;   // position of the warp's N tile in shared memory
-    u32 n_tile;     // number of the N tile in the weight of all experts; before the first tile, equal to `position`
+    u32 n_tile;     // number of the N tile, counted over the weights of all experts; equal to `position` before the first tile
 
     __device__ __forceinline__ explicit WarpTile(u32 warp) : slice(warp / N_TILES), position(warp % N_TILES), n_tile(position) {}
 };
@@ -185,7 +185,7 @@ struct Maps {
     const TensorMap* activation_map;
 };
 
-// Expect the bytes of a stage, and load weights, scales and zero points.
+// Make the slot's barrier expect the bytes of a stage, and load weights, scales and zero points.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, u32 stage, u64 policy) {
     const u32 slot = ring.stage, full = ring.get_barrier();
     ring.expect_tx(TRANSACTION_BYTES);
@@ -196,7 +196,7 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 smem, const M
     cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, maps.zero_map, full, tile.first_row * 64, group);
 }
 
-typedef u32 Sources[TILE_M];   // the rows of the source that a block multiplies
+typedef u32 Sources[TILE_M];   // for each row of the tile, the index of its row in the source
 
 // Load the indices of the rows. Surplus rows of the tile get an index after the last row, which TMA fills with zeros.
 __device__ __forceinline__ void load_sources(Sources& sources, const Problem& problem, const Routing& routing, const CtaTile& tile) {
@@ -266,7 +266,7 @@ __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) 
 // function does not call packed_column(), because ptxas would order the additions differently.
 __device__ __forceinline__ u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 
-// The addresses from which this thread reads slot 0. The addresses in the following slots are multiples of a stage's size further on.
+// The addresses from which this thread reads slot 0. The addresses in slot i are larger by i times the size of a stage.
 struct SlotAddresses {
     u32 activations;
     u32 weights;
@@ -301,7 +301,7 @@ struct SlotAddresses {
 // Operand B of a step of 16 elements of K, which consists of the activations of all rows of the tile.
 typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
-// Load the activations of a step. In the swizzle, the addresses of a step's chunks differ from the addresses in step 0 only in bits 5 and
+// Load the activations of a step. With the swizzle, the addresses of a step's chunks differ from the addresses in step 0 only in bits 5 and
 // 6.
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
     if constexpr (FRAGMENTS_8 == 1) {
@@ -451,10 +451,11 @@ struct Biases {
     float low, high;   // of columns g and g + 8 of a fragment, where g is lane / 4
 };
 
-// Load a thread's biases of a fragment. `bias` contains the biases of all experts, and `column` is the fragment's first column in the expert's
-// weight.
+// Load a thread's biases for a fragment. `bias` contains the biases of all experts, and `column` is the fragment's first column in the
+// expert's weight.
 __device__ __forceinline__ Biases load_biases(const Problem& problem, const u16* bias, u32 expert, u32 column, u32 lane) {
-    // The two columns are the gate and the up of one column of the result. The biases of all gate columns precede the biases of all up columns.
+    // The two columns are the gate column and the up column of one result column. In `bias`, an expert's gate columns precede its up
+    // columns.
     const u32 low = column / 2 + (lane >> 2);
     const u16* const own = bias + (u64)expert * (2 * problem.n);
     return low < problem.n ? Biases{low_to_float(own[low]), low_to_float(own[problem.n + low])} : Biases{0.0f, 0.0f};
@@ -476,12 +477,12 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
 }
 
 // ---- Epilogue: apply the gated activation to an owner's sums --------------------------------------------------------
-// The weights of gate and up alternate every 8 columns. A thread therefore holds the gate of a column (columns g of a fragment) and its up
-// (columns g + 8).
+// Gate columns and up columns of the weight alternate in groups of 8. In each fragment, a thread therefore holds the gate (column g) and
+// the up (column g + 8) of the same result column.
 
-__device__ __forceinline__ float activate(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }   // SiLU
-// Store the activations. movmatrix transposes the fragments, so that each lane has two adjacent columns of a row. `n_begin` is the owner's
-// first column.
+__device__ __forceinline__ float activate(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }   // silu(gate) * up
+// Store the activations. movmatrix transposes the fragments, so that each lane holds two adjacent columns of a row. `n_begin` is the
+// owner's first column.
 __device__ __forceinline__ void store_results(const OwnSums& own, const Problem& problem, u16* results, const CtaTile& tile, u32 n_begin,
                                               u32 lane) {
 #pragma unroll
@@ -538,7 +539,7 @@ experts_skinny_up_bf16_g64_zeros_8x128x256_k2_s4_d(
     const Routing routing(space, problem);
     Ring ring;
     ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);
-    griddepcontrol_wait();   // the routing kernel has written the blocks
+    griddepcontrol_wait();   // wait until the routing kernel has written the blocks
     griddepcontrol_launch_dependents();
     // The routing kernel has completed, because every CTA of the first GEMM waits for it before it allows the second GEMM to start.
     const u32 tiles = __ldcg(routing.block_count) * problem.tiles_n;

@@ -22,7 +22,7 @@ struct Problem {
 }  // namespace cudatma
 
 // Compute output[t], the sum over j of topk_weights[t, j] * results[pair t * top_k + j], in the order of j. The CTAs with blockIdx.y == y process
-// every gridDim.y-th token, beginning with token y. The columns are divided among them.
+// every gridDim.y-th token, beginning with token y. The columns are divided among these CTAs.
 extern "C" __global__ void __launch_bounds__(128)
 experts_sum(
     const float* topk_weights,
@@ -31,7 +31,7 @@ experts_sum(
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     griddepcontrol_launch_dependents();
-    griddepcontrol_wait();   // the second GEMM has written the results
+    griddepcontrol_wait();   // wait until the second GEMM has written the results
     const u32 column = (blockIdx.x * 128 + threadIdx.x) * CHUNK;
     if (column >= problem.n) return;
     const u16* const results = (const u16*)(space + problem.result_at) + column;

@@ -395,7 +395,7 @@ struct Maps {
     const TensorMap* activation_map;
 };
 
-// Expect the bytes of a stage, and load weights, scales and zero points.
+// Make the slot's barrier expect the bytes of a stage, and load weights, scales and zero points.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, u32 stage, u64 policy) {
     const u32 slot = ring.stage, full = ring.get_barrier();
     ring.expect_tx(TRANSACTION_BYTES + row_boxes(tile) * ROW_BOX_STAGE_BYTES);
@@ -467,8 +467,8 @@ struct Biases {
     float low, high;   // of columns g and g + 8 of a fragment, where g is lane / 4
 };
 
-// Load a thread's biases of a fragment. `bias` contains the biases of all experts, and `column` is the fragment's first column in the expert's
-// weight.
+// Load a thread's biases for a fragment. `bias` contains the biases of all experts, and `column` is the fragment's first column in the
+// expert's weight.
 __device__ __forceinline__ Biases load_biases(const Problem& problem, const u16* bias, u32 expert, u32 column, u32 lane) {
     const u32 low = column + (lane >> 2), high = low + 8;
     const u16* const own = bias + (u64)expert * problem.n;

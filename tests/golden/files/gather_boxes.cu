@@ -20,7 +20,7 @@ namespace cudatma {
 //
 // No proxy fence is needed because TMA both writes and reads the slots. No `empty` barriers are needed because the loading thread also
 // stores, and waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, the thread refills the
-// slot that it stored StoresInFlight stores earlier, because TMA has read that slot. TMA may still be reading the slots of later stores.
+// slot that it stored StoresInFlight stores earlier, which TMA has read by then. TMA may still be reading the slots of later stores.
 // The function returns after all stores have written global memory. `barriers` is the shared-memory address of the 8 * Stages bytes of the
 // ring's barriers.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
@@ -62,8 +62,8 @@ constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still be reading their 
 constexpr u32 STAGE_BYTES = 16384;   // bytes from one slot to the next, and maximum size of a box
 constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 
-// Copy box i of the source to the i-th `box_bytes` bytes of the destination. Axis 0 is the innermost. TMA fills elements outside the
-// source.
+// Copy box i of the source to the destination, beginning at byte i * `box_bytes`. Axis 0 is the innermost. The source's tensor map
+// determines the value of elements outside the source.
 // `starts` contains the RANK coordinates of the first element of each box, with the outermost axis first.
 extern "C" __global__ void __launch_bounds__(32)
 gather_boxes(const __grid_constant__ TensorMap source, u8* destination,

@@ -42,7 +42,7 @@ constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-maj
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot, which holds whole boxes of an N-major operand
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
 constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // width of a K-major operand's swizzle
-constexpr u32 WARPS_M = 2, WARPS_N = 4;   // numbers of warps along M and N
+constexpr u32 WARPS_M = 2, WARPS_N = 4;   // warps along M and along N
 constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
 constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // registers per thread
 
@@ -149,7 +149,7 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the position of a tile. tile_m runs over all matrices of the batch.
+// Return the position of a tile. `tile_m` counts the rows of tiles across all matrices of the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
     return Place{(tile_m - batch * problem.matrix_tiles_m) * TILE_M, tile_n * TILE_N, batch};
@@ -179,7 +179,8 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// Return the bits of `ones` where `mask` is 1, and the bits of `zeros` elsewhere. ptxas would compile a condition on the lane to a branch.
+// Return the bits of `ones` where `mask` is 1, and the bits of `zeros` elsewhere. ptxas would compile a conditional expression on the lane
+// to a branch.
 __device__ __forceinline__ u32 select(u32 mask, u32 ones, u32 zeros) { return (ones & mask) | (zeros & ~mask); }
 
 // Exchange `high` of the lower lane with `low` of the upper lane in each pair of lanes whose numbers differ by Distance.
@@ -236,9 +237,9 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
 // Set to zero the rows of A's slots that wgmma reads but TMA does not load. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major A
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // bytes per row of a K-major A
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        // The row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
+        // Compute the row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
         const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;
         if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
@@ -306,7 +307,7 @@ struct StageCursor {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load this CTA's tiles without waiting until the consumers have stored the previous tile.
+// Load this CTA's tiles. The loads of a tile do not wait until the consumers have stored the previous tile.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         ring.acquire();
@@ -331,8 +332,9 @@ __device__ __forceinline__ void load_step(Fragments& to, const LaneAddresses& fr
     load_fragments(to, from.a + slot * A_STAGE_BYTES, from.b + slot * B_STAGE_BYTES, step);
 }
 
-// Multiply a stage. The warp loads the fragments of each step before it issues the MMAs of the previous step; fragments[0] already contains
-// those of step 0. It releases the slot of the previous stage during the MMAs of this stage, after it has used all values of that slot.
+// Multiply a stage. On entry, fragments[0] contains the fragments of step 0. The warp loads the fragments of each step before it issues the
+// MMAs of the previous step. It releases the slot of the previous stage during the MMAs of this stage, after it has used all values of that
+// slot.
 template <bool IsLast>
 __device__ __forceinline__ void multiply_stage(Accumulators& acc, Fragments (&fragments)[2], Ring& ring, const LaneAddresses& from,
                                                bool is_first, u32& previous) {
@@ -362,8 +364,8 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Wo
 #pragma unroll 1
     for (; k + 1 < unit.k_end; ++k) multiply_stage<false>(acc, fragments, ring, from, k == unit.k_begin, previous);
     multiply_stage<true>(acc, fragments, ring, from, k == unit.k_begin, previous);
-    // Release the last slot with a fence. Without the fence, ptxas may move MMAs of the last stage and the reads of their operands after
-    // the arrival.
+    // Release the last slot with a fence. Without the fence, ptxas may move the MMAs of the last stage, and the reads of their operands,
+    // past the arrival.
     __syncwarp();
     if (laneid() == 0) ring.release(previous);
 }

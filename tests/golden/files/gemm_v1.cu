@@ -51,8 +51,8 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a and b are matrix descriptors. No other
-// instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. `a` and `b` are matrix
+// descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
@@ -90,7 +90,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Advance the address of a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
+// Advance the address in a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
 // 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
@@ -151,7 +151,7 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the position of a tile. tile_m runs over all matrices of the batch.
+// Return the position of a tile. `tile_m` counts the rows of tiles across all matrices of the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
     return Place{(tile_m - batch * problem.matrix_tiles_m) * TILE_M, tile_n * TILE_N, batch};

@@ -54,8 +54,8 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a and b are matrix descriptors. No other
-// instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. `a` and `b` are matrix
+// descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_tt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
@@ -93,7 +93,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Advance the address of a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
+// Advance the address in a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
 // 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
@@ -151,7 +151,7 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the position of a tile. tile_m runs over all matrices of the batch.
+// Return the position of a tile. `tile_m` counts the rows of tiles across all matrices of the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
     return Place{(tile_m - batch * problem.matrix_tiles_m) * TILE_M, tile_n * TILE_N, batch};
@@ -240,9 +240,9 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
 // Set to zero the rows of A's slots that wgmma reads but TMA does not load. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major A
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // bytes per row of a K-major A
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        // The row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
+        // Compute the row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
         const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;
         if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }

@@ -37,7 +37,7 @@ constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // otherwise M-major or N-major
-constexpr u32 CLUSTER = 2;   // CTAs per cluster, which share the larger of their tiles of A and B
+constexpr u32 CLUSTER = 2;   // CTAs per cluster; they share the larger of the A and B tiles
 constexpr u32 CLUSTER_M = 1, CLUSTER_N = 2;   // CTAs per cluster along M and along N
 constexpr bool A_IS_SHARED = CLUSTER_N > 1;
 
@@ -66,8 +66,8 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a and b are matrix descriptors. No other
-// instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. `a` and `b` are matrix
+// descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
@@ -97,7 +97,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Advance the address of a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
+// Advance the address in a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
 // 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
@@ -148,8 +148,8 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the position of a CTA's tile. `tile_m` and `tile_n` are the position of the cluster's tile, and `tile_m` runs over all matrices of
-// the batch.
+// Return the position of a CTA's tile. `tile_m` and `tile_n` are the position of the cluster's tile. `tile_m` counts the rows of tiles
+// across all matrices of the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * CLUSTER_M;
     return Place{(along_m + rank % CLUSTER_M) * TILE_M, (tile_n * CLUSTER_N + rank % CLUSTER_N) * TILE_N, batch};
@@ -239,9 +239,9 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
 // Set to zero the rows of A's slots that wgmma reads but TMA does not load. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major A
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // bytes per row of a K-major A
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        // The row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
+        // Compute the row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
         const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;
         if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
@@ -311,8 +311,8 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& pro
 // ---- Clusters -------------------------------------------------------------------------------------------------------
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
-// Load this CTA's part of a shared slot into every CTA of the cluster. The CTAs divide the rows of a K-major operand, and the K of any
-// other operand.
+// Load this CTA's part of a shared slot into every CTA of the cluster. A K-major operand is divided along its rows, and any other
+// operand is divided along K.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch, u32 rank) {
     if constexpr (IsKMajor) {
@@ -330,8 +330,9 @@ __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 ba
     }
 }
 
-// Load stage k of a tile into the current slot. This CTA loads all of its own operand into its own slot, and its part of the shared operand
-// into the slots of all CTAs of the cluster. Call this function from one thread after the consumers of all CTAs have released the slot.
+// Load stage k of a tile into the current slot. This CTA loads the whole tile of the operand that is not shared into its own slot, and
+// its part of the shared operand into the slots of all CTAs of the cluster. Call this function from one thread after the consumers of all
+// CTAs have released the slot.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place,
                                            u32 rank) {
     const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
@@ -377,8 +378,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load this CTA's tiles without waiting until the consumers have stored the previous tile. Every other tile is loaded backward along K
-// because L2 still holds the end of the operands that consecutive tiles share.
+// Load this CTA's tiles. The loads of a tile do not wait until the consumers have stored the previous tile. If `alternates` is set, every
+// other tile is loaded backward along K, because L2 still contains the last stages of the operand that consecutive tiles share.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank) {
     WorkQueue queue(problem, blockIdx.x / CLUSTER);
     WorkUnit unit;

@@ -32,7 +32,7 @@ constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 288;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = false;   // otherwise M-major or N-major
-constexpr u32 CLUSTER_K = 2;   // CTAs per cluster, which split K
+constexpr u32 CLUSTER_K = 2;   // CTAs per cluster; they split K
 
 // ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
 constexpr u32 A = 0;                          // 49152 B
@@ -62,8 +62,8 @@ constexpr u32 OWN = FRAGMENTS_8 / CLUSTER_K;   // fragments along N that a CTA o
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
-// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a and b are matrix descriptors. No other
-// instruction may access d between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. `a` and `b` are matrix
+// descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_tt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
@@ -101,7 +101,7 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Advance the address of a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
+// Advance the address in a descriptor by `bytes`. An addition suffices because the low bits of a descriptor contain the address in units of
 // 16 bytes, and a shared-memory address cannot overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
@@ -159,7 +159,7 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the position of a tile. tile_m runs over all matrices of the batch.
+// Return the position of a tile. `tile_m` counts the rows of tiles across all matrices of the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
     return Place{(tile_m - batch * problem.matrix_tiles_m) * TILE_M, tile_n * TILE_N, batch};
@@ -250,9 +250,9 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
 // Set to zero the rows of A's slots that wgmma reads but TMA does not load. All threads must call this function and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major A
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // bytes per row of a K-major A
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        // The row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
+        // Compute the row of A. For an M-major A, the XOR undoes the 128-byte swizzle.
         const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;
         if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
@@ -301,7 +301,7 @@ __device__ __forceinline__ u32 cluster_sums(u32 smem, u32 sender, u32 warp_tile,
 }
 
 // Send to each peer the sums of the peer's fragments, and add the peers' sums to this CTA's own sums in the order of the ranks. Return
-// whether this CTA has a part of the result.
+// whether this CTA holds a part of the result.
 __device__ __forceinline__ bool reduce_cluster(Accumulators& acc, u32 smem, u32 rank, u32 warp_tile, u32 lane) {
     barrier_cluster_wait();   // the peers must have initialized their barriers before this CTA sends sums
 #pragma unroll
@@ -374,7 +374,7 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
 }
 }  // namespace cudatma
 
-// C = A B, version v6. This version is like v3, but the CTAs of a cluster split the K of one tile and exchange their sums. Each CTA then
+// C = A B, version v6. This version is like v3, but the CTAs of a cluster split the K of one tile and exchange partial sums. Each CTA then
 // stores a part of the columns.
 extern "C" __global__ void __launch_bounds__(288, 1)
 gemm_v6_f16_cr_128x256x64_w2_s3_k2(
@@ -405,7 +405,7 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
     }
     __syncthreads();                    // no thread may use the barriers before they are initialized
     barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() orders the initialization, and reduce_cluster() waits
-    griddepcontrol_wait();              // no launch_dependents, because clusters that start early are slower
+    griddepcontrol_wait();              // launch_dependents is not called, because clusters that start early are slower
     if (warp_index == CONSUMER_WARPS) {
         if (elect_sync()) produce(ring, problem, k_begin, k_end, smem, Maps{&a_map, &b_map}, place);
         __syncwarp();

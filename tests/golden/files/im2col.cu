@@ -20,7 +20,7 @@ namespace cudatma {
 //
 // No proxy fence is needed because TMA both writes and reads the slots. No `empty` barriers are needed because the loading thread also
 // stores, and waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, the thread refills the
-// slot that it stored StoresInFlight stores earlier, because TMA has read that slot. TMA may still be reading the slots of later stores.
+// slot that it stored StoresInFlight stores earlier, which TMA has read by then. TMA may still be reading the slots of later stores.
 // The function returns after all stores have written global memory. `barriers` is the shared-memory address of the 8 * Stages bytes of the
 // ring's barriers.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
@@ -61,9 +61,9 @@ constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still be reading their 
 constexpr u32 STAGE_BYTES = 16384;   // bytes from one slot to the next, and maximum size of a box
 constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 
-// Copy the source's channels for each pixel of a convolution's result and each tap of its filter to destination[pixel][tap][channel].
-// Pixels and taps are numbered with w innermost. A box contains `channels` channels of `pixels` pixels for one tap. TMA steps from pixel to
-// pixel across the ends of rows and images.
+// For each output pixel and each filter tap of a convolution, copy the channels of the source pixel to destination[pixel][tap][channel].
+// Pixels and taps are numbered with w innermost. A box contains `channels` channels of `pixels` pixels for one tap. The pixels of a box may
+// continue in the next row or the next image.
 // Along each axis (here w), `out_w` is the extent of the result, `taps_w` is the extent of the filter, `stride_w` is the stride of the
 // convolution, `before_w` is the padding before the image, and `step_w` is the dilation. `taps` is the number of taps of the filter, and
 // `channel_boxes` is the number of boxes along the channels.

@@ -203,10 +203,10 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroP
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Slice-K within a CTA -------------------------------------------------------------------------------------------
-// Add the sums of SLICE_K groups of SLICE_THREADS threads. All groups hold sums of the same part of the tile, each for one slice of every
-// stage's K. Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own sums in the order of the slices.
-// Return whether this thread is in group 0. `part` is the index of the part in the tile, and `thread` is the index of the thread in its
-// group.
+// Add up the sums of SLICE_K groups of SLICE_THREADS threads. All groups hold sums of the same part of the tile, each over one slice of
+// every stage's K. Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own sums in the order of the
+// slices. Return whether this thread is in group 0. `part` is the index of the part in the tile, and `thread` is the index of the thread in
+// its group.
 __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
     constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
     const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
@@ -253,7 +253,7 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // the release covers the stores of all lanes because __syncwarp() orders them before it
+    if (lane == 0)   // the release covers the stores of all lanes, because __syncwarp() orders these stores before the release
         asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
@@ -432,7 +432,7 @@ struct WeightFragments {
 // Operand B of a step of 16 elements of K, which consists of the activations of all rows of the tile.
 typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
-// Load the activations of a step. In the swizzle, the addresses of a step's chunks differ from the addresses in step 0 only in bits 5 and
+// Load the activations of a step. With the swizzle, the addresses of a step's chunks differ from the addresses in step 0 only in bits 5 and
 // 6.
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
     if constexpr (FRAGMENTS_8 == 1) {
@@ -552,7 +552,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     ring.release_used_by_warp(previous, lane);
 }
 
-// The operands. Members have the names of the launch parameters.
+// The operands. The members are named after the launch parameters.
 struct Operands {
     const TensorMap* weight_map;
     const TensorMap* scale_map;
@@ -563,7 +563,7 @@ struct Operands {
     Workspace workspace;
 };
 
-// Return the L2 policy of the weights. Weights stay in L2 if several rows of tiles read them.
+// Return the L2 policy for the weights, which keeps them in L2 if several rows of tiles read them.
 __device__ __forceinline__ u64 choose_weight_policy(const Problem& problem) {
     const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
     return problem.tiles_m > 1 ? normal : first;
@@ -660,8 +660,8 @@ marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     griddepcontrol_launch_dependents();   // allows the next kernel to start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {
-        // elect_sync() proves to ptxas that only one thread runs this code. If the condition compared the lane, ptxas would put a loop around
-        // each copy.
+        // elect_sync() proves to ptxas that only one thread runs this code. With a comparison of the lane index, ptxas would generate
+        // a loop around each copy.
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, operands, smem, range);
         return;
     }

@@ -249,7 +249,7 @@ __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) 
 // function does not call packed_column(), because ptxas would order the additions differently.
 __device__ __forceinline__ u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 
-// The addresses from which this thread reads slot 0. The addresses in the following slots are multiples of a stage's size further on.
+// The addresses from which this thread reads slot 0. The addresses in slot i are larger by i times the size of a stage.
 struct SlotAddresses {
     u32 activations;
     u32 weights;
@@ -288,7 +288,7 @@ struct SlotAddresses {
 // Operand B of a step of 16 elements of K, which consists of the activations of all rows of the tile.
 typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
-// Load the activations of a step. In the swizzle, the addresses of a step's chunks differ from the addresses in step 0 only in bits 5 and
+// Load the activations of a step. With the swizzle, the addresses of a step's chunks differ from the addresses in step 0 only in bits 5 and
 // 6.
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
     if constexpr (FRAGMENTS_8 == 1) {
@@ -452,12 +452,12 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
 }
 
 // Add up the sums of the CTAs of a cluster. Each N tile has one owner. The other CTAs send their sums to the owner, which adds them to its
-// own sums in the order of the ranks. Return whether this warp has the result.
+// own sums in the order of the ranks. Return whether this warp holds the result.
 __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
     const u32 owner = warp_tile.position % CLUSTER_K, received = warp_tile.position / CLUSTER_K * (CLUSTER_K - 1);
     const u32 first = fragment_offset(first_own_fragment(warp_tile), 0);
     const u32 sums = smem + CLUSTER_SUMS + received * N_TILE_SUM_BYTES + first + lane * 16;
-    // Wait until the owner has initialized its barrier. The owner waits, too, because compute-sanitizer's racecheck hangs if some of the
+    // Wait until the owner has initialized its barrier. The owner also waits, because compute-sanitizer's racecheck hangs if some of the
     // threads that arrived do not wait.
     barrier_cluster_wait();
     if (tile.rank != owner) {
@@ -507,7 +507,7 @@ __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, 
     }
 }
 
-// Store the result. movmatrix transposes the fragments, so that each lane has two adjacent columns of a row of the output.
+// Store the result. movmatrix transposes the fragments, so that each lane holds two adjacent columns of a row of the output.
 __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& problem, u16* output, u32 tile_m, u32 n_begin,
                                              u32 lane) {
     const u32 m_begin = tile_m * TILE_M, column = n_begin + 2 * (lane & 3);
@@ -560,7 +560,8 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // elect_sync() proves to ptxas that only one thread runs this code. With the condition lane == 0, ptxas would put a loop around each copy.
+    // elect_sync() proves to ptxas that only one thread runs this code. With the condition lane == 0, ptxas would generate a loop around
+    // each copy.
     if (is_producer && elect_sync()) fill_ring(ring, smem, maps, tile, problem, policy);
     __syncwarp();
     barrier_cluster_arrive_relaxed();   // relaxed: fence_mbarrier_init() orders the initialization, and reduce_cluster() waits

@@ -227,7 +227,7 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // the release covers the stores of all lanes because __syncwarp() orders them before it
+    if (lane == 0)   // the release covers the stores of all lanes, because __syncwarp() orders these stores before the release
         asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
@@ -539,7 +539,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     return previous;
 }
 
-// The operands. Members have the names of the launch parameters.
+// The operands. The members are named after the launch parameters.
 struct Operands {
     const TensorMap* weight_map;
     const TensorMap* scale_map;
@@ -555,7 +555,7 @@ struct Policies {
     u64 activations;
 };
 
-// Return the L2 policies. Weights stay in L2 if several rows of tiles read them.
+// Return the L2 policies. The weights stay in L2 if several rows of tiles read them.
 // In a cluster launch, the activations also stay in L2, because every column of tiles in a raster group reads the group's activations.
 __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     const bool has_rows = problem.tiles_m > 1;
@@ -643,7 +643,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
     WeightFragments weights;
     griddepcontrol_wait();   // the previous kernel may still be using the workspace and the result
     for (u32 i = 0; queue.next(problem, unit); ++i) {
-        if (i % PINGPONG != warp.group) {   // the other warpgroup's work unit
+        if (i % PINGPONG != warp.group) {   // the other warpgroup processes this work unit
             skip(ring, unit.k_end - unit.k_begin);
             continue;
         }

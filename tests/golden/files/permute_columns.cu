@@ -19,7 +19,7 @@ constexpr u32 ROW_BYTES = 16384;   // bytes from one row to the next in a slot
 constexpr u32 STAGE_BYTES = 32768;   // bytes from one slot to the next
 constexpr u32 BARRIERS = 65536;  // offset of the barriers, after the slots
 constexpr u32 CONSUMERS = 512;   // threads that write the result
-constexpr u32 ROWS = 2;   // rows per step, for which a thread reads the permutation once
+constexpr u32 ROWS = 2;   // rows per step; a thread reads the permutation once for all of them
 constexpr u32 CHUNK = 8;   // elements per 16-byte chunk; a thread writes one chunk at a time
 
 // Set `from` to the columns of a chunk of the result. Elements after the last column repeat the last column.
@@ -43,7 +43,7 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]
 }
 
 // Compute result[t, k] = source[t, order[k]] for rows of 16-bit elements.
-// The CTAs with blockIdx.y == y process ROWS rows out of every gridDim.y * ROWS rows. The columns are divided among them. Rows of the
+// The CTAs with blockIdx.y == y process ROWS rows out of every gridDim.y * ROWS rows. The columns are divided among these CTAs. Rows of the
 // result must begin at multiples of 16 bytes. The kernel writes all elements of a row's last chunk, even those after the last column.
 // `source_pitch` is in elements, and `result_pitch` is in chunks.
 extern "C" __global__ void __launch_bounds__(544)

@@ -77,8 +77,8 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
-// A divisor prepared by the host for dividends below 2^31. divide() takes one multiplication and one shift; an integer division takes about
-// 25 instructions.
+// A divisor prepared by the host for dividends below 2^31. divide() takes one multiplication and one shift, whereas an integer division
+// takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -102,8 +102,8 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
-// async proxy: reads by TMA stores and wgmma, and TMA loads that overwrite the data.
+// [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses through
+// the async proxy: reads by TMA stores and wgmma, and TMA loads that overwrite the data.
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
@@ -176,7 +176,7 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
 }
 
 // Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each barrier number a constant, because ptxas
-// reserves all 16 barriers for a number that is unknown at compile time.
+// reserves all 16 barriers if the number is unknown at compile time.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -1340,8 +1340,8 @@ __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Decrease this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8), and return the others to
-// the CTA's pool.
+// [PTX ISA, setmaxnreg] Decrease this warpgroup's registers per thread to Registers (24 to 256, a multiple of 8), and return the released
+// registers to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
@@ -1358,8 +1358,8 @@ struct ThreadPosition {
     u32 warpgroup, warp, lane;
 };
 
-// [PTX ISA, cp.async.bulk.tensor] Store a box from shared-memory address `src` to element (c0, c1, ...) and the following elements of `map`
-// as part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// [PTX ISA, cp.async.bulk.tensor] Store shared memory at `src` to the box of `map` that begins at element (c0, c1, ...), as part of this
+// thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
 // not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
@@ -1427,9 +1427,9 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp. a (16 x 16) and b (16 x 8) are bf16, and d (16 x 8) is fp32. In
-// d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row l / 4 +
-// 8.
+// [PTX ISA, mma.m16n8k16] Compute `d` += `a` `b` for a warp. `a` (16 x 16) and `b` (16 x 8) are bf16, and `d` (16 x 8) is
+// fp32. In d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row
+// l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -1462,8 +1462,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
                  :: "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store a box from shared-memory address `src` to element (c0, c1, ...) and the following elements of `map`
-// as part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// [PTX ISA, cp.async.bulk.tensor] Store shared memory at `src` to the box of `map` that begins at element (c0, c1, ...), as part of this
+// thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
 // not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 // Store with an L2 policy from createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_store_hint(const TensorMap* map, u32 src, int c0, int c1, u64 policy) {
@@ -1516,8 +1516,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const Tens
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store a box from shared-memory address `src` to element (c0, c1, ...) and the following elements of `map`
-// as part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// [PTX ISA, cp.async.bulk.tensor] Store shared memory at `src` to the box of `map` that begins at element (c0, c1, ...), as part of this
+// thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
 // not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* map, u32 src, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
@@ -1581,8 +1581,8 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(const TensorMap
                  :: "l"(map), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store a box from shared-memory address `src` to element (c0, c1, ...) and the following elements of `map`
-// as part of this thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
+// [PTX ISA, cp.async.bulk.tensor] Store shared memory at `src` to the box of `map` that begins at element (c0, c1, ...), as part of this
+// thread's current bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes,
 // not at elements. The threads that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_store(const TensorMap* map, u32 src, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
@@ -1718,9 +1718,9 @@ __device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
     asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp. a (16 x 16) and b (16 x 8) are f16, and d (16 x 8) is fp32. In
-// d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row l / 4 +
-// 8.
+// [PTX ISA, mma.m16n8k16] Compute `d` += `a` `b` for a warp. `a` (16 x 16) and `b` (16 x 8) are f16, and `d` (16 x 8) is
+// fp32. In d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row
+// l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -1877,7 +1877,7 @@ __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     return d;
 }
 
-// Return the low half of `pair` in both halves. ptxas folds these moves into an operand modifier, which it does not do with a byte
+// Return the low half of `pair` in both halves. ptxas folds these moves into an operand modifier, but it does not fold a byte
 // permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;

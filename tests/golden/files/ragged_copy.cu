@@ -21,8 +21,8 @@ constexpr u32 EXPECTED_BYTES = 8192;   // bytes that TMA loads per box
 constexpr u32 BARRIERS = 32768;   // offset of the barriers, after the slots
 constexpr u32 BOX_ROWS = 64;
 constexpr u32 BOX_COLUMNS = 64;
-// Number of tensor maps in global memory that each warp of a CTA edits in turn. A warp edits a map again after MAPS other arrays, each of
-// which has at least one box. By then, the copies that were issued MAPS boxes ago have completed, so TMA no longer uses the map.
+// Number of tensor maps in global memory that each warp of a CTA edits in turn. A warp edits a map again MAPS arrays later, and each array
+// has at least one box. By then, the copies that were issued MAPS boxes ago have completed, so TMA no longer uses the map.
 constexpr u32 MAPS = 4;
 static_assert(MAPS >= STAGES);
 
@@ -36,7 +36,7 @@ struct Pair {
     u32 boxes_x;                           // boxes along the columns
 };
 
-// The pair that a warp processes. All members are uniform within the warp.
+// The pair that a warp is processing. All members are uniform within the warp.
 struct Cursor {
     const Pair* pairs;
     u32 count, index, edits;
@@ -80,10 +80,10 @@ __device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch
     __syncwarp();
 }
 
-// Copy `count` 2D arrays of any shapes. A CTA processes `boxes / gridDim.x` consecutive boxes. Warp 0 waits until warp 1 has released a
-// slot, and loads a box into the slot. Warp 1 waits until the slot is full, stores the box, and releases the slot after the store has read
-// it. Each warp edits its tensor map at the first box of each pair. `maps` contains 2 * MAPS maps per CTA. `source` and `destination`
-// provide the element type and the box size. The warps replace their addresses, sizes and pitches.
+// Copy `count` 2D arrays of any shape. The boxes are divided evenly among the CTAs in contiguous ranges. Warp 0 waits until warp 1 has
+// released a slot, and loads a box into the slot. Warp 1 waits until the slot is full, stores the box, and releases the slot after the
+// store has read it. Each warp edits its tensor map at the first box of each pair. `maps` contains 2 * MAPS maps per CTA. The maps `source`
+// and `destination` provide the element type and the box size. The warps replace addresses, sizes and pitches in copies of these maps.
 extern "C" __global__ void __launch_bounds__(64)
 ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const Pair* pairs,
     u32 count, u32 boxes, TensorMap* maps) {

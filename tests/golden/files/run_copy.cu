@@ -20,7 +20,7 @@ namespace cudatma {
 //
 // No proxy fence is needed because TMA both writes and reads the slots. No `empty` barriers are needed because the loading thread also
 // stores, and waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, the thread refills the
-// slot that it stored StoresInFlight stores earlier, because TMA has read that slot. TMA may still be reading the slots of later stores.
+// slot that it stored StoresInFlight stores earlier, which TMA has read by then. TMA may still be reading the slots of later stores.
 // The function returns after all stores have written global memory. `barriers` is the shared-memory address of the 8 * Stages bytes of the
 // ring's barriers.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>

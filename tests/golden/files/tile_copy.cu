@@ -53,7 +53,7 @@ tile_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Tens
             cp_async_bulk_tensor_2d_store(&destination, slots + pipeline.stage * STAGE_BYTES, x, y);
             cp_async_bulk_commit_group();
             if (previous < STAGES) {
-                cp_async_bulk_wait_group_read<1>();   // the previous store must have read its slot; this store may still be reading
+                cp_async_bulk_wait_group_read<1>();   // wait until the previous store has read its slot; this store may still be reading
                 pipeline.release(previous);
             }
             previous = pipeline.stage;

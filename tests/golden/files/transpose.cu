@@ -41,12 +41,12 @@ constexpr u32 PARTS = 8;   // parts per square; a warp transposes one part (eigh
 
 // Transpose part `part` of a square. The square begins at row `row` of panel `from`, and its transpose begins at row `column` of panel `to`.
 //
-// ldmatrix transposes pairs of bytes, so each lane receives the pair at the same position in each of two rows. The 16 rows of a block are divided between two
-// matrices A and B, so that lane 4 c + j holds pair c of rows 4 j to 4 j + 3. __byte_perm combines these pairs into four bytes of row 2 c
-// and four bytes of row 2 c + 1 of the result, and stmatrix writes the result as two matrices. To avoid bank conflicts, the rows are divided between A and
-// B, and between these two matrices, so that the eight rows of each matrix are in eight different chunks of their lines. A contains rows 0, 1,
-// 4, 5, 10, 11, 14 and 15, and B contains the other rows. The first matrix that stmatrix writes contains rows 0, 2, 4, 6, 9, 11, 13
-// and 15, and the second one contains the other rows.
+// ldmatrix transposes pairs of bytes, so each lane receives the pair at the same position in each of two rows. The 16 rows of a block are
+// divided between two matrices A and B, so that lane 4 c + j holds pair c of rows 4 j to 4 j + 3. __byte_perm combines these pairs into
+// four bytes of row 2 c and four bytes of row 2 c + 1 of the result, and stmatrix writes the result as two matrices. To avoid bank
+// conflicts, the rows are divided between A and B, and the result's rows between the two matrices that stmatrix writes, so that the eight
+// rows of each matrix are in eight different chunks of their lines. A contains rows 0, 1, 4, 5, 10, 11, 14 and 15, and B contains the other
+// rows. The first matrix that stmatrix writes contains rows 0, 2, 4, 6, 9, 11, 13 and 15, and the second one contains the other rows.
 __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 column, u32 part) {
     const u32 lane = laneid(), line = lane & 7, second = lane >> 3 & 1, block = lane >> 4;
     const u32 read_row = 2 * (line & 6) + (line & 1) + 2 * ((line >> 2) ^ second);

@@ -23,7 +23,7 @@ namespace cudatma {
 //
 // No proxy fence is needed because TMA both writes and reads the slots. No `empty` barriers are needed because the loading thread also
 // stores, and waits for its bulk groups before it reuses a slot. The thread first fills all slots. After each store, the thread refills the
-// slot that it stored StoresInFlight stores earlier, because TMA has read that slot. TMA may still be reading the slots of later stores.
+// slot that it stored StoresInFlight stores earlier, which TMA has read by then. TMA may still be reading the slots of later stores.
 // The function returns after all stores have written global memory. `barriers` is the shared-memory address of the 8 * Stages bytes of the
 // ring's barriers.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
@@ -67,7 +67,7 @@ constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 // Copy a window of the source, box by box. Axis 0 is the innermost.
 // Along axis i, `start_i` is the window's first element in the source, which may be negative, `box_i` is the extent of a box in elements,
 // and `tiles_i` is the number of boxes. `box_bytes` is the number of bytes that TMA loads per box. Boxes may extend beyond the edges of the
-// arrays. Loads fill elements outside the source, and stores omit elements outside the destination.
+// arrays. The source's tensor map determines the value of elements outside the source, and stores omit elements outside the destination.
 extern "C" __global__ void __launch_bounds__(32)
 window_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination,
     int start0, int box0, u32 tiles0,
