@@ -36,7 +36,7 @@ from cudatma.build import render as rendering
 from cudatma.build.kernel import default_target
 from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
-from cudatma.errors import ArgumentError, CompileError, FieldError, counted, duration
+from cudatma.errors import ArgumentError, CompileError, FieldError, alternatives, counted, duration
 from cudatma.kernels.choice import decide
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import imagined_gpu
@@ -292,7 +292,7 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
         return None
     selected = family_and_version(options.kernel)
     if selected is None:
-        allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
+        allowed = f"{alternatives(FAMILIES)}, or the kernel of one of their versions"
         raise ArgumentError("kernel", options.kernel, allowed, "omit --m, --n and --k to dump this kernel")
     if options.config:
         raise ArgumentError("--config", options.config[0], "omitted if --m, --n and --k select the config")
@@ -360,7 +360,7 @@ def _print_summary(report: KernelReport, folder: Path) -> None:
 def parser() -> Parser:
     """Return the parser of ``cudatma dump``."""
     result = Parser("cudatma dump", __doc__, EXAMPLES)
-    help = f"a file or folder, or {_KERNELS}; {', '.join(FAMILIES)} are families of kernels"
+    help = f"a file or folder, or {_KERNELS} (kernel families: {', '.join(FAMILIES)})"
     result.add_argument("kernel", nargs="?", metavar="KERNEL|FILE", help=help)
     add = result.add_argument
     add(
@@ -374,7 +374,7 @@ def parser() -> Parser:
         "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of each config; repeatable"
     )
     sizes = result.add_argument_group(
-        "the kernel of a problem", f"Problem sizes for {', '.join(FAMILIES)} or one of their versions."
+        "the problem", f"Sizes and options for {', '.join(FAMILIES)} or one of their versions."
     )
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from cudatma.build.kernel import default_target
 from cudatma.emulator.hazards.explanation import HazardExplanation, explain, groups
 from cudatma.emulator.hazards.hazard import CAUSES
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, alternatives
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, family
@@ -63,18 +63,18 @@ def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
     if given_sizes(options) is not None or options.target is not None:
         option = "--m" if options.target is None else "--target"
         got = "a kind of hazard" if options.names else "no NAME"
-        raise ArgumentError(option, got, f"combined with {' or '.join(FAMILIES)}")
+        raise ArgumentError(option, got, f"combined with {alternatives(FAMILIES)}")
     return [explain(kind) for kind in options.names]
 
 
 def parser() -> Parser:
     """Return the parser of ``cudatma explain``."""
     result = Parser("cudatma explain", __doc__, EXAMPLES)
-    result.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or {' or '.join(FAMILIES)}")
+    result.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or {alternatives(FAMILIES)}")
     help_out = "write the broken and the fixed kernel of each kind to this folder"
     result.add_argument("--out", type=output_folder, metavar="DIR", help=help_out)
     result.add_argument("--json", action="store_true", help="print JSON")
-    sizes = result.add_argument_group("the problem", f"Sizes and options for {', '.join(FAMILIES)}.")
+    sizes = result.add_argument_group("the problem", f"Sizes and options for {alternatives(FAMILIES)}.")
     add_size_options(sizes.add_argument)
     sizes.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     add_problem_options(sizes.add_argument)

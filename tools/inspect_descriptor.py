@@ -5,7 +5,7 @@ SOURCE is one of the following:
 - 256 hex digits in memory order;
 - the output of x/16gx, x/32wx or p/x in cuda-gdb;
 - the repr() of a Python bytes object;
-- a file with one of these forms or with the 128 bytes, or - for standard input.
+- a file in one of these forms or with the 128 bytes, or - for standard input.
 
 Dimensions and coordinates are in TMA order, innermost first.
 """

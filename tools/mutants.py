@@ -1,9 +1,8 @@
 """Remove or change each synchronization of a kernel in turn and check that the emulator reports each mutant.
 
 FILE is a .ptx or .cu file with launch options, or a launch file (.toml, .json), as for `cudatma emulate`. If a mutant
-survives, this launch does not need the changed synchronization. To test the
-synchronization, choose a launch in which rings wrap around
-or each CTA processes several tiles.
+survives, this launch does not need the changed synchronization. To test the synchronization, choose a launch in which
+rings wrap around or each CTA processes several tiles.
 
 The exit status is 0 if the original kernel has no hazards and at least 95% of the nonexempt mutants are reported, 2 if
 the command line is invalid, and 1 otherwise.

@@ -73,7 +73,7 @@ def test_a_problem_is_explained(arguments: str, kernel: str, capsys: pytest.Capt
     [
         ("marlin", "got no value"),
         ("gemm --m 1 --n 8", "got no value"),
-        ("trap --m 1 --n 8 --k 8", "--m must be combined with marlin or gemm or attention"),
+        ("trap --m 1 --n 8 --k 8", "--m must be combined with marlin, gemm, attention"),
     ],
 )
 def test_sizes_belong_to_problems(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
