@@ -50,7 +50,10 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcomes of a kernel's mutants, and the report of the unchanged kernel. If that kernel has hazards, no mutant runs."""
+    """Outcomes of a kernel's mutants, and the report of the unchanged kernel.
+
+    No mutant runs if the unchanged kernel has hazards.
+    """
 
     title: str
     unchanged: Report

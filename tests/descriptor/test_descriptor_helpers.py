@@ -319,7 +319,7 @@ def test_stores_that_end_inside_a_chunk() -> None:
     refuses(lambda: check_store(spec), "dims[0]")
     refuses(lambda: check_store(spec, (64, 0)), "dims[0]")
     refuses(lambda: check_reduce(spec, "add", (40, 0)), "dims[0]")
-    with pytest.raises(DescriptorError, match="overwrites 8 bytes"):
+    with pytest.raises(DescriptorError, match="overwrite 8 bytes"):
         check_store(spec, (64, 0))
     check_store(spec, (32, 0))  # ends at 96, before the last element
     check_store(spec, (104, 0))  # begins after it: nothing is written

@@ -143,7 +143,7 @@ def test_a_report_counts_what_a_plain_loop_counts(case: tuple[TiledSpec, tuple[i
         (tiled(dims=(100, (1 << 31) + 1)), (0, 0), "dims[1]", "destroys the context"),
         (COLUMN, (0, 14, 0, 0), "coords[1]", "destroys the context"),
         (tiled(dtype="16u6_align16b", dims=(128, 8), strides_bytes=(96,), box=(128, 8), swizzle="128B_ATOM_64B"),
-         (0, 0), "swizzle", "documents"),
+         (0, 0), "swizzle", "documentation"),
     ],
 )  # fmt: skip
 def test_loads_that_do_not_work(spec: Any, coords: tuple[int, ...], field: str, effect: str) -> None:
@@ -164,7 +164,7 @@ def test_stores_that_do_not_work_and_reductions_that_do() -> None:
     assert padded.store_refusal.field == "lower_corner[0]"
     one_way = access_at(tiled(swizzle="128B_ATOM_32B_FLIP_8B"), (0, 0)).store_refusal
     assert one_way is not None
-    assert "documents" in one_way.effect
+    assert "documentation" in one_way.effect
     assert access_at(tiled(), (0, 0)).reductions == ("add", "min", "max")
     assert access_at(tiled(), (64, 0)).reductions == ("add", "min", "max"), "they clip as stores do"
     assert access_at(tiled(dtype="uint8", box=(64, 8)), (0, 0)).reductions == ()

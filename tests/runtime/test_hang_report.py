@@ -413,7 +413,7 @@ def test_a_stream_that_cannot_be_asked_about_captures_is_an_error_of_its_own(dri
     host = listener()
     driver.capture_code = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
     with pytest.raises(
-        LaunchError, match=r"^stream must be .*got the legacy default stream while another stream captures"
+        LaunchError, match=r"^stream must be .*got the legacy default stream while another stream is capturing"
     ):
         host.run(lambda: pytest.fail("launched"), 1, STREAM)
     driver.capture_code = 700

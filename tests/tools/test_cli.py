@@ -341,7 +341,7 @@ NO_PACKAGES = {
         ({"cuda_version": (11, 8)}, "driver", "fail", "TMA needs 12.0"),
         ({"gpus": []}, "GPU", "warn", "no GPU"),
         ({"gpus": [OLD]}, "GPU", "warn", "compute capability 7.5"),
-        ({"cuda_version": (12, 9)}, "NVRTC", "fail", "may not load"),
+        ({"cuda_version": (12, 9)}, "NVRTC", "fail", "might not load"),
         (
             {"nvrtc_version": DriverError("nvrtcVersion", None, "no library")},
             "NVRTC",
