@@ -302,7 +302,9 @@ class MarlinConfig(KernelConfig):
             allowed = f"at most {_MAX_WARPGROUPS}"
             raise ArgumentError("warpgroups * slice_k", self.warpgroups * self.slice_k, allowed)
         if self.tile_n not in (columns := (64 * self.warpgroups, 128 * self.warpgroups)):
-            allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups} (64 or 128 columns per warpgroup)"
+            allowed = (
+                f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups} (64 or 128 columns per warpgroup)"
+            )
             raise ArgumentError("tile_n", self.tile_n, allowed)
         self._check_groups()
         self._check_registers()
