@@ -302,7 +302,8 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
         # reader on another stream must therefore wait for CuPy's stream.
         view = cupy.from_dlpack(array)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentTypeError(field, f"a DLPack producer that raises {error!r}", _ACCEPTED) from error
+        got = f"an array whose export raises {error!r}"
+        raise ArgumentTypeError(field, got, "an array that can be exported through DLPack") from error
     device = view.data.device_id
     producer = current_stream("cupy", device)
     return ArrayInfo(view.data.ptr, view.shape, view.strides, view.dtype, device, view, "dlpack", producer=producer)

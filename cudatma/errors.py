@@ -29,13 +29,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def alternatives(names: Iterable[object]) -> str:
-    """Return names as a choice, such as ``"a"``, ``"a or b"`` or ``"a, b or c"``."""
+    """Return names joined by commas and "or", such as ``"a"``, ``"a or b"`` or ``"a, b or c"``."""
     *others, last = map(str, names)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def quoted(names: Iterable[object]) -> str:
-    """Return names as a choice of strings, such as ``'"a", "b" or "c"'``."""
+    """Return quoted names joined by commas and "or", such as ``'"a", "b" or "c"'``."""
     return alternatives(f'"{name}"' for name in names)
 
 

@@ -209,16 +209,16 @@ class Inspection:
         element: tuple[int, int] | None = None,
         theme: str = "auto",
     ) -> str:
-        """Draw a box in the tensor and in shared memory, with its banks.
+        """Draw a box in the tensor, and in shared memory with the memory banks.
 
         Parameters
         ----------
         coords, offsets, base : as in place
             Position of the box. See ``place``.
         element : tuple of int, optional
-            (row, index) of an element of the box to outline. Default: none.
+            (row, index) of the element to outline, which must be in the box. Default: none.
         theme : {"auto", "light", "dark"}, default: "auto"
-            Color theme. "auto" follows the reader's settings.
+            Color theme. "auto" follows the color scheme of the viewer.
 
         Returns
         -------

@@ -166,12 +166,12 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
         raise ArgumentError(
             "config",
             ", ".join(unknown),
-            f"a set of those fields of {kernel.__name__} that the problem does not determine",
+            f"a mapping of fields of {kernel.__name__} that the problem does not determine",
         )
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
-        allowed = f"a set of values for all required fields of {kernel.__name__}"
+        allowed = f"a mapping with a value for every required field of {kernel.__name__}"
         raise ArgumentError("config", "no value for " + ", ".join(missing), allowed)
     return kernel(**given)
 

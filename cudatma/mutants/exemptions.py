@@ -303,7 +303,7 @@ def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt griddepcontrol.wait in a warp that waits for a ring if the ring's producer warp also executes it."""
+    """Exempt griddepcontrol.wait in a warp that waits for a slot of a ring whose producer warp executes it, too."""
     others = [place for place in graph.places(lambda i: i.parts[:2] == ("griddepcontrol", "wait")) if place != at]
     fills = any(graph.any_after(place, lambda i: is_copy(i) or is_release(i)) for place in others)
     after = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))

@@ -69,7 +69,7 @@ def bytes_along_rows(value: Any, field: str) -> NDArray[np.uint8]:
 
 
 def codes_along_columns(value: Any, field: str, bits: int) -> NDArray[np.uint8]:
-    """Unpack values of 4 or 8 bits, in int32 words along rows."""
+    """Unpack int32 (R, C) into uint8 (R, 32 / bits * C), where value i of word [r, c] is [r, 32 / bits * c + i]."""
     if bits == _BITS:
         return nibbles_along_columns(value, field)
     data = words(value, field)
@@ -242,7 +242,7 @@ def pack_imported(
         if (values > limit).any():
             column = int(np.argmax(values > limit))
             got = f"{scales[group, column]:g}, which gives values up to {values[column]:g}"
-            allowed = f"a scale for values in the range of {weight.dtype}, at most {limit:g}"
+            allowed = f"small enough for values of at most {limit:g} (the maximum of {weight.dtype})"
             remedy = (
                 "pass dtype='bfloat16' (--dtype bfloat16)" if weight.dtype == "float16" else "scale the weight down"
             )

@@ -42,7 +42,7 @@ _COPY_AGAIN = "copy or download the file again"
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Header entry of a tensor: the name of its type in the format, its shape, and its byte range [begin, end)."""
+    """Header entry of a tensor: its dtype as written in the file, its shape, and its byte range [begin, end)."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -120,9 +120,9 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
 
 
 def read_weight(path: str | os.PathLike[str]) -> StoredWeight:
-    """Return the only weight of a file.
+    """Return the only weight in a file.
 
-    Raises the errors of read_weights(), and WeightFileError if there are several weights.
+    Raises the errors of read_weights(), and WeightFileError unless the file contains exactly one weight.
     """
     weights = read_weights(path)
     if len(weights) != 1:

@@ -121,8 +121,10 @@ class WeightFormat:
             products = values * (self.smallest * 2.0**-exponent)
             if (products.astype(scales.dtype) != products).any():
                 got = f"magnitudes from {values[values > 0][0]:g} to {values[-1]:g}"
-                remedy = "pass bfloat16 scales" if scales.dtype == np.float16 else "quantize the weight again"
-                raise QuantizationError("scales", got, f"in a narrower range of {scales.dtype.name}", remedy)
+                fp16 = scales.dtype == np.float16
+                remedy = "pass bfloat16 scales" if fp16 else "quantize the original weight with cudatma.quantize()"
+                allowed = f"large enough that no product with a code underflows in {scales.dtype.name}"
+                raise QuantizationError("scales", got, allowed, remedy)
         return exponent
 
     def nearest(self, values: Any, xp: Any) -> Any:

@@ -91,7 +91,7 @@ def read_cubin(data: bytes, name: str, log: str = "") -> Cubin:
         return _read(data, _spills(log))
     except (struct.error, LookupError, ValueError, OverflowError) as error:
         got = f"{name}, which is corrupt or truncated ({len(data)} bytes)"
-        raise ArgumentError("file", got, "a complete cubin") from error
+        raise ArgumentError("file", got, "a valid cubin") from error
 
 
 def _read(data: bytes, spilled: dict[str, tuple[int, int]]) -> Cubin:

@@ -37,9 +37,9 @@ def fill_word(spec: MapSpec) -> int:
 
 
 def round_to_tf32(bits: Array) -> Array:
-    """Round fp32 to tf32, which has 10 mantissa bits, to nearest even.
+    """Round fp32 to the nearest tf32 value (10 mantissa bits), with ties to even.
 
-    NaNs become canonical. Subnormals do not change, even for .ftz types.
+    NaNs become canonical. Subnormals are not flushed to zero, even for .ftz types.
     """
     exponent, low = np.uint32(0x7F800000), np.uint32(0x1FFF)
     rounded = (bits + np.uint32(0xFFF) + ((bits >> 13) & np.uint32(1))) & ~low

@@ -210,7 +210,7 @@ class Reporter(Observer):
         self.report(kind, w, at, f"{text} ({shown})", others=others, where=where, address=generic, **more)
 
     def earlier(self, read_at: int, written_at: int, copied_at: int = -1) -> list[Access]:
-        """Return the earlier read, the last write and the copy in flight at these instructions of the kernel."""
+        """Return the copy, the read and the last write at these indices of instructions, without invalid indices."""
         accesses = []
         for verb, at in (("copied", copied_at), ("read", read_at), ("last written", written_at)):
             if 0 <= at < len(self.body):

@@ -16,7 +16,7 @@ from cudatma.errors import counted
 CAUSES: dict[str, str] = {
     "deadlock": "a path omits an arrival, expect_tx does not match the number of delivered bytes, a wait uses the "
     "wrong parity, or no thread sets a flag",
-    "byte_count": "expect_tx counts elements instead of bytes, or does not count the bytes of every copy in the phase",
+    "byte_count": "the kernel passes a number of elements instead of bytes to expect_tx, or omits the bytes of a copy",
     "arrival_overflow": "the count passed to mbarrier.init is too low, or a thread arrives twice in one phase",
     "barrier_limit": "a phase expects more than 2^20 - 1 bytes, a wait uses a token that is older than the previous "
     "phase, or an arrival with .noComplete completes a phase",

@@ -130,7 +130,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Returns
         -------
         dict
-            The options, without values that are None, ``vision_tower=False`` and ``format="int4"``.
+            The options, except those that are None and the defaults ``vision_tower=False`` and ``format="int4"``.
         """
         content: dict[str, Any] = super().to_dict()
         omitted = {"vision_tower": False, "format": "int4"}

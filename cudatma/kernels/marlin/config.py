@@ -302,14 +302,16 @@ class MarlinConfig(KernelConfig):
             allowed = f"at most {_MAX_WARPGROUPS}"
             raise ArgumentError("warpgroups * slice_k", self.warpgroups * self.slice_k, allowed)
         if self.tile_n not in (columns := (64 * self.warpgroups, 128 * self.warpgroups)):
-            allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups} (64 or 128 columns each)"
+            allowed = (
+                f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups} (64 or 128 columns per warpgroup)"
+            )
             raise ArgumentError("tile_n", self.tile_n, allowed)
         self._check_groups()
         self._check_registers()
         if not self.allows(self.scale_form):
             why = (
-                "choose an allowed form, because a fused form treats nibbles as subnormals with zero point 8, and "
-                "shifted nibbles exceed bf16's subnormal range"
+                'use "none", because the other forms require the zero point 8, and "shifted" exceeds the range of '
+                "bf16's subnormal numbers"
             )
             allowed = '"none", "as_stored" for symmetric group-wise weights, or "shifted" for such weights in fp16'
             raise ArgumentError("scale_form", self.scale_form, allowed, why)

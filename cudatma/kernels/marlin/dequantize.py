@@ -396,7 +396,7 @@ def sample(
     permute: bool = False,
     blocks: int = 2,
 ) -> Sample:
-    """Return a dequantization of a random weight, for `cudatma emulate dequantize`.
+    """Return a sample launch that dequantizes a random weight, for `cudatma emulate dequantize`.
 
     ``zeros`` adds zero points to the weight, and ``permute`` packs its rows in a different order. ``blocks`` is the
     maximum number of CTAs. Raises ArgumentError for an invalid argument.

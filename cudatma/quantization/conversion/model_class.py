@@ -173,7 +173,7 @@ def experts_activation(module: Any) -> str | None:
 
 
 def unsupported_experts(module: Any) -> str:
-    """Return the reason why marlin_moe cannot compute a module of experts, or "". The sizes are not checked."""
+    """Return the reason why marlin_moe does not support a module of experts, or "". The sizes are not checked."""
     if experts_activation(module) is None:
         return "experts with an activation other than silu(gate) * up and the activation of gpt-oss"
     return ""

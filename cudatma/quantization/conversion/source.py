@@ -112,7 +112,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     quantize : bool
         Whether to quantize a float checkpoint.
     exclude : iterable of str, optional
-        Patterns (fnmatch) of layers that stay float.
+        fnmatch patterns for the names of layers that stay float.
     vision_tower : bool, default False
         Whether to also quantize the image, video and audio encoders.
 
@@ -126,7 +126,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     WeightFileError, QuantizationError
         If the checkpoint cannot be converted.
     ArgumentError
-        If ``quantize`` does not match the checkpoint.
+        If ``quantize`` is True for a quantized checkpoint, or False for a float checkpoint.
     """
     check_suffix(folder)
     if not folder.is_dir():

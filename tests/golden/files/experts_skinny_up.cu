@@ -169,7 +169,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
     return ZeroPoint{0x43004300u | low | low << 16, 0x43004300u | high | high << 16};
 }
 
-// Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16. Its last mantissa bit has the value 1, so 0x4300 | v is exactly 128 + v.
+// Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16. Its last mantissa bit has the weight 1.0, so the bits 0x4300 | v represent exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroPoint& zero) {
     a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = subtract(lop3_and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);

@@ -187,7 +187,7 @@ __device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
     return ZeroPoint{0x64006400u | low | low << 16, 0xd400d400u | high << 4 | high << 20};
 }
 
-// Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16. Its last mantissa bit has the value 1, so 0x6400 | v is exactly 1024 + v,
+// Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16. Its last mantissa bit has the weight 1.0, so the bits 0x6400 | v represent exactly 1024 + v,
 // and 0x6400 | v << 4 is exactly 1024 + 16 v, which is 16 (64 + v). The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], StepCodes q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
