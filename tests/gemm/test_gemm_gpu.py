@@ -136,7 +136,7 @@ def test_a_copy_is_not_captured() -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
-        with pytest.raises(LaunchError, match="outside a graph capture because a has rows"):
+        with pytest.raises(LaunchError, match=r"outside a graph capture \(a has rows"):
             gemm(a, b, out=out)
         stream.end_capture()
 

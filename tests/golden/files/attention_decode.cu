@@ -298,8 +298,8 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Add exp(sink) to a row's sum, raise the row's maximum to the sink if it is lower, and return the factor by which the row's output must be
-// multiplied.
+// Add exp(sink) to a row's sum, raise the row's maximum to the sink if the maximum is lower, and return the factor by which the row's
+// output must be multiplied.
 __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
     const float power = 1.44269504f * logs.sink[head], highest = fmaxf(maximum, power), factor = ex2_approx_ftz(maximum - highest);
     maximum = highest;
@@ -497,8 +497,8 @@ __device__ __forceinline__ void store_partials(const Output& output, const Rows&
     }
 }
 
-// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The other CTAs' stores are visible to the last
-// CTA, which resets the counter to 0. All threads of the consumer warps must call this function.
+// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The stores of the other CTAs are visible to the
+// last CTA, which resets the counter to 0. All threads of the consumer warps must call this function.
 __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts) {
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the atomic below releases the stores of all threads, so they must precede it
     if (threadIdx.x == 0) {

@@ -230,8 +230,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 
 // ---- Loads: all threads copy 16-byte vectors to shared memory with the 128-byte swizzle -----------------------------
 
-// Copy one slot of an operand of `rows` x `columns` elements, beginning at (row0, column0). A slot has Spans parts of Rows rows and SPAN
-// columns. Elements outside the operand become zero. `pitch` is the number of elements from one row to the next.
+// Copy one slot of an operand of `rows` x `columns` elements, beginning at (row0, column0). A slot consists of Spans parts, each with Rows
+// rows and SPAN columns. Elements outside the operand become zero. `pitch` is the number of elements from one row to the next.
 template <u32 Rows, u32 Spans>
 __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch, u32 row0, u32 column0, u32 rows, u32 columns) {
 #pragma unroll

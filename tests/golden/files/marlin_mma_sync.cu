@@ -364,8 +364,8 @@ __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, cons
 
 // ---- Loads ----------------------------------------------------------------------------------------------------------
 // Load weights as N64_PER_TILE boxes of K64_PER_STAGE contiguous blocks of 2 KB. TMA fills blocks after the last row of blocks with zeros.
-// Blocks beyond a row's K belong to the next columns. Their products are zero, because TMA or cp.async fills the activations beyond K with
-// zeros.
+// Blocks beyond a row's K belong to the next columns. Their products are zero, because TMA or cp.async sets the activations beyond K
+// to zero.
 __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
                                              u32 k, u64 policy) {
 #pragma unroll

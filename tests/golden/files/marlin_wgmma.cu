@@ -695,8 +695,8 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // One thread initializes the barriers and issues all copies. elect_sync() proves to ptxas that only one thread runs this code. If the
-    // condition compared the lane, ptxas would put a loop around each copy.
+    // One thread initializes the barriers and issues all copies. elect_sync() proves to ptxas that only one thread runs this code. With a
+    // comparison of the lane index, ptxas would generate a loop around each copy.
     const bool is_producer_warp = warp_index == CONSUMER_WARPS;
     const Policies policies = choose_policies(problem);
     StageCursor cursor(problem, range);

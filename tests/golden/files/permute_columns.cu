@@ -34,7 +34,7 @@ __device__ __forceinline__ void permuted_columns(u32 (&from)[CHUNK], const int* 
     for (u32 i = 0; i < CHUNK; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // clamped so that the load stays inside the row
 }
 
-// Return a chunk with the elements of a row at the columns in `from`.
+// Return a chunk that contains the row elements at the columns in `from`.
 __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]) {
     u32 pairs[4];
 #pragma unroll

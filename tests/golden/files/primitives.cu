@@ -278,7 +278,8 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -318,7 +319,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
-    // Consumers therefore release a slot one iteration after they have read it.
+    // Consumers therefore release a slot one iteration after the iteration that read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -368,7 +369,8 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -419,7 +421,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
-    // Consumers therefore release a slot one iteration after they have read it.
+    // Consumers therefore release a slot one iteration after the iteration that read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -469,7 +471,8 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -549,7 +552,8 @@ struct TmaPipeline {
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -604,7 +608,8 @@ struct TmaPipeline {
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -685,7 +690,8 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -725,7 +731,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
-    // Consumers therefore release a slot one iteration after they have read it.
+    // Consumers therefore release a slot one iteration after the iteration that read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -768,7 +774,8 @@ struct TmaPipeline {
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -847,7 +854,8 @@ struct TmaPipeline {
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -887,7 +895,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
-    // Consumers therefore release a slot one iteration after they have read it.
+    // Consumers therefore release a slot one iteration after the iteration that read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -937,7 +945,8 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -985,7 +994,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void release() const { release(stage); }
 
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
-    // Consumers therefore release a slot one iteration after they have read it.
+    // Consumers therefore release a slot one iteration after the iteration that read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
@@ -1021,7 +1030,8 @@ struct TmaPipeline {
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -1061,7 +1071,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
-    // Consumers therefore release a slot one iteration after they have read it.
+    // Consumers therefore release a slot one iteration after the iteration that read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
@@ -1097,7 +1107,8 @@ struct TmaPipeline {
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -1184,7 +1195,8 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -1224,7 +1236,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
-    // Consumers therefore release a slot one iteration after they have read it.
+    // Consumers therefore release a slot one iteration after the iteration that read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Advance to the next slot, and toggle the parity when the ring wraps around.
@@ -1268,7 +1280,8 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. The barriers are not accessed.
+    // Start at slot 0 of the ring whose barriers are at base_address, which must be 8-byte aligned. This function does not access the
+    // barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
@@ -1312,7 +1325,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait() const { wait(stage); }
 
     // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight.
-    // Consumers therefore release a slot one iteration after they have read it.
+    // Consumers therefore release a slot one iteration after the iteration that read it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Consumer: call release_used() once for the warp. All lanes must call this function.
@@ -1683,7 +1696,7 @@ __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
 
 // [PTX ISA, st.async] Store four values to `addr` in a CTA of the cluster. The barrier `bar` in that CTA counts the 16 bytes when they
 // arrive. Both addresses must come from mapa_shared_cluster with the same rank, or be addresses in this CTA. On an H200, the instruction is
-// illegal in a launch without clusters. A cluster of one CTA (__cluster_dims__(1, 1, 1)) suffices.
+// illegal in a launch without clusters; a cluster of one CTA (__cluster_dims__(1, 1, 1)) suffices.
 __device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
                  :: "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar) : "memory");

@@ -85,7 +85,7 @@ __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
 
 // Compute destination[z][x][y] = source[z][y][x], tile by tile. A CTA processes every gridDim.x-th tile. The first lane of the last warp
 // loads a tile as panels of SIDE columns. The other warps transpose the squares of the tile into panels of SIDE rows, and thread 0 stores
-// these panels. Before the warps overwrite a transposed tile, thread 0 waits until its stores have read that tile.
+// these panels. Thread 0 waits until the stores have read a transposed tile before the warps overwrite that tile.
 extern "C" __global__ void __launch_bounds__(160)
 transpose(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination,
     u32 tiles_x, u32 tiles_y, u32 tiles) {
