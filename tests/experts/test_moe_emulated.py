@@ -83,7 +83,7 @@ def test_sizes_of_another_number_of_tokens_are_those_of_a_new_plan() -> None:
         )
 
 
-@pytest.mark.parametrize("wrong", [2**32 + 1, -(2**32)])
+@pytest.mark.parametrize("wrong", [2**32 + 1, -(2**32), 2**31, -(2**31) - 1])
 def test_the_high_word_of_an_id_counts(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of host arrays is disabled, as for arrays in device memory."""
     operands = LAYERS["top_1"].operands()

@@ -172,9 +172,8 @@ class Flow:
                 starts.add(index)
                 joined = instruction.names_all
                 if not isinstance(members, Imm):
-                    starts.add(
-                        index + 1
-                    )  # Lanes with different masks diverge here and reconverge after the instruction.
+                    # Lanes with different masks diverge here and reconverge after the instruction.
+                    starts.add(index + 1)
             elif is_collective and instruction.guard is None and instruction.is_whole_warp and not joined:
                 starts.add(index)
                 joined = True

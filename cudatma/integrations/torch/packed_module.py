@@ -27,7 +27,7 @@ class PackedModule(torch.nn.Module):  # type: ignore[misc]
         """Raise ArgumentTypeError for conversions to another dtype, such as .half()."""
         converted = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
         if converted != self.dtype:
-            remedy = "call .to(device) without a dtype, or quantize the weight again with another dtype"
+            remedy = 'call .to(device) without a dtype, or quantize the weight with dtype="float16" or dtype="bfloat16"'
             raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the dtype of the layer", remedy)
 
         def keep_tensor_scale(tensor: Any) -> Any:

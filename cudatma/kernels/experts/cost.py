@@ -1,7 +1,7 @@
-"""Predict the time of a layer of experts on a GPU, in order to select candidates for measurements.
+"""Predict the time of an MoE layer on a GPU, in order to select candidates for measurements.
 
 The time of a grouped GEMM is that of marlin_gemm's kernel of the same version (marlin/cost.py) for the expected number
-of blocks, if pairs choose experts at random. docs/lab/marlin.md compares the predictions with measurements.
+of blocks, if pairs choose experts at random.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _launch_us(config: Any) -> float:
 def _multiplying_clocks(config: Any) -> float:
     """Return the number of clock cycles per stage if the operands are already in shared memory.
 
-    The number is bound by the tensor cores or by the bandwidth of shared memory.
+    The tensor cores or the bandwidth of shared memory determine the number.
     """
     k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
     products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
