@@ -425,6 +425,11 @@ class MarlinConfig(KernelConfig):
         return False
 
     @property
+    def copies_rows(self) -> bool:
+        """Whether producer warps copy rows of activations with cp.async."""
+        return False
+
+    @property
     def row_counts(self) -> tuple[int, ...]:
         """Row counts for which a wgmma kernel has main loops, or () if the kernel always computes tile_m rows."""
         return ()
