@@ -30,8 +30,6 @@ SUSTAINED_FROM = 256
 _SCALE_BYTES = 0.016
 #: Relative number of clock cycles to dequantize a weight of each format. [H200, 4096 x 28672 and 14336 x 4096]
 DEQUANTIZE_FACTORS = {"int4": 1.0, "mxfp4": 1.26, "nvfp4": 1.38, "fp8": 1.38, "int8": 1.29}
-#: Fraction of a CTA's loop that reading the weight does not hide.
-_NOT_HIDDEN = 0.1
 #: Clock cycles that TMA takes to fill 64 elements of a row beyond M with zeros, for boxes of the skinny and the wgmma
 #: kernel. For 14336 x 4096 at M = 2, boxes of 8 rows take 14% longer than boxes of 2 rows. [H200]
 _SKINNY_FILL, _WGMMA_FILL = 8, 6
@@ -50,14 +48,6 @@ def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
 def weight_us(bits: Any, k: int, n: int, gpu: Gpu) -> Any:
     """Return the time to read a weight with codes of ``bits`` bits once, in microseconds."""
     return (bits / 8 + _SCALE_BYTES) * k * n / gpu.memory_bytes_per_us
-
-
-def _at_least_memory(loop_us: Any, read_us: Any) -> Any:
-    """Return the time of a CTA's loop, at least the time to read the weight and a part of the loop that this does not hide.
-
-    This limit only matters for weights of 8 bits.
-    """
-    return np.maximum(loop_us, read_us + _NOT_HIDDEN * loop_us)
 
 
 def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
@@ -99,9 +89,8 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     ctas = ceil_div(n, 32 * n_tiles) * tiles_m * config.cluster_k
     steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, config.tile_k), config.cluster_k) * config.tile_k
     sums = (config.cluster_k - 1) * ceil_div(n_tiles, config.cluster_k) * columns / _MMA_N
-    read_us = weight_us(config.weight_bits, k, n, gpu)
-    memory_us = SKINNY_MEMORY * read_us
-    loop_us = _at_least_memory(steps * skinny_step_clocks(config, gpu) / clock + memory_us, read_us)
+    memory_us = SKINNY_MEMORY * weight_us(config.weight_bits, k, n, gpu)
+    loop_us = steps * skinny_step_clocks(config, gpu) / clock + memory_us
     return Cost(
         launch_us=LAUNCH_US + _SKINNY_COLUMN_US * columns,
         sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * config.tile_m - m) * steps / 64, gpu) - memory_us,
@@ -142,6 +131,8 @@ _MEETING, _SUMS_BYTES = 45, 12.7
 #: Fraction of each time that counts towards the total: clock cycles of the busiest SM, memory, operations, and
 #: operations at the power limit.
 WGMMA_SM, WGMMA_MEMORY, WGMMA_TENSOR, WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
+#: Fraction of the memory time that counts for weights of 8 bits, which memory often bounds.
+_WGMMA_MEMORY_8 = 0.288
 #: Fields and properties of a config that wgmma_cost() reads.
 WGMMA_TERMS = (
     "tile_m",
@@ -209,12 +200,12 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     clock_us = WGMMA_SM / gpu.sm_clock_mhz
     tensor = WGMMA_TENSOR + WGMMA_POWER * (m >= SUSTAINED_FROM)
     tensor_us = tensor * m * n * k / (WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
-    read_us, stages = weight_us(config.weight_bits, k, n, gpu), np.where(is_divided, divided, whole)
-    memory_us = WGMMA_MEMORY * read_us
+    stages = np.where(is_divided, divided, whole)
+    memory_us = np.where(config.weight_bits == 4, WGMMA_MEMORY, _WGMMA_MEMORY_8) * weight_us(config.weight_bits, k, n, gpu)
     # The tiles of the last row of tiles have empty rows. They are one in tiles_m of a CTA's tiles, and at least one of
     # the tiles of the busiest CTA.
     empty = np.minimum(tiles_m * config.tile_m - m, config.tile_m / config.cluster_n) / np.minimum(results, tiles_m)
-    loop_us = _at_least_memory(stages * config.stage_clocks * clock_us + memory_us + tensor_us, read_us)
+    loop_us = stages * config.stage_clocks * clock_us + memory_us + tensor_us
     return Cost(
         launch_us=LAUNCH_US + ends * clock_us,
         sm_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * config.tile_k / 64, gpu) - memory_us - tensor_us,
