@@ -11,12 +11,13 @@ value in word j, nibble r0 + 2 r1 + 4 h. The byte inside the word is r1 + 2 h, a
 A 64 x 64 block of 8-bit codes consists of two such blocks of 2048 bytes, for rows 0 to 31 and for rows 32 to 63. In
 each of them, step j of a lane has the words 2 j and 2 j + 1, and word 2 j + r1 holds the value in byte r0 + 2 h.
 
-In formats with e2m1 codes, the 16 bits of four nibbles are in another order (E2M1_BITS), so that kernels can extract
-most codes with one shift and one mask.
+In formats with e2m1 codes, the 32 bits of a word are in another order (E2M1_BITS), so that kernels can extract the
+codes with few instructions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -57,14 +58,14 @@ def pack_codes(q: Any, bits: int, is_e2m1: bool, xp: Any) -> Any:
     if bits == 8:
         return pack_bytes(q)
     packed = pack_values(q)
-    return _reordered_bits(packed, _e2m1_tables()[0], xp) if is_e2m1 else packed
+    return _reordered_bits(packed, _stored_e2m1(), xp) if is_e2m1 else packed
 
 
 def unpack_codes(packed: Any, k64: int, n64: int, bits: int, is_e2m1: bool, xp: Any) -> Any:
     """Undo pack_codes()."""
     if bits == 8:
         return unpack_bytes(packed, k64, n64)
-    return unpack_values(_reordered_bits(packed, _e2m1_tables()[1], xp) if is_e2m1 else packed, k64, n64, xp)
+    return unpack_values(_reordered_bits(packed, _plain_e2m1(), xp) if is_e2m1 else packed, k64, n64, xp)
 
 
 def pack_bytes(q: Any) -> Any:
@@ -80,27 +81,51 @@ def unpack_bytes(packed: Any, k64: int, n64: int) -> Any:
     return split.transpose(1, 5, 6, 4, 7, 0, 2, 8, 3).reshape(k64 * BLOCK, n64 * BLOCK)
 
 
-#: Bits of the four e2m1 codes in 16 bits, from the highest to the lowest bit of a code: sign, exponent and mantissa. A
-#: bf16 number has these fields in bits 15, 8, 7 and 6, to which shifts by 0, 3 and 6 bits move the first three codes.
-E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (13, 14, 11, 10))
+#: Bits of the eight e2m1 codes of a word, from the highest to the lowest bit of a code: sign, exponent and mantissa. In
+#: each half of a register, a bf16 number has these fields in bits 15, 8, 7 and 6. Shifts by 0, 3 and 6 bits move the
+#: first three codes of a half there. After a rotation by 6 bits, a product with 2^2 + 2^7 + 2^12 contains the bits of
+#: the fourth code of each half at these positions.
+E2M1_BITS = (
+    (15, 8, 7, 6),
+    (12, 5, 4, 3),
+    (9, 2, 1, 0),
+    (29, 27, 26, 30),
+    (31, 24, 23, 22),
+    (28, 21, 20, 19),
+    (25, 18, 17, 16),
+    (13, 11, 10, 14),
+)
+#: The position of each bit of a word of plain codes, beginning with the lowest bit.
+_STORED_AT = tuple(position for positions in E2M1_BITS for position in reversed(positions))
 
 
 @cache
-def _e2m1_tables() -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return the stored order of each plain 16-bit value, and the inverse."""
-    plain = np.arange(1 << 16, dtype=np.uint32)
-    stored = np.zeros_like(plain)
-    for nibble, positions in enumerate(E2M1_BITS):
-        for bit, position in zip((3, 2, 1, 0), positions, strict=True):
-            stored |= (plain >> (4 * nibble + bit) & 1) << position
-    inverse = np.empty(1 << 16, np.uint16)
-    inverse[stored] = plain
-    return stored.astype(np.uint16), inverse
+def _stored_e2m1() -> NDArray[np.uint32]:
+    """Return the stored bits of each value of the lower and the upper half of a word, shape (2, 65536)."""
+    return np.stack([_moved_bits(_STORED_AT[:16]), _moved_bits(_STORED_AT[16:])])
 
 
-def _reordered_bits(packed: Any, table: NDArray[np.uint16], xp: Any) -> Any:
-    """Replace all pairs of bytes by their entries in a table of 65536 values."""
-    return xp.asarray(table)[xp.ascontiguousarray(packed).view(np.uint16)].view(np.uint8)
+@cache
+def _plain_e2m1() -> NDArray[np.uint32]:
+    """Return the tables of the inverse of _stored_e2m1()."""
+    plain_at = [_STORED_AT.index(bit) for bit in range(32)]
+    return np.stack([_moved_bits(plain_at[:16]), _moved_bits(plain_at[16:])])
+
+
+def _moved_bits(positions: Sequence[int]) -> NDArray[np.uint32]:
+    """Return the 16-bit integers with bit i moved to positions[i]."""
+    values = np.arange(1 << 16, dtype=np.uint32)
+    moved = np.zeros_like(values)
+    for bit, position in enumerate(positions):
+        moved |= (values >> np.uint32(bit) & np.uint32(1)) << np.uint32(position)
+    return moved
+
+
+def _reordered_bits(packed: Any, tables: NDArray[np.uint32], xp: Any) -> Any:
+    """Replace all words by the combination of their halves' entries in two tables."""
+    low, high = xp.asarray(tables)
+    halves = xp.ascontiguousarray(packed).view(np.uint16)
+    return (low[halves[..., ::2]] | high[halves[..., 1::2]]).view(np.uint8)
 
 
 def pack_values(q: Any) -> Any:

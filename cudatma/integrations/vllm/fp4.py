@@ -98,9 +98,5 @@ def pack_fp4_words(words: Any, scales: Any) -> tuple[Any, Any]:
     stored = torch.zeros_like(words)
     for nibble, positions in enumerate(E2M1_BITS):
         for bit, position in zip((3, 2, 1, 0), positions, strict=True):
-            stored |= ((words >> (4 * nibble + bit)) & _LOWEST_BITS) << position
+            stored |= ((words >> (4 * nibble + bit)) & 1) << position
     return stored.view(torch.uint8), ordered
-
-
-#: The lowest bit of both halves of a 32-bit word.
-_LOWEST_BITS = 0x10001
