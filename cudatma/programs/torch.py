@@ -14,7 +14,7 @@ from cudatma.programs.recorder import Recorder
 
 
 class Stream:
-    """A stream without unfinished work. As a context manager, it has no effect."""
+    """A stream that never contains unfinished work. It has no effect as a context manager."""
 
     cuda_stream = 0
 
@@ -120,9 +120,9 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
 
 
 def _cpu_mode(torch: Any, log: LaunchLog) -> Any:
-    """Return a class of contexts, each for one thread, in which torch's functions use the CPU as the CUDA device.
+    """Return a context manager class that makes torch's functions in one thread use the CPU as the CUDA device.
 
-    The contexts have no effect after the end of the log's block, because a thread can outlive the block.
+    A context has no effect after the end of the log's block, because a thread can outlive the block.
     """
     from torch.overrides import TorchFunctionMode
 
@@ -145,7 +145,7 @@ def _cpu_mode(torch: Any, log: LaunchLog) -> Any:
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Count the kernels on the GPU by name with torch's profiler, unless the program uses the profiler."""
+    """Count kernel launches on the GPU by name with torch's profiler, unless the program uses the profiler."""
     import torch
 
     try:
@@ -159,7 +159,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
 
 def _count_kernels(profile: Any, recorder: Recorder) -> None:
-    """Stop the profiler, and count the kernels."""
+    """Stop the profiler, and count the kernel launches."""
     import torch
 
     try:
@@ -182,7 +182,7 @@ def record_inductor(patches: Patches, recorder: Recorder) -> None:
 
 
 def pause_for_inductor(patches: Patches, recorder: Recorder) -> None:
-    """Pause the recording while torch.compile measures configurations."""
+    """Pause the recording while torch.compile benchmarks configurations."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     recorder.pause_during(patches, CachingAutotuner, "bench")
