@@ -62,8 +62,10 @@ def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -
     __tracebackhide__ = True
     with naming(launch.library, launch.entry, launch.place):
         numbers = (int(value) for value in launch.args if isinstance(value, int | np.integer))
-        reached = memory.reached([*numbers, *words_of(value for value in launch.args if isinstance(value, bytes))])
+        program_arrays = memory.program_arrays(
+            [*numbers, *words_of(value for value in launch.args if isinstance(value, bytes))]
+        )
     args = (f"args[{index}]" for index in range(len(launch.args)))
     blocks = (f"an allocation of {counted(block.size, 'byte')}" for block in memory.blocks)
-    arrays = (*memory.blocks, *(array for _, array in reached))
-    log.run(replace(launch, arrays=arrays, names=(*args, *blocks, *(name for name, _ in reached))))
+    arrays = (*memory.blocks, *(array for _, array in program_arrays))
+    log.run(replace(launch, arrays=arrays, names=(*args, *blocks, *(name for name, _ in program_arrays))))

@@ -40,7 +40,7 @@ class EmulatedDevice:
 
     def __init__(self, log: LaunchLog) -> None:
         self.log, self.memory = log, HostMemory()
-        #: Maps names in cuda.core to the classes that the program uses. These classes refer to this device.
+        #: Replacements for classes of cuda.core, by name. They refer to this device.
         self.classes: dict[str, Any] = {
             kind.__name__: type(kind.__name__, (kind,), {"emulated": self})
             for kind in (Device, Program, MemoryResource)
@@ -374,7 +374,9 @@ def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[A
                 "kernel_args", counted(len(args), "argument"), f"a sequence of {counted(len(parameters), 'argument')}"
             )
         if not isinstance(config, LaunchConfig):
-            raise ArgumentTypeError("config", type(config).__name__, "a LaunchConfig that was created inside the block")
+            raise ArgumentTypeError(
+                "config", type(config).__name__, "a LaunchConfig that was created inside emulate_launches()"
+            )
         launch = describe_launch(kernel.ptx, kernel.entry, config, args, kernel.sources)
         fields = [f"kernel_args[{index}]" for index in range(len(args))]
         values = tuple(map(argument_of, launch.args, parameters, fields))

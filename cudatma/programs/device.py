@@ -20,7 +20,7 @@ def device_name(target: Target) -> str:
 
 
 def device_attributes(target: Target) -> dict[str, int]:
-    """Return the attributes of the emulated device. The keys are names from CUdevice_attribute without the prefix."""
+    """Return the attributes of the emulated device. The keys are their names without CU_DEVICE_ATTRIBUTE_."""
     major, minor = target.compute_capability
     return {
         "COMPUTE_CAPABILITY_MAJOR": major,

@@ -249,7 +249,7 @@ class EmulatedDriver:
             "SHARED_SIZE_BYTES": resources.static_shared_bytes,
             "LOCAL_SIZE_BYTES": resources.local_bytes,
             "CONST_SIZE_BYTES": 0,
-            "NUM_REGS": 0,  # unknown, because PTX does not contain it
+            "NUM_REGS": 0,  # unknown, because PTX does not contain this number
         }
         if name not in values:
             raise DriverError("cuFuncGetAttribute", None, f"the emulator does not support the attribute {name}")
@@ -267,7 +267,7 @@ class EmulatedDriver:
 
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, ...]:
         variables = self._module(module).globals
-        if name.decode() not in list(variables):  # `in variables` also accepts parts of names
+        if name.decode() not in list(variables):  # `in variables` also matches parts of names
             return self._driver.CUresult.CUDA_ERROR_NOT_FOUND, None, None
         variable = variables[name.decode()]
         self.memory.add(variable)
@@ -364,8 +364,8 @@ class EmulatedDriver:
 
     def _fill(self, target: Any, value: int, count: int, size: int) -> tuple[Any, ...]:
         pattern = (int(value) % (1 << 8 * size)).to_bytes(size, "little")
-        room = self.memory.range(int(target), count * size, "cuMemset: dstDevice").reshape(-1, size)
-        room[:] = np.frombuffer(pattern, np.uint8)
+        destination = self.memory.range(int(target), count * size, "cuMemset: dstDevice").reshape(-1, size)
+        destination[:] = np.frombuffer(pattern, np.uint8)
         return (self._ok,)
 
     # Streams and events
@@ -538,7 +538,7 @@ def _require_arguments(call: str, rest: Sequence[Any], count: int) -> None:
 
 
 def _results(name: str) -> int:
-    """Return the number of values that a function with a handle returns after the error code."""
+    """Return the number of values that follow the error code in the result of a function that takes a handle."""
     if name.endswith(("GetGlobal", "GetParamInfo")):
         return 2
     return int("Get" in name or name == "cuEventElapsedTime")
@@ -656,7 +656,7 @@ def _host_bytes(value: Any, size: int, field: str) -> Array:
             raise ArgumentError(field, counted(data.nbytes, "byte"), f"a buffer of at least {counted(size, 'byte')}")
         return bytes_at(address_of(data), size)
     if size and int(value) < LOWEST_ADDRESS:
-        raise ArgumentError(field, hex(int(value)), "the address of host memory or a buffer")
+        raise ArgumentError(field, hex(int(value)), "a buffer or an address in host memory")
     return bytes_at(int(value), size)
 
 

@@ -1,4 +1,4 @@
-"""Allocations of an emulated device in host memory, and the search for the program's arrays."""
+"""Manage the allocations of an emulated device in host memory, and find the program's arrays by address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cudatma.programs.device import TOTAL_BYTES
 
 #: Alignment, in bytes, of memory from cuMemAlloc. Kernels rely on this alignment.
 ALIGNMENT = 512
-#: Initial value of the bytes of an allocation. Floating-point elements are NaN, so their use is easy to notice.
+#: Initial value of the bytes of an allocation. Floating-point elements are NaN, which makes their use visible.
 _FILL = 0xFF
 POINTER_BYTES = 8
 #: Numbers below this one are not treated as addresses.
@@ -34,9 +34,9 @@ def bytes_at(address: int, size: int) -> Array:
 
 def aligned_bytes(size: int, alignment: int = ALIGNMENT, fill: int = 0) -> Array:
     """Return new memory at an aligned address."""
-    room = np.full(size + alignment, fill, np.uint8)
-    start = -address_of(room) % alignment
-    memory: Array = room[start : start + size]
+    padded = np.full(size + alignment, fill, np.uint8)
+    start = -address_of(padded) % alignment
+    memory: Array = padded[start : start + size]
     return memory
 
 
@@ -102,14 +102,14 @@ def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
     """
     remaining = np.unique(np.fromiter(addresses, np.uint64))
 
-    def take(info: ArrayInfo) -> bool:
+    def remove_range(info: ArrayInfo) -> bool:
         nonlocal remaining
         first, last = np.searchsorted(remaining, np.array(info.extent, np.uint64))
         remaining = np.delete(remaining, slice(first, last))
         return bool(first < last)
 
     for name, info in callers_arrays() if remaining.size else ():
-        if take(info):
+        if remove_range(info):
             yield name, info
     if "torch" not in sys.modules or not mapped(remaining).size:
         return
@@ -117,7 +117,7 @@ def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
     for tensor in gc.get_objects():
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
             tensor_info = array_info(tensor)
-            if tensor_info is not None and take(tensor_info):
+            if tensor_info is not None and remove_range(tensor_info):
                 yield "a torch tensor", tensor_info
 
 
@@ -177,15 +177,17 @@ class HostMemory:
         if known is None:
             known = next(((info.extent[0], info.extent[1] - info.extent[0]) for _, info in arrays_at([address])), None)
         if known is None:
-            raise ArgumentError(field, hex(address), "an address from cuMemAlloc or array.ctypes.data")
+            raise ArgumentError(
+                field, hex(address), "an address in memory from cuMemAlloc or in an array of the program"
+            )
         base, length = known
         if address + size > base + length:
             got = f"{size} bytes at byte {address - base} of an allocation of {length} bytes"
             raise ArgumentError(field, got, "a range inside one allocation")
         return bytes_at(address, size)
 
-    def reached(self, words: Iterable[int]) -> list[tuple[str, Array]]:
-        """Return the name and array for each array of the program that contains one of the addresses.
+    def program_arrays(self, words: Iterable[int]) -> list[tuple[str, Array]]:
+        """Return the arrays of the program that contain the addresses, each with its name.
 
         Skip addresses in allocations. Raise ArgumentError for any other address that is mapped in this process.
         """

@@ -1,4 +1,4 @@
-"""A program's kernel launch, described without types from the library that launched the kernel."""
+"""A kernel launch of a program, independent of the library that launched the kernel."""
 
 from __future__ import annotations
 

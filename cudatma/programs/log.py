@@ -294,7 +294,7 @@ def emulate_launches(
         options["replay"] = natural("replay", replay)
     architecture = default_target() if target is None else get_target(target)
     log = LaunchLog(target=architecture, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
-    # A new Runtime contains no plans for the real driver. Its plans for the emulated driver are discarded with it.
+    # A new Runtime contains no plans for the real driver, and is discarded with its plans for the emulated driver.
     with only_block("emulate_launches"), using_runtime(Runtime()), intercepting(INTERCEPTORS, log):
         try:
             yield log

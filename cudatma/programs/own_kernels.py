@@ -13,7 +13,7 @@ from cudatma.runtime.launch import LaunchPlan
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of launch plans, through which all of cudatma's kernels are launched."""
+    """Record the calls to LaunchPlan.launch, which launches all of cudatma's kernels."""
     original = LaunchPlan.launch
 
     def launch(plan: LaunchPlan, stream: int) -> None:

@@ -17,7 +17,7 @@ LIBRARIES = frozenset(
 
 
 class Patches(ExitStack):
-    """Context manager that replaces attributes, and restores them at the end of the block."""
+    """Context manager that replaces attributes and restores them at the end of the block."""
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Replace an attribute of a module, class or object, and return its previous value."""
@@ -52,7 +52,7 @@ class Patches(ExitStack):
         kinds = {id(kind): function for kind, function in convert.items()}
         with _unfrozen():
             objects = gc.get_objects()
-            # There can be millions of objects, and these iterators take half the time of a comprehension.
+            # There can be millions of objects. These iterators take half as long as a comprehension.
             originals = list(compress(objects, map(kinds.__contains__, map(id, map(type, objects)))))
             del objects
         if originals:

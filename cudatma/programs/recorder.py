@@ -4,7 +4,7 @@ The recorder replaces the Python functions that launch kernels:
 
 - CompiledKernel.run in Triton
 - RawKernel and RawModule in CuPy
-- launch in cuda.core
+- launch() in cuda.core
 - cuLaunchKernel and cuLaunchKernelEx in cuda-python
 - LaunchPlan.launch in cudatma
 
@@ -82,8 +82,8 @@ class _Allocation:
 
 
 @dataclass(slots=True)
-class _Reached:
-    """A launch, its parameters, and the allocations to which they point. ``names`` are the names of the allocations."""
+class _PreparedLaunch:
+    """A launch, its parameters, and the allocations to which they point, with the names of the allocations."""
 
     launch: ProgramLaunch
     parameters: tuple[RecordedParameter, ...]
@@ -176,14 +176,14 @@ class Recorder:
         what = f"{entry} ({library}) at {calling_place()}"
         with self._lock, self.paused():
             try:
-                reached = self._find(describe(), stream)
-                before = self._read(reached.allocations)
+                prepared = self._prepare(describe(), stream)
+                before = self._read(prepared.allocations)
             except Exception as error:  # the libraries can raise any exception
                 self.refuse(what, error)
                 return execute()
             result = execute()
             try:
-                self._write(reached, before, self._read(reached.allocations))
+                self._write(prepared, before, self._read(prepared.allocations))
             except Exception as error:
                 self.refuse(what, error)
             return result
@@ -213,7 +213,7 @@ class Recorder:
                 FILE, f"a file that cannot be written ({reason_of(error)})", "a writable file", remedy
             ) from None
 
-    def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
+    def _prepare(self, launch: ProgramLaunch, stream: int) -> _PreparedLaunch:
         """Return a launch with its parameters and the allocations to which they point."""
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
@@ -229,18 +229,20 @@ class Recorder:
         ]
         names = launch.names[: len(args)] or [f"args[{index}]" for index in range(len(args))]
         packed = module.pack(launch.entry, args if len(args) == len(launch.args) else launch.args, names=names)
-        reached = _Reached(launch, (), [], [])
-        reached.parameters = tuple(
-            RecordedParameter(name, raw, tuple(self._pointers(reached, name, raw, known)))
+        prepared = _PreparedLaunch(launch, (), [], [])
+        prepared.parameters = tuple(
+            RecordedParameter(name, raw, tuple(self._pointers(prepared, name, raw, known)))
             for name, raw in zip(names, packed, strict=True)
         )
-        size = sum(allocation.size for allocation in reached.allocations)
+        size = sum(allocation.size for allocation in prepared.allocations)
         if size > self._limit:
             remedy = f"increase --limit-mib (limit_mib in Python), which is {self._limit >> 20}"
             raise ArgumentError("memory", f"{size / 2**20:.1f} MiB", f"at most {self._limit >> 20} MiB", remedy)
-        return reached
+        return prepared
 
-    def _pointers(self, reached: _Reached, name: str, raw: bytes, known: Sequence[ArrayInfo]) -> Iterator[Pointer]:
+    def _pointers(
+        self, prepared: _PreparedLaunch, name: str, raw: bytes, known: Sequence[ArrayInfo]
+    ) -> Iterator[Pointer]:
         offsets: Sequence[int] = range(0, len(raw) - POINTER_BYTES + 1, POINTER_BYTES)
         map_type = _tensor_map_type(raw)
         if map_type is not None:
@@ -249,14 +251,14 @@ class Recorder:
             address = int.from_bytes(raw[at : at + POINTER_BYTES], "little")
             if address < LOWEST_ADDRESS:
                 continue
-            allocation = next((p for p in reached.allocations if p.base <= address < p.base + p.size), None)
+            allocation = next((p for p in prepared.allocations if p.base <= address < p.base + p.size), None)
             if allocation is None:
                 allocation = _allocation_of(address, known, map_type)
                 if allocation is None:
                     continue
-                reached.allocations.append(allocation)
-                reached.names.append(name)
-            yield Pointer(at, reached.allocations.index(allocation), address - allocation.base)
+                prepared.allocations.append(allocation)
+                prepared.names.append(name)
+            yield Pointer(at, prepared.allocations.index(allocation), address - allocation.base)
 
     def _read(self, allocations: Sequence[_Allocation]) -> list[Array]:
         """Wait for the GPU, and return the contents of the allocations."""
@@ -275,15 +277,15 @@ class Recorder:
             contents.append(data)
         return contents
 
-    def _write(self, reached: _Reached, before: Sequence[Array], after: Sequence[Array]) -> None:
-        launch = reached.launch
+    def _write(self, prepared: _PreparedLaunch, before: Sequence[Array], after: Sequence[Array]) -> None:
+        launch = prepared.launch
         memory = [
             RecordedMemory(
                 name, allocation.size, allocation.dtype, write_memory(self.folder, old), write_memory(self.folder, new)
             )
-            for name, allocation, old, new in zip(reached.names, reached.allocations, before, after, strict=True)
+            for name, allocation, old, new in zip(prepared.names, prepared.allocations, before, after, strict=True)
         ]
-        parameters = list(reached.parameters)
+        parameters = list(prepared.parameters)
         for index, (parameter, value) in enumerate(zip(parameters, launch.args, strict=True)):
             if isinstance(value, Scratch):
                 memory.append(RecordedMemory(parameter.name, value.size, None, None, None))
@@ -316,7 +318,7 @@ class Scratch(bytes):
 
 @contextmanager
 def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str | None = None) -> Iterator[Recorder]:
-    """Record the kernel launches in a ``with`` block, including the contents of memory, in a folder.
+    """Write the kernel launches in a ``with`` block, and the memory that they can access, to a folder.
 
     The recording contains the launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and
     cudatma. If the program uses torch, the recording also lists the names of all other kernels, such as those of
@@ -346,11 +348,11 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     LaunchError
         If another recording is open in any thread.
     RecordingError
-        At the end of the block, if the list of launches cannot be written.
+        If launches.json cannot be written at the end of the block.
 
     Notes
     -----
-    A function for torch.compile must be compiled inside the block. The recording does not contain launches for
+    Functions passed to torch.compile must be compiled inside the block. The recording does not contain launches for
     autotuning, launches in CUDA graphs, or memory that a kernel can access only through pointers in memory.
 
     Examples
@@ -483,7 +485,7 @@ def _device_name() -> str:
 
 
 def _plain_name(kernel: str) -> str:
-    """Return a kernel's name in a profile without template arguments, parameters and return type."""
+    """Remove the template arguments, parameters and return type from the name of a kernel in a profile."""
     name = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0].removeprefix("void ")
     return name[:_MAX_NAME]
 

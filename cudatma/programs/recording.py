@@ -303,13 +303,13 @@ class Recording(Sequence[RecordedLaunch]):
     folder : Path
         Folder of the recording.
     launches : sequence of RecordedLaunch
-        Launches in the order of the program.
+        Recorded launches, in order.
     device : str
         Name of the GPU.
     refused : sequence of (str, str)
         Description of each launch that was not recorded, and the reason.
     other_kernels : mapping of str to int
-        Number of launches of each kernel from a library that cannot be recorded, such as cuBLAS. The keys are names.
+        Number of launches, by name, of the kernels from libraries that cannot be recorded, such as cuBLAS.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Event:
         self._seconds = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds between two events."""
+        """Return the time between two events in milliseconds."""
         return 1e3 * (end._seconds - self._seconds)
 
     def query(self) -> bool:
@@ -83,7 +83,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
         warp_size=WARP_SIZE,
     )
     stream = Stream()
-    answers = {
+    results = {
         "is_available": True,
         "device_count": 1,
         "current_device": 0,
@@ -98,8 +98,8 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
         "synchronize": None,
         "empty_cache": None,
     }
-    for name, answer in answers.items():
-        patches.set(torch.cuda, name, lambda *args, _answer=answer, **options: _answer)
+    for name, result in results.items():
+        patches.set(torch.cuda, name, lambda *args, _result=result, **options: _result)
     patches.set(torch.cuda, "Stream", Stream)
     patches.set(torch.cuda, "Event", Event)
     mode = _cpu_mode(torch, log)
@@ -173,7 +173,7 @@ def _count_kernels(profile: Any, recorder: Recorder) -> None:
 
 
 def record_inductor(patches: Patches, recorder: Recorder) -> None:
-    """Make torch.compile launch its kernels through Triton instead of from C++."""
+    """Make torch.compile launch its kernels through Triton instead of C++ code."""
     import torch._inductor.config as config
 
     for name in ("use_static_cuda_launcher", "use_static_triton_launcher"):

@@ -1,7 +1,7 @@
 """Emulate or record the launches of Triton and Gluon kernels.
 
-Triton accesses a GPU only through its active driver. For the emulator, this module replaces the driver with one that
-reports the log's target and sends each launch to the log. It supports Triton 3.6 and later.
+Triton accesses a GPU only through its active driver. For the emulator, this module replaces this driver with a driver
+that reports the log's target and sends each launch to the log. The module supports Triton 3.6 and later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LIBRARY = "triton"
 #: not generate a proxy fence between cp.async and wgmma. In Gluon, the program must contain this fence.
 _FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
 _FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
-#: Maps the number of an element type in tensormap.replace and in Triton's metadata to the type.
+#: Element types by their number in tensormap.replace, which Triton's metadata also uses.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
 
@@ -108,7 +108,7 @@ def _call_once(
     quantiles: Sequence[float] | None = None,
     **options: Any,
 ) -> Any:
-    """Call the function once, and return 1 ms as its time, or as each quantile of its time."""
+    """Call the function once, and return 1 ms, or a list with 1 ms for each quantile."""
     function()
     return [1.0] * len(quantiles) if quantiles else 1.0
 
@@ -309,7 +309,7 @@ class _Launcher:
 
 
 def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
-    """Return the path and text of each file of the program that contains code of a kernel."""
+    """Return the path and text of each file of the program that contains the code of a kernel."""
     import triton
 
     files = files_of(ptx, without=os.path.dirname(triton.__file__))
@@ -359,8 +359,8 @@ def describe_launch(
 class KernelParameters:
     """The kernel parameters of a launch, in the order of Triton's launcher.
 
-    A tensor descriptor becomes a tensor map, followed by its shape and strides. A tuple becomes its elements. Constants
-    are omitted.
+    A tensor descriptor becomes a tensor map, followed by its shape and strides. Each element of a tuple becomes a
+    parameter. Constants are omitted.
     """
 
     def __init__(self, maps: Sequence[dict[str, Any]]) -> None:
