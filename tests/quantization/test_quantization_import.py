@@ -386,7 +386,7 @@ def test_the_format_of_zero_points_is_what_the_configuration_says(tmp_path: Path
         load_gptq(tmp_path, "asym")
     configure("exllama_v3")
     with pytest.raises(
-        WeightFileError, match=r"gptq, gptq_v2.*exllama_v3.*zero_point_format='v1' or 'v1_borrow' or 'v2'"
+        WeightFileError, match=r"gptq, gptq_v2.*exllama_v3.*zero_point_format \('v1', 'v1_borrow' or 'v2'\)"
     ):
         load_gptq(tmp_path, "asym")
     expect(load_gptq(tmp_path, "asym", zero_point_format="v2"), tensors, 32)
