@@ -136,7 +136,7 @@ def _folder_facts(checkpoint: Checkpoint, layer: str, expected: Format) -> Layer
         return None
     statement = read_statement({"quant_method": expected.name.replace("_", "-"), **section}, where)
     if statement.format is not expected:
-        remedy = statement.format.importing("read the layer with load_")
+        remedy = statement.format.import_remedy("read the layer with load_")
         raise WeightFileError(f"{where}: quant_method", str(section.get("quant_method")), expected.title, remedy)
     names = {part: f"{layer}.{part}" for part in (*expected.required, *expected.optional)}
     parts = {part: name for part, name in names.items() if name in checkpoint.files}

@@ -303,7 +303,7 @@ class PackedExperts(_Referable):
             )
         if any(type(extent) is not int or extent < 1 for extent in shape) or type(stored.gated) is not bool:
             got = f"shape {shape} and gated {stored.gated!r}"
-            allowed = "weights with positive sizes (experts, K, N) and a bool as gated"
+            allowed = "expert weights with sizes (experts, K, N) of at least 1 and a bool for gated"
             raise WeightFileError(field, got, allowed, remedy)
         experts, k, columns = shape
         weight = PackedWeight.from_stored(path, replace(stored, shape=(k, experts * blocks(columns) * BLOCK)))

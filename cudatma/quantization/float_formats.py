@@ -16,7 +16,6 @@ from cudatma.quantization.packed import PackedWeight
 
 #: Exponent bias of e8m0, and its code for NaN.
 _E8M0_BIAS, _E8M0_NAN = 127, 255
-_COPY = "copy or download the checkpoint again"
 
 
 def from_fp8_blocks(scale_inv: Any, weight: Any, *, dtype: Any) -> PackedWeight:
@@ -41,7 +40,8 @@ def from_nvfp4(tensor_scale: Any, weight: Any, scale: Any, *, dtype: Any, invers
     name = "weight_global_scale" if inverse else "weight_scale_2"
     factor = host_array(tensor_scale, name).astype(np.float32).reshape(-1)
     if factor.size != 1 or not np.isfinite(factor[0]) or factor[0] == 0:
-        raise QuantizationError(name, factor.tolist(), "a single finite, nonzero number", _COPY)
+        remedy = "copy or download the checkpoint again"
+        raise QuantizationError(name, factor.tolist(), "a single finite, nonzero number", remedy)
     value = np.float32(1) / factor[0] if inverse else factor[0]
     scales = scale_values(scale, "weight_scale")
     return _packed(_nibbles(_bytes(weight, "weight")), scales, "nvfp4", 16, dtype, float(value))

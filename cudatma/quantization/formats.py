@@ -1,6 +1,6 @@
 """Checkpoint formats of quantized layers.
 
-A format defines the names of a layer's tensors, and derives K, N and the number of groups from their shapes.
+A format specifies the names of a layer's tensors, and how K, N and the number of groups follow from their shapes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _marlin_extent(shapes: Shapes, *_: int | None) -> Extent:
     return Extent(16 * words[0], n, groups)
 
 
-#: Number of rows, and of columns, in a block of an fp8 weight. Each block has one scale.
+#: Side length of the square blocks of an fp8 weight. Each block has one scale.
 FP8_BLOCK_SIZE = 128
 
 
@@ -152,7 +152,7 @@ class Format:
     Attributes
     ----------
     name : str
-        Name of the format, as in the importers ``from_gptq`` and ``load_gptq``.
+        Name of the format. The names of importers, such as ``load_gptq``, contain this name.
     title : str
         Name of the format in messages.
     tensors : str
@@ -199,9 +199,9 @@ class Format:
         """Number of bits per code."""
         return weight_format(self.weight_format).bits
 
-    def importing(self, call: str) -> str:
-        """Return a remedy: a call of this format's importer, or a conversion if the format has no public importer."""
-        return "convert the checkpoint with `cudatma convert`" if self.group_size else f"{call}{self.name}"
+    def import_remedy(self, prefix: str) -> str:
+        """Return ``prefix`` and the name, or advice to convert the checkpoint if there is no public importer."""
+        return "convert the checkpoint with `cudatma convert`" if self.group_size else f"{prefix}{self.name}"
 
     def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
         """Return the extent of a layer whose tensors have these shapes.
@@ -369,7 +369,7 @@ def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
         got = f"a layer that looks like {detected.title}: {_shown(shapes)}"
-        raise WeightFileError(layer, got, expected.tensors, detected.importing("read the layer with load_"))
+        raise WeightFileError(layer, got, expected.tensors, detected.import_remedy("read the layer with load_"))
     if detected is None and "weight" in shapes:
         got = f"an unquantized weight: {_shown(shapes)}"
         raise WeightFileError(layer, got, expected.tensors, "quantize the weight with cudatma.quantize")
@@ -384,7 +384,7 @@ def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
         got = f"arrays that look like {detected.title}: {_shown(shapes)}"
-        raise QuantizationError("qweight", got, expected.tensors, detected.importing("pass the tensors to from_"))
+        raise QuantizationError("qweight", got, expected.tensors, detected.import_remedy("pass the tensors to from_"))
 
 
 def recognized(shapes: Shapes) -> Format | None:

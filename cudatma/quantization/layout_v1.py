@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LAYOUT_VERSION = 1
-#: Number of rows, and of columns, per block, and size in bytes of a block of 4-bit codes.
+#: Side length of a block, and size in bytes of a block of 4-bit codes.
 BLOCK = 64
 BLOCK_BYTES = BLOCK * BLOCK // 2
 #: Offset of symmetric int4 weights, and code of their padding.
@@ -126,7 +126,7 @@ def unpack_values(packed: Any, k64: int, n64: int, xp: Any) -> Any:
 
 
 def order_columns(rows: Any) -> Any:
-    """Reorder rows (G, 64 N64) for storage. In each 64 columns, column 16 c + 8 r + g moves to 8 g + 2 c + r."""
+    """Reorder rows (G, 64 N64) for storage. Within 64 columns, column 16 c + 8 r + g moves to 8 g + 2 c + r."""
     groups, n = rows.shape
     split = rows.reshape(groups, n // BLOCK, 4, 2, 8)
     return split.transpose(0, 1, 4, 2, 3).reshape(groups, n)

@@ -6,8 +6,8 @@ unused, and the scale max|w| / 8 clips the largest positive elements. In an asym
 for a range that includes 0, and zero = round(-min / scale). docs/lab/models.md lists the rounding errors. int8 groups
 are symmetric, with levels from -128 to 127.
 
-fp8 scales map the largest magnitude of a group to 448. NVFP4 scales map it to 6, and are e4m3 numbers times one fp32
-scale for the whole weight. MXFP4 scales are powers of two that map it to at least 4 and less than 8, and scaled
+fp8 scales map the largest magnitude of a group to 448. NVFP4 scales, which are e4m3 numbers times one fp32 scale for
+the whole weight, map it to 6. MXFP4 scales, which are powers of two, map it to at least 4 and less than 8. Scaled
 magnitudes above 6 become 6. [OCP Microscaling Formats Specification 1.0, section 6.3]
 
 Scales are rounded to fp16 or bf16 before the codes are computed, because kernels use the rounded scales.
@@ -321,7 +321,7 @@ def _float_parameters(largest: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any,
     """Return the result of _parameters() for a floating-point format, given the largest magnitude of each group."""
     kind = scheme.format
     if kind.name == "mxfp4":
-        # frexp() returns a mantissa of at least 0.5 and less than 1, and thus an exponent that is larger by 1.
+        # frexp() returns a mantissa in [0.5, 1), so its exponent is larger by 1 than that of a mantissa in [1, 2).
         scale = xp.ldexp(np.float32(1), xp.frexp(largest)[1] - 1 - _E2M1_EXPONENT).astype(np.float32)
         limits = ml_dtypes.finfo(scheme.dtype.numpy)
         # The product of the smallest code and a scale must not underflow.
@@ -337,9 +337,9 @@ def _float_parameters(largest: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any,
 
 
 def _rounded_up_from_0(values: Any, dtype: ActivationType, xp: Any) -> Any:
-    """Round scales to the dtype, but not from a nonzero scale to 0.
+    """Round scales to the dtype, but never round a nonzero scale to 0.
 
-    The smallest subnormal number replaces 0, so that the largest elements do not become 0.
+    Such a scale becomes the smallest subnormal number, because otherwise all elements of the group would become 0.
     """
     scale = _rounded(values, dtype, xp)
     smallest = np.float32(ml_dtypes.finfo(dtype.numpy).smallest_subnormal)

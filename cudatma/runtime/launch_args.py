@@ -206,7 +206,7 @@ def _numpy_scalar(parameter: Parameter, value: Any, field: str) -> Any:
     # A "bytes" parameter accepts any scalar of its width, because the compiler treats __half and __nv_bfloat16 as
     # structures.
     if parameter.kind not in (kind, "bytes"):
-        raise LaunchError(field, f"{value!r} ({dtype})", f"{parameter.kind} for {parameter.name}", "convert the scalar")
+        raise LaunchError(field, f"{value!r} ({dtype})", _expected(parameter), "convert the scalar")
     ctype = (_INTEGERS if parameter.kind == "int" else _FLOATS if parameter.kind == "float" else {}).get(dtype.itemsize)
     return (ctype or ctypes.c_uint8 * dtype.itemsize).from_buffer_copy(value.tobytes())
 

@@ -163,7 +163,7 @@ def gemm(
     _check_like("b", b, a, "a")
     batch = product_batch(a.shape, b.shape)
     if activation is not None and activation not in ACTIVATIONS:
-        raise ArgumentError("activation", activation, f"None or {quoted(ACTIVATIONS)}")
+        raise ArgumentError("activation", activation, f"None, {quoted(ACTIVATIONS)}")
     dtype = getattr(torch, default_result(_name(a.dtype))) if out_dtype is None else out_dtype
     if _name(dtype) not in RESULT_TYPES:
         raise ArgumentTypeError("out_dtype", _name(dtype), ", ".join(RESULT_TYPES))

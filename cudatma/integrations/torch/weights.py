@@ -1,4 +1,4 @@
-"""Cache of the PackedWeight objects that belong to weight tensors.
+"""Cache that maps weight tensors to PackedWeight objects.
 
 Operators take tensors, but the kernels need a PackedWeight. The first call creates a PackedWeight, and later calls look
 it up in a table by the address of qweight. A table entry is valid for tensors with the same shapes, strides, dtypes,
@@ -35,7 +35,7 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.namespaces import bfloat16_view
 from cudatma.quantization.weight_format import weight_format
 
-#: Key of the attachment of a weight that holds its PackedExperts and the facts from which this object was created.
+#: Key, in a weight's attachments, of the weight's PackedExperts and the facts from which it was created.
 _EXPERTS = "experts"
 
 
@@ -243,7 +243,7 @@ def _create(
 def _reading(device: int) -> Iterator[None]:
     """Wait for torch's current stream, because CuPy reads the tensors on a different stream."""
     stream = current_stream("torch", device)
-    check_not_capturing(device, stream, "a stream outside graph capture on a weight's first use")
+    check_not_capturing(device, stream, "outside a graph capture on a weight's first use")
     with context.using(device) as driver, context.outside_captures(driver):
         torch.cuda.current_stream(device).synchronize()
         yield

@@ -57,7 +57,7 @@ class CopyRing:
                 "stages",
                 self.stages,
                 allowed,
-                "use more stages, because one slot is filled while another is stored",
+                "use more stages; one slot is filled while another is stored",
             )
         if not 1 <= self.in_flight < self.stages:
             allowed = f"1 to {self.stages - 1}"
@@ -68,7 +68,7 @@ class CopyRing:
                 "stage_bytes",
                 self.stage_bytes,
                 allowed,
-                "round the size up, because TMA writes boxes only to aligned addresses",
+                "round the size up; TMA writes boxes only to aligned addresses",
             )
         _ = self.ring
 
@@ -165,7 +165,7 @@ class BoxRing:
                 "stages",
                 self.stages,
                 "at least 2",
-                "use more stages, because a slot is released only after the next store",
+                "use more stages; a slot is released only after the next store",
             )
 
     @property
@@ -242,7 +242,7 @@ class Setting:
                 "max_stages",
                 self.max_stages,
                 "at least 2",
-                "use more stages, because one slot is filled while another is stored",
+                "use more stages; one slot is filled while another is stored",
             )
         if self.in_flight < 0:
             raise ArgumentError("in_flight", self.in_flight, "at least 0", "pass 0 to select half of the slots")

@@ -260,7 +260,7 @@ class MarlinConfig(KernelConfig):
 
     def _check_boxes(self) -> None:
         if self.tile_m < MMA_COLUMNS and not self.deep_box:
-            remedy = "set deep_box=True, because all other boxes must have a row for each column of the mma"
+            remedy = "increase tile_m or set deep_box; other boxes must have one row per column of the mma"
             raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", remedy)
         if self.tile_m < (rows := min_tile_m(self.tile_k)):
             remedy = "increase tile_m, because a stage must hold whole periods of the 128-byte swizzle"
@@ -313,7 +313,7 @@ class MarlinConfig(KernelConfig):
                 'use "none", because the other forms require the zero point 8, and "shifted" exceeds the range of '
                 "bf16's subnormal numbers"
             )
-            allowed = '"none", "as_stored" for symmetric group-wise weights, or "shifted" for such weights in fp16'
+            allowed = '"none", or, for symmetric group-wise weights, "as_stored" or (only in fp16) "shifted"'
             raise ArgumentError("scale_form", self.scale_form, allowed, why)
 
     def _check_groups(self) -> None:
@@ -330,7 +330,7 @@ class MarlinConfig(KernelConfig):
 
     def _check_registers(self) -> None:
         if self.accumulators > _MAX_ACCUMULATORS:
-            allowed = f"at most {256 // self.stack} for {64 * self.stack} columns of a warpgroup"
+            allowed = f"at most {256 // self.stack} for {64 * self.stack} columns per warpgroup"
             remedy = f"reduce tile_m, because a thread holds at most {_MAX_ACCUMULATORS} accumulators"
             raise ArgumentError("tile_m", self.tile_m, allowed, remedy)
         if not self.consumer_registers:
@@ -347,9 +347,9 @@ class MarlinConfig(KernelConfig):
         pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
         max_registers = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
         if not min_registers <= self.consumer_registers <= max_registers:
-            remedy = "choose a value in this range, because setmaxnreg.inc would otherwise wait forever"
-            groups = f"{warpgroups} warpgroups of {self.accumulators} accumulators"
-            allowed = f"0, or {min_registers} to {max_registers} with {groups}"
+            remedy = "choose one of these values; otherwise, setmaxnreg.inc waits forever"
+            groups = f"{warpgroups} warpgroups with {self.accumulators} accumulators per thread"
+            allowed = f"0 or a number from {min_registers} to {max_registers} for {groups}"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
 
     def check_problem(self, problem: Problem) -> None:
