@@ -40,7 +40,7 @@ class PackedExperts(_Referable):
     columns : int
         Number of columns N of each expert.
     gated : bool
-        Whether the columns are those of gate and up, interleaved in groups of 8 columns.
+        Whether the weights combine gate and up, with columns interleaved in groups of 8.
     tensor_scales : array of float32, shape (experts, 1), or (experts, 2) if ``gated``, optional
         Multipliers for each expert's weights, or for its gate and its up, in addition to ``weight.tensor_scale``. Only
         nvfp4 weights have these multipliers.

@@ -199,6 +199,11 @@ class Format:
         """Number of bits per code."""
         return weight_format(self.weight_format).bits
 
+    @property
+    def description(self) -> str:
+        """Description of a layer in this format, for error messages."""
+        return f"a layer of {self.title} with the tensors {self.tensors}"
+
     def import_remedy(self, prefix: str) -> str:
         """Return ``prefix`` and the name, or advice to convert the checkpoint if there is no public importer."""
         return "convert the checkpoint with `cudatma convert`" if self.group_size else f"{prefix}{self.name}"
@@ -369,10 +374,10 @@ def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
         got = f"a layer that looks like {detected.title}: {_shown(shapes)}"
-        raise WeightFileError(layer, got, expected.tensors, detected.import_remedy("read the layer with load_"))
+        raise WeightFileError(layer, got, expected.description, detected.import_remedy("read the layer with load_"))
     if detected is None and "weight" in shapes:
         got = f"an unquantized weight: {_shown(shapes)}"
-        raise WeightFileError(layer, got, expected.tensors, "quantize the weight with cudatma.quantize")
+        raise WeightFileError(layer, got, expected.description, "quantize the weight with cudatma.quantize")
 
 
 def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
@@ -384,7 +389,8 @@ def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
         got = f"arrays that look like {detected.title}: {_shown(shapes)}"
-        raise QuantizationError("qweight", got, expected.tensors, detected.import_remedy("pass the tensors to from_"))
+        allowed = f"part of {expected.description}"
+        raise QuantizationError("qweight", got, allowed, detected.import_remedy("pass the tensors to from_"))
 
 
 def recognized(shapes: Shapes) -> Format | None:

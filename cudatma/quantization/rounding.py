@@ -321,7 +321,7 @@ def _float_parameters(largest: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any,
     """Return the result of _parameters() for a floating-point format, given the largest magnitude of each group."""
     kind = scheme.format
     if kind.name == "mxfp4":
-        # frexp() returns a mantissa in [0.5, 1), so its exponent is larger by 1 than that of a mantissa in [1, 2).
+        # frexp() returns mantissas in [0.5, 1), so subtract 1 to get the floating-point exponent.
         scale = xp.ldexp(np.float32(1), xp.frexp(largest)[1] - 1 - _E2M1_EXPONENT).astype(np.float32)
         limits = ml_dtypes.finfo(scheme.dtype.numpy)
         # The product of the smallest code and a scale must not underflow.

@@ -51,7 +51,7 @@ def test_bf16_has_one_form() -> None:
 
 def refuses(config: MarlinConfig, form: str) -> None:
     assert config.in_form(form) is config
-    with pytest.raises(ArgumentError, match='"none", "as_stored" for symmetric group-wise weights') as caught:
+    with pytest.raises(ArgumentError, match='"none", or, for symmetric group-wise weights, "as_stored"') as caught:
         replace(config, scale_form=form)
     assert (caught.value.field, caught.value.got) == ("scale_form", form)
 

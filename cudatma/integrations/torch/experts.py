@@ -30,7 +30,7 @@ class ExpertWeights(PackedModule):
     out_features : int
         Number of outputs of an expert, N.
     gated : bool
-        Whether the outputs are those of gate, followed by those of up; see ``PackedExperts``.
+        Whether the weights combine gate and up, so that the outputs of gate precede the outputs of up.
     group_size : int, optional
         Number of rows of K that share a scale; see ``cudatma.quantize``. Default: 128, or the only size of the format.
     symmetric : bool, default True

@@ -410,8 +410,8 @@ class MarlinLinear(PackedModule):
         Parameters
         ----------
         m_values : int or iterable of int
-            Number of rows of x (the product of all dimensions except the last) in each later call. An int n stands for
-            1 to n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
+            Number of rows of x (the product of all dimensions except the last) in each later call. An int n means all
+            numbers from 1 to n. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
 
         Raises
         ------

@@ -2,8 +2,8 @@
 
 vLLM's q is int32 (K / 8, N) for 4-bit weights, where a word holds eight consecutive rows, lowest nibble first, and
 int32 (K / 4, N) for 8-bit weights. The zero points are int32 (G, N / 8), where a word holds eight consecutive columns.
-torch repacks q and the zero points on their device. The result equals that of ``quantization.pack``, whose input
-has one byte per value. quantization/layout_v1.py defines the layout.
+torch repacks q and the zero points on their device. The result is the same as from ``quantization.pack``, which
+takes one byte per value. quantization/layout_v1.py defines the layout.
 """
 
 from __future__ import annotations

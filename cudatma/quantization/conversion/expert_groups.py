@@ -36,11 +36,11 @@ class ExpertGroup:
     ----------
     layers : tuple of str
         Names of the matrices, expert by expert. In a gated group, each expert has two matrices, gate and up. A stacked
-        group has only one name, that of the stacked tensor.
+        group has a single name, the name of the stacked tensor.
     experts : int
         Number of experts.
     gated : bool
-        Whether the matrices are those of gate and up.
+        Whether the matrices are gate and up projections.
     is_stacked : bool
         Whether one tensor contains all experts.
     is_transposed : bool
@@ -73,12 +73,12 @@ class ExpertGroup:
 
 
 def is_expert(layer: str) -> bool:
-    """Return whether a layer's name is that of an expert or of the weights of all experts."""
+    """Return whether a name belongs to an expert or to the weights of all experts."""
     return re.search(r"\.experts\.", layer) is not None
 
 
 def is_expert_weight(layer: str) -> bool:
-    """Return whether a layer's name is that of the packed weights of all experts."""
+    """Return whether a name belongs to the packed weights of all experts."""
     return re.search(rf"\.experts\.({_GATE_UP}|{_DOWN})$", layer) is not None
 
 

@@ -263,7 +263,7 @@ def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) ->
 
 
 def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], dict[str, str]]:
-    """Map a model's parameters to their source tensors: all parameters, and those that are loaded unchanged."""
+    """Return two maps from parameters to source tensors: for all parameters, and for parameters loaded unchanged."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
