@@ -28,7 +28,7 @@ GATE_COLUMNS = 8
 class PackedExperts(_Referable):
     """The quantized weights (K, N) of all experts of a layer.
 
-    ``quantize_experts`` and ``pack_experts`` create them.
+    Use ``quantize_experts`` or ``pack_experts`` to create them.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class PackedExperts(_Referable):
     gated : bool
         Whether the weights combine gate and up, with columns interleaved in groups of 8.
     tensor_scales : array of float32, shape (experts, 1), or (experts, 2) if ``gated``, optional
-        Multipliers for each expert's weights, or for its gate and its up, in addition to ``weight.tensor_scale``. Only
+        Multipliers for each expert's weights, or for its gate and up, in addition to ``weight.tensor_scale``. Only
         nvfp4 weights have these multipliers.
 
     Attributes

@@ -90,7 +90,7 @@ def weight_extents(weight_shape: Any) -> tuple[int, int]:
 
 
 def compressed_zero_points(words: Any, n: int, groups: int) -> NDArray[np.uint8]:
-    """Return the zero points of compressed-tensors plus 8, as uint8 (G, N), from 32-bit words or int8 values."""
+    """Convert compressed-tensors' zero points, 32-bit words or int8 values, to uint8 (G, N) with 8 added."""
     values = host_array(words, "weight_zero_point")
     check_zero_points(values.shape, values.dtype == np.int8, n, groups)
     if values.dtype != np.int8:

@@ -93,7 +93,7 @@ _HARMLESS = _keys("""
     use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
     fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
 """)
-#: Lowercase parts of the names of keys that change the model's computation.
+#: Pattern in the lowercase names of keys that change the model's computation.
 _COMPUTES = re.compile(
     r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
     r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
@@ -132,7 +132,7 @@ class LayerStatement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Statement about the layers whose names begin with a match of a pattern."""
+    """Statement that applies to the layers whose names match ``pattern`` (see re.match)."""
 
     pattern: re.Pattern[str]
     statement: LayerStatement

@@ -52,7 +52,7 @@ class StoredWeight:
 
 Converter = Callable[[StoredWeight], StoredWeight]
 
-#: Maps each earlier layout version to a function that converts it to a later version.
+#: Maps each earlier layout version to a function that converts weights to a later version.
 CONVERTERS: dict[int, Converter] = {}
 
 

@@ -1,10 +1,10 @@
 """The quantizer that replaces linear layers with MarlinLinear while transformers loads a model.
 
-The quantizer supports three kinds of checkpoints:
+The quantizer supports checkpoints with three kinds of layers:
 
-- packed layers that `cudatma convert` or save_pretrained() wrote,
-- layers from other tools, which are packed during loading,
-- float layers, which are quantized during loading.
+- Packed layers that `cudatma convert` or save_pretrained() wrote.
+- Layers from other tools, which are packed during loading.
+- Float layers, which are quantized during loading.
 
 transformers renames the tensors of some architectures. A layer may therefore have different names in the checkpoint and
 in the model.
@@ -205,7 +205,7 @@ def packing_conversions(
 ) -> list[Any]:
     """Return the converters that transformers uses to collect and pack the tensors of a layer, or of its experts.
 
-    The patterns match whole names of packed layers only, because float layers may also have a tensor ``weight``. The
+    The patterns match only the full names of packed layers, because float layers may also have a tensor ``weight``. The
     names in the checkpoint may lack the prefix ``base``, or have this prefix although the names in the model lack it.
     """
 

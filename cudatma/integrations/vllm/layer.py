@@ -56,7 +56,7 @@ def refusal(config: LayerConfig) -> str | None:
     multiple = values if size == -1 else size
     if k % multiple:
         return f"K must be a multiple of {multiple} on each rank, got K = {k} (N = {n})"
-    if getattr(config, "has_g_idx", False):  # vLLM before 0.33.
+    if getattr(config, "has_g_idx", False):  # Only vLLM before 0.33 has this field.
         return "the weight is in activation order"
     return None
 
@@ -255,7 +255,7 @@ def unpack_nibbles(words: Any) -> Any:
 
 
 def _packed(words: Any, padding: Any | None) -> Any:
-    """Pack words (K / 8, N) into uint8 (N64 K64, 2048). Rows beyond K hold ``padding`` (N,), or 8 without padding."""
+    """Pack words (K / 8, N) into uint8 (N64 K64, 2048). Rows beyond K hold ``padding`` (N,), or 8 by default."""
     rows, n = words.shape
     k64, n64 = blocks(rows * WORD_VALUES), blocks(n)
     data = _bytes(words)

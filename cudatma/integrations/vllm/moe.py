@@ -74,7 +74,7 @@ class CudatmaExperts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ig
         return TopKWeightAndReduceNoOP()
 
     def moe_problem_size(self, a1: Any, w1: Any, w2: Any, topk_ids: Any) -> tuple[int, int, int, int, int]:
-        """Return the number of local experts, of tokens, of columns of w1 and a1, and of experts per token."""
+        """Return the number of local experts, tokens, columns of w1, columns of a1, and experts per token."""
         return len(w1), len(a1), 2 * self.moe_config.intermediate_size_per_partition, a1.shape[1], topk_ids.shape[1]
 
     def workspace_shapes(self, M: int, N: int, K: int, *_: Any, **__: Any) -> tuple[tuple[int, ...], ...]:  # noqa: N803
@@ -136,7 +136,7 @@ def select(config: Any, weight_key: Any, *rest: Any, **options: Any) -> tuple[An
 
     def layout_refusal() -> str | None:
         quant_config = rest[0] if rest else options.get("quant_config")
-        if quant_config is None:  # vLLM before 0.33.
+        if quant_config is None:  # vLLM before 0.33 does not pass quant_config.
             vllm_config = get_current_vllm_config_or_none()
             quant_config = None if vllm_config is None else vllm_config.quant_config
         loaded = _loaded_format(quant_config, config)

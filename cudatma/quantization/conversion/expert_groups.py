@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cudatma.errors import QuantizationError, WeightFileError
 from cudatma.quantization.agreement import LayerFacts
 
-#: Names of an expert's gate, up and down projection.
+#: Names of an expert's gate, up and down projections.
 NAMINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _MATRIX = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w[123])")
 _GATE_UP, _DOWN = "gate_up_proj", "down_proj"
@@ -151,7 +151,7 @@ def stacked_experts(shapes: Mapping[str, tuple[int, ...]], is_interleaved: bool)
 
 
 def _bias(name: str, shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, int]) -> str:
-    """Return the name of the biases of a stacked tensor, or "". Raises WeightFileError for another shape."""
+    """Return the name of the biases of a stacked tensor, or "". Raises WeightFileError if their shape is wrong."""
     bias = f"{name}_bias"
     if shapes.get(bias, shape) != shape:
         raise WeightFileError(bias, f"shape {shapes[bias]}", f"{shape} (one bias per output of each expert)", _AGAIN)
@@ -161,10 +161,10 @@ def _bias(name: str, shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, in
 def interleaved_experts(
     layers: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, ExpertGroup]:
-    """Return the groups of gpt-oss's experts, whose tensors have the shapes ``layers`` (experts, N, ...).
+    """Return the groups of gpt-oss's experts.
 
-    ``shapes`` contains the shapes of all tensors. Raises WeightFileError for a layer that is not one of gpt-oss's
-    experts.
+    ``layers`` contains the shapes (experts, N, ...) of the experts' tensors, and ``shapes`` contains the shapes of all
+    tensors. Raises WeightFileError if a layer is not one of gpt-oss's experts.
     """
     groups = {}
     for name, shape in layers.items():

@@ -50,7 +50,8 @@ class Journal:
     out : pathlib.Path
         The folder of the converted model.
     identity : dict
-        Digests of the source files, and the options. A different identity in the journal raises WeightFileError.
+        Digests of the source files, and the options. WeightFileError is raised if the journal contains a different
+        identity.
     source_name : str
         Name of the source's folder, for error messages.
     """
