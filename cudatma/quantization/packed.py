@@ -103,7 +103,7 @@ class PackedWeight(_Referable):
     shape : tuple of int
         The sizes (K, N).
     group_size : int
-        Number of rows of K that share a scale: 16, 32, 64, 128, or -1 for all rows. ``format`` determines which are supported.
+        Number of rows of K that share a scale: 16, 32, 64, 128, or -1 for all rows. ``format`` limits these sizes.
     dtype : str
         Type of the scales, ``"float16"`` or ``"bfloat16"``.
     layout_version : int, default 1

@@ -89,8 +89,8 @@ class RaggedCopyConfig(BoxRing):
         check_field_types(self)
         self.check_box()
         if self.maps < self.stages:
-            remedy = "use more maps, because a map must not be edited while copies use it"
-            raise ArgumentError("maps", self.maps, f"at least {self.stages} (the number of stages)", remedy)
+            allowed = f"at least {self.stages}, one per stage (a map must not be edited while copies use it)"
+            raise ArgumentError("maps", self.maps, allowed)
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError unless the target can edit tensor maps, and ArgumentError unless the ring fits in a CTA."""

@@ -84,9 +84,7 @@ class DequantizeConfig:
         activation_type(self.dtype)
         check_format(self.format, self.group_size, self.has_zeros)
         if not 1 <= self.warps <= 4:
-            raise ArgumentError(
-                "warps", self.warps, "1 to 4", "use fewer warps, because a box of scales has at most 256 columns"
-            )
+            raise ArgumentError("warps", self.warps, "1 to 4 (a box of scales has at most 256 columns)")
         if not 1 <= self.stages <= 8:
             raise ArgumentError("stages", self.stages, "1 to 8")
 
