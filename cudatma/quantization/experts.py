@@ -440,7 +440,7 @@ def pack_experts(
             raise QuantizationError(name, "a weight with activation order", "a weight without activation order", remedy)
         for fact in ("shape", "format", "group_size", "dtype", "device"):
             if (value := getattr(weight, fact)) != (expected := getattr(first, fact)):
-                raise QuantizationError(f"{name}.{fact}", value, f"{expected}, as in {first_name}")
+                raise QuantizationError(f"{name}.{fact}", value, f"{expected} (as in {first_name})")
     if any(len(parts) != len(experts[0]) for parts in experts) or len(experts[0]) > 2:
         lengths = alternatives(sorted({len(parts) for parts in experts}))
         allowed = "a sequence of weights or a sequence of pairs of weights"

@@ -267,6 +267,6 @@ def _same_device(into: Arguments, device: int | None, field: str) -> None:
         return
     if into.device is not None and into.device != device:
         raise LaunchError(
-            field, f"an array on device {device}", f"on device {into.device}, like the previous arguments"
+            field, f"an array on device {device}", f"on device {into.device} (the device of the previous arguments)"
         )
     into.device = device

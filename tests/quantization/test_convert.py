@@ -268,7 +268,7 @@ EXPERTS_REFUSED: dict[str, tuple[Any, str]] = {
     "another size": (
         lambda t: t.update({f"{EXPERT}.{p}": t[f"{EXPERT}.{p}"][:, :n].copy()
                             for p, n in (("qweight", 32), ("qzeros", 4), ("scales", 32))}),
-        rf"{EXPERT}: K x N must be \(128, 64\), as in model\.layers\.0\.mlp\.experts\.0\.gate_proj.*got \(128, 32\)",
+        rf"{EXPERT}: K x N must be \(128, 64\) \(as in model\.layers\.0\.mlp\.experts\.0\.gate_proj.*got \(128, 32\)",
     ),
 }  # fmt: skip
 

@@ -261,7 +261,7 @@ def check_shapes(
     if not heads:
         raise ArgumentError("q.shape", tuple(q), "a shape with at least 1 head")
     if k_dim != dim:
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a head dim of {dim}, as in q")
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a head dim of {dim} (as in q)")
     if not kv_heads or heads % kv_heads:
         remedy = f"pass the axes in the order {_AXES[len(q)]}"
         raise ArgumentError(
@@ -272,7 +272,7 @@ def check_shapes(
         )
     if has_batch and k[0] != q[0]:
         remedy = "pass page_table for a paged cache" if is_cache else ""
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a batch size of {q[0]}, as in q", remedy)
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a batch size of {q[0]} (as in q)", remedy)
     if cache != list(k[:-1]):
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim) to match {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:

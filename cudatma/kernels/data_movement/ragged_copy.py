@@ -89,7 +89,7 @@ class RaggedCopyConfig(BoxRing):
         check_field_types(self)
         self.check_box()
         if self.maps < self.stages:
-            allowed = f"at least {self.stages}, one per stage (a map must not be edited while copies use it)"
+            allowed = f"at least {self.stages} (one per stage, because a map must not be edited while copies use it)"
             raise ArgumentError("maps", self.maps, allowed)
 
     def check_target(self, target: Target) -> None:

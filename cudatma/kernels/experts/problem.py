@@ -271,7 +271,7 @@ def check_call(
     out_pitch = k * ELEMENT_BYTES
     if out is not None:
         result = describe(out, "out")
-        check_out(result, dtype, f"{dtype.name}, as in x", (m, k), arrays, FUNCTION)
+        check_out(result, dtype, f"{dtype.name} (the dtype of x)", (m, k), arrays, FUNCTION)
         out_pitch = _check_rows(result, "out")
     problem = MoeProblem(
         up=LinearShape(k, columns, w1.group_size, not w1.symmetric, w1.dtype, w1.format),

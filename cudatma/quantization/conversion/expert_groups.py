@@ -205,7 +205,7 @@ def check_alike(group: str, members: ExpertGroup, facts: Mapping[str, LayerFacts
             ("groups", fact.extent.groups, first.extent.groups),
         ):
             if value != expected:
-                allowed = f"{expected}, as in {members.layers[0]}"
+                allowed = f"{expected} (as in {members.layers[0]})"
                 raise QuantizationError(f"{layer}: {name}", value, allowed, f"quantize all experts of {group} alike")
 
 
