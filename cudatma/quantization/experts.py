@@ -33,8 +33,8 @@ class PackedExperts(_Referable):
     Parameters
     ----------
     weight : PackedWeight
-        One weight whose columns are the columns of all experts, one expert after another. The columns of each expert
-        are padded to a multiple of 64.
+        One weight that contains the columns of all experts, one expert after another. The columns of each expert are
+        padded to a multiple of 64.
     experts : int
         Number of experts.
     columns : int

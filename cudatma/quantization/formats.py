@@ -152,7 +152,7 @@ class Format:
     Attributes
     ----------
     name : str
-        Name of the format. The names of importers, such as ``load_gptq``, contain this name.
+        Name of the format, as in the names of its importers (for example, ``from_gptq`` and ``load_gptq``).
     title : str
         Name of the format in messages.
     tensors : str

@@ -66,7 +66,8 @@ class AllReduce:
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
-        Group of at most 8 ranks on one host, whose GPUs can access each other's memory. Default: torch's default group.
+        Group of at most 8 ranks on one host. Their GPUs must be able to access each other's memory. Default: torch's
+        default group.
     device : int, optional
         Device ordinal. Default: torch's current device. If CUDA is not available, all calls use the group's all-reduce.
     max_bytes : int, optional
