@@ -113,7 +113,7 @@ def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
 
 
 def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
-    """Check that each dimension has 1 to 2**32 elements, and that dims[0] is a multiple of the packing group."""
+    """Check that each dimension has 1 to 2**32 elements, and that dims[0] is a multiple of the packing group size."""
     for index, dim in enumerate(dims):
         if not 1 <= dim <= MAX_DIM:
             raise DescriptorError(f"dims[{index}]", dim, "1 to 2**32 elements")
@@ -149,7 +149,7 @@ def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
         raise DescriptorError("address", address, "0 to 2**64 - 1")
     if address % multiple:
         raise DescriptorError(
-            "address", hex(address), f"a multiple of {multiple} bytes", "begin the view at an aligned element"
+            "address", hex(address), f"a multiple of {multiple} bytes", "start the view at an aligned element"
         )
 
 

@@ -60,7 +60,7 @@ class MapSpec(ABC):
     Raises
     ------
     DescriptorError
-        If a field is invalid. The error states the field and its index.
+        If a field is invalid. The error names the field and the index.
     """
 
     dtype: TmaType
@@ -148,7 +148,7 @@ class MapSpec(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiledSpec(MapSpec):
-    """Specification of a tensor map that copies boxes of a tensor of rank 1 to 5.
+    """Specification of a tiled tensor map over a tensor of rank 1 to 5.
 
     Sequences are in TMA order, innermost dimension first.
 
@@ -269,7 +269,7 @@ class TiledSpec(MapSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Im2colSpec(MapSpec):
-    """Specification of a tensor map that copies columns of pixels from a batch of NWC, NHWC or NDHWC images.
+    """Specification of an im2col tensor map over a batch of NWC, NHWC or NDHWC images.
 
     Sequences are in TMA order, innermost dimension first.
 
@@ -280,8 +280,8 @@ class Im2colSpec(MapSpec):
     interleave, swizzle, l2_promotion, oob_fill, address : optional
         Modes and global address. See ``MapSpec``.
     lower_corner, upper_corner : tuple of int
-        Offsets of the bounding box's corners from those of the image, rank - 2 values, W first. They apply from
-        dims[1], or from dims[0] with interleave.
+        Offsets of the bounding box's corners from those of the image, rank - 2 values, W first. W is dims[1], or
+        dims[0] with interleave.
     channels_per_pixel : int
         Number of channels per box, 1 to 256. With interleave, a load always transfers one channel slice.
     pixels_per_column : int
@@ -332,7 +332,7 @@ class Im2colSpec(MapSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Im2colWideSpec(MapSpec):
-    """Specification of a tensor map that copies pixels only along W, on sm_100 and later.
+    """Specification of an im2col wide tensor map (sm_100 and later), which loads pixels only along W.
 
     Sequences are in TMA order, innermost dimension first. ``expected_bytes`` and ``footprint_bytes`` do not include
     halo pixels.

@@ -1,6 +1,6 @@
-"""Bank conflicts of reads from a box in shared memory, and the table of swizzle modes.
+"""Bank conflicts in reads from a box in shared memory, and the table of swizzle modes.
 
-Shared memory has 32 banks of 4 bytes. A read takes one wavefront unless lanes access different words of the same bank.
+Shared memory has 32 banks of 4 bytes. A read takes one wavefront unless lanes access different words in the same bank.
 cudatma.layout computes the wavefronts.
 """
 
@@ -141,7 +141,7 @@ def _row(mode: Swizzle) -> SwizzleRow:
     spec = TiledSpec(dtype=tma_type("uint8"), dims=(width, 8), strides_bytes=(width,), box=(width, 8), swizzle=mode)
     ldmatrix = next(cost for cost in read_costs(spec) if cost.pattern == "ldmatrix")
     if mode is Swizzle.NONE:
-        use = "linear layout for 1D copies, tables, and rows that are read whole"
+        use = "linear layout for 1D copies, tables, and rows that each warp reads as a whole"
     elif mode.is_atom:
         use = "operands swizzled in larger chunks, on sm_100 and later"
     else:
