@@ -28,7 +28,7 @@ from cudatma.mutants.ptx_text import (
 
 
 class Exemptions:
-    """Rules that find another instruction with the effect of the mutated one."""
+    """Search for another instruction that enforces the same order as the mutated one."""
 
     def __init__(self, ptx: str) -> None:
         self.functions = {name: function for name, function in parse(ptx).functions.items() if function.is_defined}
@@ -56,10 +56,7 @@ class Exemptions:
         return ""
 
     def _tiles_of_no_map(self) -> str:
-        """Return a reason if no tensor map loads tiles.
-
-        There is then no tensor-map swizzle that the wgmma descriptor could contradict.
-        """
+        """Return a reason if no tile is loaded through a tensor map, whose swizzle the descriptor could contradict."""
         copies = [instruction for instruction in self.all if instruction.parts[:2] == ("cp", "async")]
         if not copies or any("tensor" in instruction.parts for instruction in copies):
             return ""
@@ -74,7 +71,7 @@ def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
         parts = set(other.parts)
         if is_bulk_copy(other) or ("async" in parts and other.parts[0] in ("st", "red")) or "shared::cluster" in parts:
             return ""
-    return "`bar.sync` orders mbarrier.init within the CTA, and no async proxy or other CTA uses the mbarriers"
+    return "`bar.sync` orders mbarrier.init within the CTA; neither the async proxy nor another CTA uses the mbarriers"
 
 
 def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
@@ -110,7 +107,7 @@ def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
     without = replace(graph.function, body=[*body[:at], nothing, *body[at + 1 :]])
     if fence is None or unfenced_wgmmas(Flow(without)):
         return ""
-    return f"`{fence.opcode}` before this instruction, because only wgmmas have written the registers since"
+    return f"`{fence.opcode}` before this instruction is sufficient: only wgmmas have written the registers since then"
 
 
 def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
@@ -122,7 +119,7 @@ def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a relaxed write after a fence (release pattern) and a relaxed read before a fence (acquire pattern)."""
+    """Exempt a relaxed write after a fence, because the two form a release pattern."""
     instruction = graph.body[at]
     if instruction.parts[0] not in ("st", "atom", "red"):
         return ""
@@ -141,7 +138,7 @@ def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
     arrives = mine[0] == "mbarrier" and mine[1].startswith("arrive")
     if not arrives or graph.any_before(at, lambda i: touches_shared(i) and not is_load(i)):
         return ""
-    return "`mbarrier complete_tx` of the copies, which are the only earlier accesses to shared memory"
+    return "`mbarrier complete_tx` orders the copies, which are the only earlier accesses to shared memory"
 
 
 def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
@@ -153,9 +150,7 @@ def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
     if publishes and any(_could_wait_elsewhere(graph, at, wait) for wait in graph.places(_waits)):
         return ""
     cluster = graph.any_after(at, lambda i: i.parts[:2] == ("barrier", "cluster"))
-    return (
-        f"`{'barrier.cluster' if cluster else 'ret'}` after this instruction: no memory access follows the instruction"
-    )
+    return f"`{'barrier.cluster' if cluster else 'ret'}` follows this instruction, but no memory access follows it"
 
 
 def _touches_later(graph: Graph, at: int) -> bool:
@@ -214,7 +209,7 @@ def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
     wait = next((i for i in [*before, *after] if _is_mbarrier_wait(i)), None)
     if wait is None or not (all(map(_is_mbarrier_wait, before)) or all(map(_is_mbarrier_wait, after))):
         return ""
-    return f"`{wait.opcode}`, which every lane executes, with only copies and arrivals in between"
+    return f"`{wait.opcode}` is executed by every lane, with only copies and arrivals in between"
 
 
 def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
@@ -235,7 +230,7 @@ def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
     wait = graph.ends_on(at, True, same) or graph.ends_on(at, False, same)
     if wait and "read" in wait.parts and "read" not in mine.parts and _touches_later(graph, at):
-        return ""  # The source may be reused after .read, but the results may not be read.
+        return ""  # After a wait with .read, the source may be reused, but the results must not be read yet.
     return f"`{wait.opcode} {_count(wait)}` next to this instruction waits for the same groups" if wait else ""
 
 
@@ -261,7 +256,7 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
     after = [i for i, halted in graph.walk(at, True, lambda i: waits(i) or publishes(i)) if halted]
     if after and all(map(waits, after)):
-        return f"`{after[0].opcode} {_count(after[0])}` after this instruction, before a slot is released"
+        return f"`{after[0].opcode} {_count(after[0])}` follows this instruction before a slot is released"
     for instruction in graph.main_path_before(at):
         if publishes(instruction):
             return ""
@@ -303,14 +298,14 @@ def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt griddepcontrol.wait in a warp that waits for a slot of a ring whose producer warp executes it, too."""
+    """Exempt griddepcontrol.wait in a warp that waits for ring slots if the producer warp also executes it."""
     others = [place for place in graph.places(lambda i: i.parts[:2] == ("griddepcontrol", "wait")) if place != at]
     fills = any(graph.any_after(place, lambda i: is_copy(i) or is_release(i)) for place in others)
     after = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))
     wait = next((i for i in (*after, *graph.main_path_before(at)) if _is_mbarrier_wait(i)), None)
     if not fills or wait is None or any(graph.reaches(at, place) for place in others):
         return ""
-    return f"`griddepcontrol.wait` of the producer warp, and `{wait.opcode}` for the slots that this warp fills"
+    return f"`griddepcontrol.wait` in the producer warp precedes the copies for which `{wait.opcode}` waits"
 
 
 def _is_mbarrier_wait(instruction: Instruction) -> bool:

@@ -229,7 +229,10 @@ class Graph:
                 self.before[other].append(at)
 
     def walk(self, at: int, forward: bool, stop: Callable[[Instruction], bool]) -> Iterator[tuple[Instruction, bool]]:
-        """Yield the instructions that may follow or precede ``at``."""
+        """Yield the instructions that may follow or precede ``at``, each with the result of ``stop``.
+
+        Paths end at instructions for which ``stop`` returns True.
+        """
         edges = self.after if forward else self.before
         seen: set[int] = set()
         todo = list(edges[at])

@@ -123,7 +123,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An encoded instruction.
+    """An instruction and the fields of its encoding.
 
     Attributes
     ----------
@@ -164,8 +164,8 @@ class Code:
 def parse_sass(text: str) -> tuple[Code, ...]:
     """Return the functions of an encoded disassembly.
 
-    ``text`` is the output of ``nvdisasm --print-code --print-instruction-encoding`` or ``cuobjdump --dump-sass``. Raise
-    ArgumentError for instructions without encodings.
+    ``text`` is the output of ``nvdisasm --print-code --print-instruction-encoding`` or ``cuobjdump --dump-sass``.
+    Raises ArgumentError if the encodings of instructions are missing.
     """
     codes: list[Code] = []
     lines = iter(text.splitlines())
@@ -222,7 +222,7 @@ def _step(part: re.Match[str], upper: int, places: tuple[Place, ...]) -> Step:
 
 
 def count_mnemonics(steps: Iterable[Step]) -> dict[str, int]:
-    """Return the number of steps with each mnemonic except NOP, by decreasing number, then by name."""
+    """Return the number of steps with each mnemonic except NOP, in descending order, then by name."""
     counts = Counter(step.mnemonic for step in steps if step.mnemonic != "NOP")
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 

@@ -55,7 +55,7 @@ class Row:
     kind : {"TMA", "mbarrier", "tensor core"}
         Kind of the instructions.
     opcode : str
-        SASS opcode with modifiers, or the PTX opcode without SASS.
+        SASS opcode with modifiers, or the PTX opcode if there is no SASS.
     count : int
         Number of instructions.
     places : tuple of Place

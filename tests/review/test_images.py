@@ -118,7 +118,7 @@ def test_a_fatbin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(bool(image.ptx) for image in read_images(tmp_path / "k.fatbin")) == [False, True]
     content = (tmp_path / "k.fatbin").read_bytes()
     (tmp_path / "cut.fatbin").write_bytes(content[:-100])
-    with pytest.raises(ArgumentError, match=f"the {len(content)} bytes .*got .*{len(content) - 100} bytes"):
+    with pytest.raises(ArgumentError, match=rf"\({len(content)} bytes .*got .*{len(content) - 100} bytes"):
         read_images(tmp_path / "cut.fatbin")
 
 
