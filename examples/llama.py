@@ -316,7 +316,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.prompt = options.prompt or (12 if on_cpu else 128)
     options.tokens = options.tokens or (4 if on_cpu else 128)
     if options.device != "cpu" and not torch.cuda.is_available():
-        raise ArgumentError("--device", options.device, "a GPU that torch can use", "pass --size tiny to run on the CPU")
+        raise ArgumentError("--device", options.device, "a GPU that torch can use", "pass --size tiny for the CPU")
     return options
 
 
