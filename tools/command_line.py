@@ -25,7 +25,7 @@ _MISSING = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser for a subcommand that raises ArgumentError for a wrong command line."""
+    """An ArgumentParser for a subcommand that raises ArgumentError if the command line is invalid."""
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(
@@ -116,7 +116,14 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the compilation of a .cu or .j2 file."""
     group = parser.add_argument_group("the source")
     add = group.add_argument
-    add("-I", "--include-dir", action="append", default=[], metavar="DIR", help="folder of included files; repeatable")
+    add(
+        "-I",
+        "--include-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder to search for included files; repeatable",
+    )
     add("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro; repeatable")
     add("--std", metavar="STD", help="language standard, such as c++20 (default: c++17)")
     add("--include", action="append", default=[], metavar="FILE", help="include a file before the source; repeatable")

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 float_options[0],
                 "a command without --quantize",
                 "combined with --quantize",
-                "omit it for a quantized model, whose integers are kept",
+                f"omit {float_options[0]} if the model is already quantized",
             )
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(done: Conversion) -> str:
-    """Return the report, which lists the layers by name, then everything that was left out, then the totals."""
+    """Return the report: the layers by name, everything that was left out, and the totals."""
     kinds: dict[tuple[str, ...], list[LayerReport]] = defaultdict(list)
     for layer in done.layers:
         kinds[_kind(layer)].append(layer)
@@ -136,7 +136,7 @@ def _kind(layer: LayerReport) -> tuple[str, ...]:
 
 def _errors_explained(done: Conversion) -> str:
     if done.method == "float":
-        return "errors: maximum relative to the layer's largest weight, mean relative to its mean weight"
+        return "errors: the maximum is relative to the layer's largest weight, the mean to its mean weight"
     if any(layer.max_error for layer in done.layers):
         return f"errors: relative errors of scales rounded to {done.dtype}; the integers are unchanged"
     return "integers, zero points and scales are unchanged"
@@ -159,7 +159,7 @@ def parser() -> Parser:
     add = result.add_argument
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model to convert")
     add("out", metavar="OUT", type=Path, help="new folder, or folder of an interrupted conversion")
-    add("--quantize", action="store_true", help="round a float model's weights to --format")
+    add("--quantize", action="store_true", help="quantize the weights of a float model to --format")
     add(
         "--format", choices=tuple(WEIGHT_FORMATS), metavar="FORMAT", help=f"{', '.join(WEIGHT_FORMATS)} (default: int4)"
     )
@@ -167,7 +167,7 @@ def parser() -> Parser:
     add("--group-size", type=int, metavar="N", help=help_size)
     add("--asymmetric", action="store_true", help="quantize with zero points (int4 only)")
     add("--clip-search", action="store_true", help="search for the range with the least squared error (20x slower)")
-    help_exclude = "name pattern of layers to leave unchanged, such as 'model.layers.0.*' (quote it); repeatable"
+    help_exclude = "quoted name pattern of layers to leave unchanged, such as 'model.layers.0.*'; repeatable"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
     add("--vision-tower", action="store_true", help="also quantize the image, video and audio encoders")
     help_dtype = "type of scales and activations, float16 or bfloat16 (default: the model's type)"

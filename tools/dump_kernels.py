@@ -1,4 +1,4 @@
-"""Write the PTX, cubin and SASS of kernels and a report. No GPU is needed.
+"""Write the PTX, cubin, SASS and a report of kernels. No GPU is needed.
 
 KERNEL is one of cudatma's kernels or families. FILE is one of the following:
 
@@ -90,7 +90,7 @@ class Job:
 def parse_config(pairs: Sequence[str]) -> dict[str, object]:
     """Parse fields, for example ``["stages=3", "dtype=bfloat16"]`` into ``{"stages": 3, "dtype": "bfloat16"}``.
 
-    A value that is not a Python literal is text. Raise ArgumentError for a field without "=".
+    A value that is not a Python literal becomes a string. Raise ArgumentError for a field without "=".
     """
     config: dict[str, object] = {}
     for pair in pairs:
@@ -208,7 +208,7 @@ def _progress(what: str, total: int) -> Iterator[Callable[[Sequence[KernelReport
         bar = progress.add_task("", total=total)
 
         def advance(reports: Sequence[KernelReport], show: Show) -> None:
-            progress.stop()  # the bar and stdout may share a terminal
+            progress.stop()  # The bar and stdout may share a terminal.
             for report in reports:
                 show(report)
             progress.start()
@@ -292,7 +292,7 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
         return None
     selected = family_and_version(options.kernel)
     if selected is None:
-        allowed = f"{alternatives(FAMILIES)}, or the kernel of one of their versions"
+        allowed = f"{alternatives(FAMILIES)}, or a kernel of one of their versions"
         raise ArgumentError("kernel", options.kernel, allowed, "omit --m, --n and --k to dump this kernel")
     if options.config:
         raise ArgumentError("--config", options.config[0], "omitted if --m, --n and --k select the config")

@@ -7,8 +7,8 @@ KERNEL is one of the following:
 - a Python program (.py), whose kernel launches run on the emulator (arguments after its name are passed to it);
 - a folder written by `cudatma record`, whose launches run again.
 
-With --coverage, the command does not run a kernel. It lists the instructions of a PTX file that the emulator supports
-and those that it does not.
+With --coverage, the command does not run a kernel. It lists the supported and the unsupported instructions of a PTX
+file.
 
 The exit status is 0 if there are no hazards and the result is correct, 1 if there is a hazard, a wrong result or an
 infinite loop, and 2 if the command line is invalid.
@@ -154,7 +154,7 @@ def extents(text: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"must be one to three numbers of at least 1, such as 4 or 4,2,1, got {text}")
+        raise argparse.ArgumentTypeError(f"must be one to three positive integers, such as 4 or 4,2,1, got {text}")
     return sizes
 
 
@@ -186,7 +186,13 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     add("--programmatic", action="store_true", default=None, help=help_programmatic)
     add("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     add("--arg", action="append", default=[], metavar="ARG", help="next argument of the kernel (see below)")
-    add("--array", action="append", default=[], metavar="ARRAY", help="array that only tensor maps use")
+    add(
+        "--array",
+        action="append",
+        default=[],
+        metavar="ARRAY",
+        help="array that the kernel accesses only through tensor maps",
+    )
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -252,7 +258,7 @@ def _sample_of(name: str) -> Callable[..., Any]:
             "KERNEL",
             name,
             f"a file or one of {', '.join(EMULATED)}",
-            "pass one of these names, because cudatma generates operands only for these kernels",
+            "write a launch file for the kernel, because cudatma does not generate its operands",
         )
     return make
 

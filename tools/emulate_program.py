@@ -1,6 +1,6 @@
 """Run the kernel launches of a Python program on the emulator, for `cudatma emulate program.py`.
 
-Options before the program's name are for the emulator. The program gets the arguments after its name.
+Options before the program's name apply to the emulator. Arguments after the name are passed to the program.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             os._exit(status)
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()  # as Python does at the end of a program
+                thread.join()  # As Python does at the end of a program.
     if not status and not any(entry.is_checked for entry in log):
         which = f" whose name contains {options.only!r}" if options.only else ""
         print(f"cudatma: {program} launched no kernel{which} through a supported library", file=sys.stderr)

@@ -20,8 +20,8 @@ from cudatma.kernels.choice import Listed
 from cudatma.kernels.sample import Launch, Trial
 from cudatma.library_streams import stream_handle
 
-#: Duration of a graph, which is so long that the cost of its launch (a few microseconds) is negligible, and the maximum
-#: number of launches in a graph.
+#: Duration of a graph, long enough to make its launch cost (a few microseconds) negligible, and maximum number of
+#: launches in a graph.
 _GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
 #: Minimum M at which clock rates fall in long runs. At or above this M, candidates run one by one, in periods of
 #: _PERIOD_US.

@@ -81,9 +81,9 @@ class Outcome:
     def __str__(self) -> str:
         task = str(self.task)
         if self.status == "known":
-            return f"{task}: measured before"
+            return f"{task}: already measured"
         if self.winner is None:
-            why = next(iter(self.dropped.values()), "nothing could be measured")
+            why = next(iter(self.dropped.values()), "no candidate could be measured")
             return f"{task}: failed: {why}"
         time, rule_time = duration(1e-6 * self.us), duration(1e-6 * self.rule_us)
         gain = f"{time}, the untuned choice {rule_time} ({self.rule_us / self.us:.2f} x)"
@@ -142,7 +142,7 @@ def tune_problem(
     try:
         bench.prepare(task.problem)
         reference = bench.keep(bench.result(rule))
-    except Exception as error:  # such as too little memory; another problem may work
+    except Exception as error:  # For example, the GPU is out of memory. Other problems may fit.
         _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome

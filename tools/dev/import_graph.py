@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("inspection", "explains tensor maps"),
     ("quantization", "int4 weights: pack, import, store"),
     ("kernels", "the path of a call; marlin, gemm, attention, data_movement, all_reduce"),
-    ("mutants", "plants mistakes in kernels"),
+    ("mutants", "removes synchronization from kernels"),
     ("programs", "launches of Triton, Gluon, CuPy, cuda.core and cuda-python"),
     ("integrations", "torch, transformers, PEFT, vLLM"),
     ("tools", "one file for each command"),
