@@ -374,9 +374,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--length", type=parse_length, action="append", metavar="N", help=f"repeatable (default: {lengths})")
     add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: bfloat16)")
     mask = parser.add_mutually_exclusive_group()
-    mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="causal calls only")
+    mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="only causal calls")
     mask.add_argument("--full", dest="mask", action="store_const", const=False, help="only calls without a mask")
-    add("--no-gqa", action="store_true", help="omit calls with 32 heads of q and 8 heads of k and v")
+    add("--no-gqa", action="store_true", help="omit calls with 32 query heads and 8 KV heads")
     add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     return parser
 

@@ -54,7 +54,7 @@ from cudatma.quantization.layout_v1 import BLOCK, blocks
 HUMMING = "Humming"
 #: Time for which the GPU is idle before a turn, in seconds.
 REST_S = 0.01
-#: Number of launches that read all experts. Fewer experts take more launches.
+#: Number of launches per graph if each launch reads all experts. If launches read fewer experts, a graph has more.
 _LAUNCHES = 8
 #: Number of different selections of experts, and number of tokens that are compared with float64.
 _CHOICES, _TOKENS = 8, 4
@@ -280,11 +280,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench experts`` and return the exit status (1 if it failed or a result was wrong)."""
     parser = make_parser("experts", __doc__)
     add = parser.add_argument
-    add("--model", choices=tuple(MODELS), action="append", help="layer, repeatable (default: all)")
+    add(
+        "--model",
+        choices=tuple(MODELS),
+        action="append",
+        help="model whose layer is measured, repeatable (default: all)",
+    )
     values = ", ".join(map(str, M_VALUES))
     add("-m", type=int, action="append", metavar="N", help=f"number of tokens, repeatable (default: {values})")
     add("--replays", type=int, default=REPLAYS, metavar="N", help="number of measurements (default: %(default)s)")
-    add("--rivals", nargs="*", choices=tuple(OPTIONAL), default=tuple(OPTIONAL), help="libraries (default: all)")
+    add(
+        "--rivals",
+        nargs="*",
+        choices=tuple(OPTIONAL),
+        default=tuple(OPTIONAL),
+        help="libraries to compare (default: all)",
+    )
     options = parser.parse_args(argv)
     require_gpu(parser)
     require_torch(parser)
@@ -293,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     calls = [Call(name, m) for name in options.model or MODELS for m in options.m or M_VALUES]
     with measuring_stream() as stream:
         measure_calls(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _line)
-    return result.finish("Layers of experts")
+    return result.finish("Mixture-of-experts layers")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from cudatma.target import detect
 
 #: Minimum total size of a graph's buffers, several times the size of any L2.
 ROTATION_BYTES = 350_000_000
-#: Approximate number of bytes that a graph reads. The number is so large that the few microseconds between two graphs
-#: are negligible.
+#: Approximate number of bytes that a graph reads, large enough to make the few microseconds between two graphs
+#: negligible.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
 #: Minimum number of copies of a buffer. Either each copy exceeds L2 or there are many copies, so reading the copies
@@ -202,7 +202,7 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
 
 
 def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
-    """Time one contender roughly, with ``launches`` launches in its graph, for a choice among many contenders."""
+    """Time one contender with ``launches`` launches in its graph, for a rough choice among many contenders."""
     return cold(stream, [replace(contender, copies=1, launches=launches)], replays, 0.0)
 
 

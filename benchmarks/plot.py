@@ -23,7 +23,7 @@ from benchmarks.shapes import FIVE, LARGE
 from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, Svg, text_width, tint
 from tools.model_layers import Shape
 
-#: Layers for the second panel, which shows the first measured one of these, or otherwise the first layer of the result.
+#: Preferred layers for the second panel. If none of them was measured, the panel shows the result's first layer.
 SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*LARGE, *FIVE)))
 WIDTH, PANEL_HEIGHT = 800, 260
 LEFT, _RIGHT, PANEL_GAP = 66, 24, 96
@@ -351,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench plot", description=__doc__)
     parser.add_argument("result", type=Path, help="JSON of cudatma bench marlin")
     parser.add_argument(
-        "more", type=Path, nargs="*", help="results for other rivals or layers, measured on the same machine"
+        "more", type=Path, nargs="*", help="results for other libraries or layers, measured on the same machine"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE.svg", help="output file (default: in the folder of the result)"

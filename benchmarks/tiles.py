@@ -83,7 +83,7 @@ def tiles_table(cells: Sequence[Cell]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench tiles`` and return the exit status (1 if a configuration could not be measured)."""
     parser = make_parser("tiles", __doc__, EXAMPLES)
-    parser.add_argument("family", choices=tuple(FAMILIES), help="family of kernels")
+    parser.add_argument("family", choices=tuple(FAMILIES), help="kernel family")
     parser.add_argument("products", type=Path, metavar="FILE", help="result file whose cells describe the products")
     parser.add_argument("--replays", type=int, default=5, help="number of timed turns (default: 5)")
     options = parser.parse_args(argv)

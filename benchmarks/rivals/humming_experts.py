@@ -1,6 +1,6 @@
 """Humming's experts with W4A16 weights, as vLLM 0.33 runs them: alignment, two products, activation, weighted sum.
 
-The packages humming-kernels and vllm are needed. vLLM provides the alignment and the sum.
+The packages humming-kernels and vllm are required. vLLM provides the alignment and the sum.
 """
 
 from __future__ import annotations
