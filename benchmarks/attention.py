@@ -370,9 +370,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     dims, lengths = (", ".join(map(str, each)) for each in (HEAD_DIMS, LENGTHS))
     add_rivals(parser)
-    add("--head-dim", type=int, choices=HEAD_DIMS, action="append", help=f"repeatable (default: {dims})")
-    add("--length", type=parse_length, action="append", metavar="N", help=f"repeatable (default: {lengths})")
-    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: bfloat16)")
+    add(
+        "--head-dim", type=int, choices=HEAD_DIMS, action="append", help=f"head dimension, repeatable (default: {dims})"
+    )
+    help_length = f"number of queries and keys per sequence, repeatable (default: {lengths})"
+    add("--length", type=parse_length, action="append", metavar="N", help=help_length)
+    help_dtype = "dtype of q, k and v, repeatable (default: bfloat16)"
+    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help=help_dtype)
     mask = parser.add_mutually_exclusive_group()
     mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="only causal calls")
     mask.add_argument("--full", dest="mask", action="store_const", const=False, help="only calls without a mask")

@@ -184,7 +184,7 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: type) -> Any:
 
 
 def _marlin() -> Prepared:
-    """Prepare marlin_gemm for M = 16, N = 256, K = 512 and group size 128. Each call parses the PTX, as in a program."""
+    """Prepare marlin_gemm for M = 16, N = 256, K = 512 and group size 128. Each call parses the PTX, as for users."""
     w = quantize(_normal(0, (512, 256), np.float32) * 0.05)
     x, out = _normal(1, (16, 512), np.float16), np.zeros((16, 256), np.float16)
     expected = x.astype(np.float64) @ w.dequantize()
@@ -309,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench emulator`` and return the exit status (1 if a result is wrong)."""
     parser = make_parser("emulator", __doc__)
     parser.add_argument(
-        "--repeats", type=int, default=REPEATS, help=f"number of calls after the first call (default {REPEATS})"
+        "--repeats", type=int, default=REPEATS, help=f"number of calls after the first call (default: {REPEATS})"
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="measure only cases whose names contain this text")
     options = parser.parse_args(argv)

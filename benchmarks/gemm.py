@@ -413,12 +413,14 @@ def _parser() -> argparse.ArgumentParser:
     sizes = ", ".join(map(str, SIZES))
     long_run = f"measure S seconds per contender at the power limit, in blocks of {BLOCK_S} s, instead of turns"
     add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
-    add("--size", type=_size, action="append", metavar="N", help=f"N cubed, repeatable (default: {sizes})")
+    add("--size", type=_size, action="append", metavar="N", help=f"value of M = N = K, repeatable (default: {sizes})")
     length = partial(_size, largest=LONGEST)
     shape = ("M", "N", "K")
-    add("--product", type=length, nargs=3, action="append", default=[], metavar=shape, help="a shape, repeatable")
-    add("--layout", choices=LAYOUTS, action="append", help=f"repeatable (default: {', '.join(LAYOUTS)})")
-    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
+    add("--product", type=length, nargs=3, action="append", default=[], metavar=shape, help="other size, repeatable")
+    help_layout = f"layout of A and of B, repeatable (default: {', '.join(LAYOUTS)})"
+    add("--layout", choices=LAYOUTS, action="append", help=help_layout)
+    help_dtype = "dtype of the operands, repeatable (default: float16)"
+    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help=help_dtype)
     add(
         "--transformer",
         action="store_true",

@@ -411,8 +411,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="FILE.svg", help="draw the results in an SVG file")
     add("--dtype", choices=("float16", "bfloat16"), default="float16", help="dtype of activations and scales")
     add("--shapes", type=parse_shapes, default=FIVE, metavar="S", help=help_shapes)
-    add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: 1 to 8192)")
-    add("--rivals", type=parse_rivals, metavar="R,..", help=help_rivals)
+    add("--m", type=parse_m_values, default=M_VALUES, metavar="M,...", help="values of M (default: 1 to 8192)")
+    add("--rivals", type=parse_rivals, metavar="R,...", help=help_rivals)
     add("--vllm", type=Path, metavar="FOLDER", help="folder with the libraries of vLLM's wheel (see rivals/vllm.py)")
     add("--replays", type=int, default=11, help="number of timed replays for M < 256 (default: 11)")
     add(

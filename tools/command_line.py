@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the compilation of a .cu or .j2 file."""
-    group = parser.add_argument_group("the source")
+    group = parser.add_argument_group("source options")
     add = group.add_argument
     add(
         "-I",

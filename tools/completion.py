@@ -96,7 +96,7 @@ def script(shell: str) -> str:
 def parser() -> Parser:
     """Return the parser of ``cudatma completion``."""
     result = Parser("cudatma completion", __doc__, EXAMPLES)
-    result.add_argument("shell", choices=("bash", "zsh"), help="bash or zsh")
+    result.add_argument("shell", choices=("bash", "zsh"), help="shell that reads the script")
     return result
 
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cudatma.errors import ArgumentError, counted
+from cudatma.errors import ArgumentError, alternatives, counted
 from cudatma.kernels.explain import table_text
 from cudatma.quantization.conversion import Conversion, LayerReport, convert_checkpoint
 from cudatma.quantization.weight_format import WEIGHT_FORMATS
@@ -160,9 +160,8 @@ def parser() -> Parser:
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model to convert")
     add("out", metavar="OUT", type=Path, help="new folder, or folder of an interrupted conversion")
     add("--quantize", action="store_true", help="quantize the weights of a float model to --format")
-    add(
-        "--format", choices=tuple(WEIGHT_FORMATS), metavar="FORMAT", help=f"{', '.join(WEIGHT_FORMATS)} (default: int4)"
-    )
+    help_format = f"format of the weights: {alternatives(WEIGHT_FORMATS)} (default: int4)"
+    add("--format", choices=tuple(WEIGHT_FORMATS), metavar="FORMAT", help=help_format)
     help_size = "number of weights that share a scale, or -1 for one scale per output (default: 128 if possible)"
     add("--group-size", type=int, metavar="N", help=help_size)
     add("--asymmetric", action="store_true", help="quantize with zero points (int4 only)")

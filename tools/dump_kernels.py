@@ -373,14 +373,12 @@ def parser() -> Parser:
     add(
         "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of each config; repeatable"
     )
-    sizes = result.add_argument_group(
-        "the problem", f"Sizes and options for {', '.join(FAMILIES)} or one of their versions."
-    )
+    sizes = result.add_argument_group("problem options", f"Problem for {', '.join(FAMILIES)} or one of their versions.")
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
     help_jobs = "number of compiler processes (default: one per core)"
     add("--jobs", type=integer(1), default=usable_cores(), metavar="N", help=help_jobs)
-    files = result.add_argument_group("files", "Launch parameters for the occupancy in the report.")
+    files = result.add_argument_group("file options", "Launch parameters for the occupancy in the report.")
     add_source_options(result)
     files.add_argument("--block", type=integer(1, 1024), metavar="N", help="number of threads per CTA")
     files.add_argument("--shared-bytes", type=integer(0), metavar="N", help="dynamic shared memory per CTA in bytes")

@@ -4,7 +4,7 @@ KERNEL is one of the following:
 
 - a .ptx or .cu file, or a launch file (.toml, .json);
 - one of cudatma's kernels, with generated operands (see `cudatma emulate KERNEL --help` for its options);
-- a Python program (.py), whose kernel launches run on the emulator (arguments after its name are passed to it);
+- a Python program (.py), whose kernel launches run on the emulator (later arguments are passed to the program);
 - a folder written by `cudatma record`, whose launches run again.
 
 With --coverage, the command does not run a kernel. It lists the supported and the unsupported instructions of a PTX
@@ -166,7 +166,7 @@ def parser() -> Parser:
     result.add_argument("--coverage", metavar="FILE.ptx", help="PTX file to check, or - for standard input")
     add_launch_options(result)
     _add_run_options(result)
-    launches = result.add_argument_group("launches of a program or of a folder")
+    launches = result.add_argument_group("options for programs and folders")
     launches.add_argument("--only", metavar="NAME", help="check only kernels whose names contain NAME (programs)")
     help_launch = "run only this launch (folders; default: all)"
     launches.add_argument("--launch", type=integer(0), metavar="N", help=help_launch)
@@ -176,7 +176,7 @@ def parser() -> Parser:
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe the source and the launch of a kernel in a file."""
     add_source_options(parser)
-    add, extent = parser.add_argument_group("the launch").add_argument, "X[,Y[,Z]]"
+    add, extent = parser.add_argument_group("launch options").add_argument, "X[,Y[,Z]]"
     add("--entry", metavar="NAME", help="name of the kernel or a part of the name (default: the only kernel)")
     add("--grid", type=extents, metavar=extent, help="number of CTAs (default: 1)")
     add("--block", type=extents, metavar=extent, help="number of threads per CTA (default: 32)")
@@ -196,14 +196,14 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("the run").add_argument
+    add = parser.add_argument_group("run options").add_argument
     default = f"{_SCHEDULES}, or {_SCHEDULES_OF_LAUNCHES} for each launch of a program or folder"
     add("--schedules", type=integer(1), metavar="N", help=f"number of schedules (default: {default})")
     add("--seed", type=integer(0), default=0, metavar="S", help="seed of the random schedules (default: 0)")
     add("--replay", type=integer(0), metavar="K", help="run only schedule K")
     help_limit = f"maximum number of steps per schedule (default: {STEP_LIMIT})"
     add("--step-limit", type=integer(1), metavar="N", help=help_limit)
-    result = parser.add_argument_group("the result")
+    result = parser.add_argument_group("result options")
     add, file = result.add_argument, "NAME=FILE.npy"
     add("--save", action="append", default=[], metavar=file, help="after the run, write an array to a file")
     add("--expect", action="append", default=[], metavar=file, help="after the run, compare an array with a file")
