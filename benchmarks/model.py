@@ -34,12 +34,12 @@ class Row:
     layer: LinearShape
     m: int
     us: float
-    said: Cost
+    predicted: Cost
 
     @property
     def error(self) -> float:
         """Prediction divided by measurement, minus one."""
-        return self.said.us / self.us - 1
+        return self.predicted.us / self.us - 1
 
 
 def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
@@ -67,7 +67,7 @@ def table(found: Sequence[Row]) -> str:
     cells: dict[str, dict[int, str]] = {}
     for row in found:
         layer = f"{row.layer.k} x {row.layer.n}" + (", bf16" if row.layer.dtype == "bfloat16" else "")
-        times = (f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.said.us, row.us))
+        times = (f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.predicted.us, row.us))
         cells.setdefault(layer, {})[row.m] = " / ".join(times)
     head = " | ".join(["K x N", *(f"M = {m}" for m in ms)])
     lines = [" | ".join([layer, *(of_layer.get(m, "") for m in ms)]) for layer, of_layer in cells.items()]

@@ -175,7 +175,7 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     """Check the requirements of every access. An access that violates one traps with an illegal instruction.
 
-    ``coords`` must contain one int32 per dimension. Without interleave, the innermost coordinate of a tiled or im2col
+    ``coords`` must contain one int32 per dimension. Without interleaving, the innermost coordinate of a tiled or im2col
     map must be the start of a 16-byte chunk. An im2col column must start inside the bounding box. A dimension must have
     at most 2**31 elements. Raises DescriptorError if a requirement is not met.
     """
@@ -210,7 +210,7 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def first_pixel_dim(spec: Im2colSpec) -> int:
-    """Return the index of dimension W in an im2col map: 0 with interleave, otherwise 1."""
+    """Return the index of dimension W in an im2col map: 0 with interleaving, otherwise 1."""
     return 1 if spec.interleave is Interleave.NONE else 0
 
 
@@ -232,7 +232,7 @@ def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
 def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
     """Return the coordinates as ints after validation.
 
-    There must be one int32 per dimension. Without interleave, the first coordinate must be the start of a 16-byte
+    There must be one int32 per dimension. Without interleaving, the first coordinate must be the start of a 16-byte
     chunk.
     """
     values = rules.as_ints(coords, "coords")

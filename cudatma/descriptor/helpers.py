@@ -168,8 +168,8 @@ def create_scale_tma_desc(
     Parameters
     ----------
     scales : array, shape (N,), (1, N) or (groups, N)
-        Scales or zero points. For a single row, the map is 1D with box (tile_n,) and coordinate (n,). For several rows,
-        it is 2D with box (tile_n, block_groups) and coordinates (n, group).
+        Scales or zero points. If there is one row, the map is 1D with box (tile_n,) and coordinate (n,). Otherwise, it
+        is 2D with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
         Number of columns per load, 1 to 256. The size of a row of the box must be a multiple of 16 bytes.
     block_groups : int, default: 1

@@ -44,7 +44,7 @@ class MapSpec(ABC):
     strides_bytes : tuple of int
         Pitch of dimensions 1 to rank - 1 in bytes.
     element_strides : tuple of int
-        Traversal stride of each dimension in elements, 1 to 8. Default: 1 in each dimension. Without interleave, the
+        Traversal stride of each dimension in elements, 1 to 8. Default: 1 in each dimension. Without interleaving, the
         hardware ignores the innermost traversal stride.
     interleave : Interleave or str, default: "none"
         Layout of the channel slices.
@@ -159,7 +159,7 @@ class TiledSpec(MapSpec):
     interleave, swizzle, l2_promotion, oob_fill, address : optional
         Modes and global address. See ``MapSpec``.
     box : tuple of int
-        Extent of the box in each dimension in elements, 1 to 256, before traversal strides apply. With interleave,
+        Extent of the box in each dimension in elements, 1 to 256, before traversal strides apply. With interleaving,
         box[0] counts the pixels of a channel slice, and box[-2] counts the channels of a slice. See ``Interleave`` for
         the order of the dimensions.
 
@@ -281,9 +281,9 @@ class Im2colSpec(MapSpec):
         Modes and global address. See ``MapSpec``.
     lower_corner, upper_corner : tuple of int
         Offsets of the bounding box's corners from those of the image, rank - 2 values, W first. W is dims[1], or
-        dims[0] with interleave.
+        dims[0] with interleaving.
     channels_per_pixel : int
-        Number of channels per box, 1 to 256. With interleave, a load always transfers one channel slice.
+        Number of channels per box, 1 to 256. With interleaving, a load always transfers one channel slice.
     pixels_per_column : int
         Number of pixels per box, 1 to 1024. Traversal strides do not change it.
 

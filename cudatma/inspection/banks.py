@@ -77,7 +77,7 @@ def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
 
 
 def _lines(spec: AnySpec) -> tuple[int, int, int]:
-    """Return the number, size and pitch of the rows. With interleave, a row is the channel slice of a pixel."""
+    """Return the number, size and pitch of the rows. With interleaving, a row is the channel slice of a pixel."""
     layout = spec.box_layout
     if spec.interleave is Interleave.NONE:
         return layout.rows, layout.row_bytes, layout.pitch_bytes

@@ -128,7 +128,7 @@ def outside(spec: AnySpec) -> Iterator[Finding]:
             counts = traversed(spec.box, spec.element_strides, spec.interleave)
             boxes = prod(-(-dim // span) for dim, span in zip(spec.dims, spans, strict=True))
             moved = boxes * prod(counts)
-            shown = ", ".join(f"dims[{i}] is {spec.dims[i]}, box {spans[i]}" for i in tails)
+            shown = "; ".join(f"dims[{i}] is {spec.dims[i]}, box[{i}] is {spans[i]}" for i in tails)
             yield Finding(
                 "tail-boxes",
                 "note",
@@ -308,7 +308,7 @@ def steps(spec: AnySpec) -> Iterator[Finding]:
             "inner-step-ignored",
             "warning",
             f"element_strides[0] is {spec.element_strides[0]} but has no effect, because a load copies whole box rows",
-            "without interleave, the innermost traversal stride changes only the driver's smem_bytes",
+            "without interleaving, the innermost traversal stride changes only the driver's smem_bytes",
             "CUDA driver API, cuTensorMapEncodeTiled; measured on an H200",
             "set element_strides[0] to 1, and describe skipped elements as another dimension",
         )
@@ -332,7 +332,7 @@ def size(spec: AnySpec) -> Iterator[Finding]:
     if spec.interleave is not Interleave.NONE:
         wide = [i for i in wide if i != spec.rank - 2]  # There, box counts channels, and dims counts slices.
     if wide:
-        shown = ", ".join(f"box[{i}] is {spec.box[i]}, dims[{i}] is {spec.dims[i]}" for i in wide)
+        shown = "; ".join(f"box[{i}] is {spec.box[i]}, dims[{i}] is {spec.dims[i]}" for i in wide)
         yield Finding(
             "box-beyond-tensor",
             "note",

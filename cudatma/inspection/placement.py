@@ -2,7 +2,7 @@
 
 The emulator computes the positions (cudatma.emulator.async_copy.tensor_box), which match those of an H200 bit for bit.
 Sequences are in TMA order. Element (r, c) of a box is element c of row r. Rows are numbered in the order of shared
-memory, with dimension 1 fastest. In im2col mode, r is a pixel and c is a channel. With interleave, a row consists of
+memory, with dimension 1 fastest. In im2col mode, r is a pixel and c is a channel. With interleaving, a row consists of
 pixels, and c counts the values of their channel slices.
 """
 

@@ -91,12 +91,12 @@ def _items(text: str, parameters: Collection[str]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     names, begin = "", 0
     for match in _ITEM.finditer(text):
-        said = " ".join((match[1] or "").split())
-        if {name.partition(" ")[0] for name in re.findall(_PARAMETER, said)} <= set(parameters):
+        label = " ".join((match[1] or "").split())
+        if {name.partition(" ")[0] for name in re.findall(_PARAMETER, label)} <= set(parameters):
             found.append((names, text[begin : match.start()]))
-            names, begin = said, match.end()
+            names, begin = label, match.end()
     found.append((names, text[begin:]))
-    return [(names, said) for names, said in found if said.strip()]
+    return [(names, label) for names, label in found if label.strip()]
 
 
 def inline(text: str, public: Mapping[str, str]) -> str:
