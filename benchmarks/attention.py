@@ -59,7 +59,7 @@ GROUPED = (32, 8, 128)
 SUMMED = (512, 16384)
 #: Duration and maximum number of launches of a graph. A contender is not timed if its launch takes at least _MAX_US.
 _GRAPH_US, _MAX_LAUNCHES, _MAX_US = 3000.0, 200, 250e3
-#: Seconds for which the GPU is idle before a turn.
+#: Idle time of the GPU before a turn, in seconds.
 REST_S = 0.006
 #: Number of rows per head, and number of heads, that are compared with float64.
 _ROWS, _HEADS = 256, 4
@@ -146,7 +146,7 @@ def _random(shape: Shape, heads: int) -> Any:
 
 
 def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> Entrant:
-    """Return an entrant whose number of launches per graph follows from the time of its first launch.
+    """Return an entrant. Its number of launches per graph is computed from the time of its first launch.
 
     Raises RuntimeError if the launch fails or takes too long.
     """

@@ -52,7 +52,7 @@ from cudatma.quantization import PackedExperts, PackedWeight
 from cudatma.quantization.layout_v1 import BLOCK, blocks
 
 HUMMING = "Humming"
-#: Time for which the GPU is idle before a turn, in seconds.
+#: Idle time of the GPU before a turn, in seconds.
 REST_S = 0.01
 #: Number of launches per graph if each launch reads all experts. If launches read fewer experts, a graph has more.
 _LAUNCHES = 8

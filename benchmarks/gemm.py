@@ -79,7 +79,7 @@ _LAYERS = (
 _GUESS_FLOPS, _GUESS_BYTES, _LAUNCH_US = 600e6, 3e6, 2.0
 #: Duration and maximum number of launches of a graph.
 _GRAPH_US, _MAX_LAUNCHES = 3000.0, 400
-#: Seconds for which the GPU is idle before a turn. The third value applies to launches that are shorter than the second
+#: Idle time of the GPU before a turn, in seconds. The third value applies to launches that are shorter than the second
 #: value (in microseconds).
 _REST_S, _SHORT_US, _SHORT_REST_S = 0.006, 10.0, 0.002
 #: Number of evenly spaced rows of a result that are compared with float64, and number of elements of B that are

@@ -105,7 +105,7 @@ class Fp8Operands:
 
     @property
     def a_scale_columns(self) -> Any:
-        """The scales of a in column-major order, which all contenders read fastest."""
+        """The scales of a in column-major order, the fastest layout for all contenders."""
         return self.a_scale.T.contiguous().T
 
     def pair(self, index: int) -> tuple[Any, Any]:

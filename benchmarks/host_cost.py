@@ -42,7 +42,7 @@ def time_calls(
 ) -> list[int]:
     """Return the duration of each ``call(i)`` in nanoseconds.
 
-    After every DRAIN_EVERY calls, ``drain()`` waits for the GPU. This time is not included.
+    After every DRAIN_EVERY calls, ``drain()`` waits for the GPU. The waiting time is not included.
     """
     samples = [0] * calls
     for index in range(calls):

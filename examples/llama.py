@@ -285,7 +285,7 @@ def _text(report: Report) -> str:
         lines.append("on the CPU, tokens/s do not show the speed of the kernels")
     for speed in report.speeds:
         rates = f"fp16 {speed.fp16_tokens_per_s:.1f}, int4 {speed.int4_tokens_per_s:.1f} tokens/s"
-        lines.append(f"batch {speed.batch}: {rates}, {speed.ratio:.2f} times")
+        lines.append(f"batch {speed.batch}: {rates}, speedup {speed.ratio:.2f}")
     for what, difference in (("fp16", report.to_fp16), ("dequantized", report.to_dequantized)):
         lines.append(
             f"logits against {what}: largest difference {difference.max_relative:.2%}, "

@@ -30,7 +30,7 @@ from minilm_model import Attention, DenseAttention, DenseLinear, Encoder, HalfLi
 import cudatma
 from cudatma.errors import ArgumentError, CudaTmaError
 
-#: Limits of the mean cosine of int4 with fp32, and of each cosine that shows the error of the kernels.
+#: Lower bounds on the mean cosine of int4 with fp32, and on each cosine that shows the error of the kernels.
 MEAN_LIMIT, EACH_LIMIT = 0.95, 0.9995
 GROUP_SIZES = (128, 64, 32)
 SENTENCES = Path(__file__).with_name("sentences.txt")
@@ -232,7 +232,7 @@ def _print(results: Mapping[str, Any]) -> None:
     sizes = ", ".join(str(size) for size in results["group_sizes"])
     console.print(f"backend   {results['backend']} ({results['device']})")
     console.print(f"weights   {results['weights']}", soft_wrap=True)
-    console.print(f"layers    {results['linear_layers']} in int4, group size {sizes}: {saved:.1f} % smaller than fp16")
+    console.print(f"layers    {results['linear_layers']} in int4, group size {sizes}: {saved:.1f}% smaller than fp16")
     console.print(f"mean      {results['mean_cosine_fp32']:.4f} (int4, fp32), must be at least {MEAN_LIMIT}")
     minimum = results["min_cosine_dequantized"]
     console.print(f"minimum   {minimum:.7f} (int4, dequantized), must be at least {EACH_LIMIT}")

@@ -147,7 +147,7 @@ class HalfLinear:
 
 @dataclass(frozen=True, slots=True)
 class DenseAttention:
-    """Attention in fp32, one sentence at a time. ``xp`` is the arrays' module."""
+    """Attention in fp32, one sentence at a time. ``xp`` is the array module."""
 
     xp: Any
 

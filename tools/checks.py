@@ -1,4 +1,4 @@
-"""Checks of ``cudatma doctor``. They query this machine through a Machine, so that tests can pass a fake one."""
+"""Checks of ``cudatma doctor``. They query the machine through a Machine object, which tests replace."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def check_driver(machine: Machine) -> list[Check]:
     except (DriverError, ImportError) as error:
         # A missing GPU is an error if the user has selected the GPU.
         status = "fail" if os.environ.get("CUDATMA_BACKEND") == "cuda" else "warn"
-        remedy = "install NVIDIA's driver; without a driver, kernels compile for a --target and run on the emulator"
+        remedy = "install NVIDIA's driver to launch kernels; compilation and the emulator do not require a driver"
         return [Check("driver", status, f"none; no kernel can be launched ({_why(error)})", remedy, missing=True)]
     result = f"CUDA {version[0]}.{version[1]}"
     if version < (12, 0):

@@ -211,7 +211,7 @@ def _output(text: str, is_folder: bool) -> Path:
 
 
 def output_problem(path: Path, is_folder: bool = False) -> str:
-    """Return why a file or folder cannot be written, or "" if it can. Missing folders can be created."""
+    """Return why a file or folder cannot be written, or "" if it can. Its parent folders may be missing."""
     try:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         if existing.is_dir() != (is_folder or existing != path):

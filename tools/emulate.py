@@ -115,7 +115,7 @@ _SIZES = {
     "path": "staged: through shared memory; direct: from global memory; copy: not permuted",
     "zeros": "whether the weight has zero points",
     "permute": "whether the weight has an activation order",
-    "ranks": "number of GPUs that add up their arrays",
+    "ranks": "number of GPUs in the all-reduce",
     "rank": "rank of the emulated GPU",
     "blocks": "maximum number of CTAs",
 }

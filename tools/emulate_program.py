@@ -48,7 +48,7 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             )
         )
         status = run_script(program, arguments)
-        if os.getpid() != process:  # a fork of the program; the parent writes the reports
+        if os.getpid() != process:  # The program has forked this process. The parent writes the reports.
             sys.stdout.flush()
             os._exit(status)
         for thread in threading.enumerate():

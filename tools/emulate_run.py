@@ -78,7 +78,7 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[in
     rest = (TimeRemainingColumn(), TextColumn("left"))
     console = Console(stderr=True)
     hidden = not (is_shown and console.is_terminal)
-    # A schedule may take minutes, but rich estimates the remaining time from a short period.
+    # A schedule may take minutes, so estimate the remaining time from a long period.
     with Progress(*columns, *rest, console=console, disable=hidden, transient=True, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=total)
         bar.advance(task, 0)  # The estimate starts here.

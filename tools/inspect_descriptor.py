@@ -84,7 +84,7 @@ def read_source(source: str) -> bytes:
 
 @contextmanager
 def open_source(source: str, field: str) -> Iterator[BinaryIO]:
-    """Open a file, or standard input for ``-``. If that fails, raise an ArgumentError with this field."""
+    """Open a file, or standard input for ``-``. Raise ArgumentError for ``field`` if that fails."""
     try:
         if source != "-":
             with open(source, "rb") as stream:

@@ -97,7 +97,7 @@ class GpuBench:
         """Return the median time per launch of each candidate in microseconds.
 
         For small M, graphs take turns in a changing order, and the GPU is idle before each graph. For large M, each
-        candidate runs alone for its share of the time, twice, and only the second halves count.
+        candidate runs alone twice, for its share of the time, and only the second half of each run counts.
         """
         launchers = [self._launcher(candidate, self._trial.copies) for candidate in candidates]
         graphs = [self._captured(launch) for launch in launchers]
@@ -118,7 +118,7 @@ class GpuBench:
         return self._trial.launcher(candidate, copies, stream_handle(self._stream, "cupy", self.device))
 
     def _captured(self, launch: Launch) -> _Graph:
-        """Return a graph that takes about _GRAPH_US and launches equally often with each copy of the operand."""
+        """Return a graph that takes about _GRAPH_US and uses each copy of the operand equally often."""
         copies = self._trial.copies
 
         def all_copies() -> None:

@@ -198,7 +198,7 @@ def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> 
 
 
 def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:
-    """Return the entry of an outcome for the file."""
+    """Return an outcome's entry for the tuning file."""
     return Entry(outcome.task.problem, winner.config, outcome.us, outcome.rule_us)
 
 

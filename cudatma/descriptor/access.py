@@ -1,4 +1,4 @@
-"""Checks of hardware requirements that the driver does not validate.
+"""Checks for hardware requirements that the driver does not validate.
 
 The driver accepts some tensor maps through which no access is safe. With such a map, or at invalid coordinates, an
 access traps (CUDA_ERROR_ILLEGAL_INSTRUCTION, which destroys the context) or silently writes past the end of a row. The

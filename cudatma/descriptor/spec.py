@@ -86,7 +86,7 @@ class MapSpec(ABC):
     @property
     @abstractmethod
     def described_bytes(self) -> int:
-        """Box size in bytes as the driver stores it in bits 512-543 and compares it with its shared-memory limit.
+        """Box size in bytes that the driver stores in bits 512-543 and compares with its shared-memory limit.
 
         The driver counts floor(box / element_strides) elements in each dimension, including the innermost, and ignores
         padding and interleave. ``expected_bytes`` is the number of bytes that one load transfers, and

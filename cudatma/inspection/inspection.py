@@ -92,7 +92,7 @@ class Inspection:
 
     @property
     def bits(self) -> tuple[BitRange, ...]:
-        """All 1024 bits by field, or an empty tuple for a map without bytes."""
+        """All 1024 bits by field, or an empty tuple if the bytes of the map are unknown."""
         return explain(self.data) if self.data is not None else ()
 
     def at(self, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:

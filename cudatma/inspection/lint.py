@@ -162,7 +162,7 @@ def address(spec: AnySpec) -> Iterator[Finding]:
 
 
 def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
-    """Find set bits that do not follow from the spec."""
+    """Find bits that are set although the spec does not require them."""
     spec, unknown = decoded.spec, decoded.unknown
     if unknown >> ALLOCATION_BIT & 1:
         yield Finding(

@@ -150,7 +150,7 @@ def _nothing_left_to_order(exemptions: Exemptions, graph: Graph, at: int) -> str
     if publishes and any(_could_wait_elsewhere(graph, at, wait) for wait in graph.places(_waits)):
         return ""
     cluster = graph.any_after(at, lambda i: i.parts[:2] == ("barrier", "cluster"))
-    return f"`{'barrier.cluster' if cluster else 'ret'}` follows this instruction, but no memory access follows it"
+    return f"no memory access follows this instruction before `{'barrier.cluster' if cluster else 'ret'}`"
 
 
 def _touches_later(graph: Graph, at: int) -> bool:

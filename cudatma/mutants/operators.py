@@ -43,7 +43,7 @@ OPERATORS: dict[str, str] = {
     "stages_more": "a ring wraps one slot late on one side",
     "other_barrier": "a wait uses the mbarrier 8 bytes after its own",
     "barrier_count": "a named barrier expects one more warp",
-    "multicast_mask": "a multicast omits one CTA",
+    "multicast_mask": "a multicast reaches only the first CTA",
     "wgmma_swizzle": "a wgmma descriptor has another swizzle mode",
     "move_base": "a shared array starts at a misaligned address",
     "map_swizzle": "a tensor map has another swizzle mode",

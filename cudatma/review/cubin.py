@@ -78,7 +78,7 @@ class Cubin:
 
 
 def machine_of(data: bytes) -> int:
-    """Return the machine of an ELF file."""
+    """Return the machine number (``e_machine``) of an ELF file."""
     return int.from_bytes(data[18:20], "little")
 
 

@@ -184,7 +184,7 @@ def _compare(before: KernelReport, after: KernelReport) -> KernelDifference:
 
 
 def _values(report: KernelReport) -> dict[str, Any]:
-    """Return the known values of a report that a comparison includes."""
+    """Return the values of a report to compare, except unknown values."""
     values: dict[str, Any] = {f"config.{name}": value for name, value in report.config.items()}
     if report.resources is not None:
         values |= {name: getattr(report.resources, name) for name in Resources.__slots__ if name != "max_threads"}

@@ -108,7 +108,7 @@ def _issue(step: Step, pending: Pending) -> Pending:
     """Return the reads in flight after the step. A scoreboard is clear when all instructions that use it have ended."""
     if step.opcode.startswith(_WAIT):
         return _older(_remaining(step, pending))
-    # `@!PT LDS RZ, [RZ]`, which ptxas places before some copies and fences, never runs.
+    # `@!PT LDS RZ, [RZ]`, which ptxas places before some copies and fences, never executes.
     if step.mnemonic not in _READS or step.predicate == "!PT":
         return _remaining(step, pending) if step.waits and pending else pending
     own = 0 if step.write_scoreboard is None else 1 << step.write_scoreboard

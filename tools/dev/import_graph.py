@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("emulator", "runs PTX on the CPU and reports hazards"),
     ("review", "reports of compiled kernels: resources, SASS, differences"),
     ("runtime", "memory, streams, loaded kernels"),
-    ("build", "template to CUDA source to PTX and cubin, with a cache"),
+    ("build", "compiles templates to PTX and cubins, with a cache"),
     ("inspection", "explains tensor maps"),
     ("quantization", "int4 weights: pack, import, store"),
     ("kernels", "the path of a call; marlin, gemm, attention, data_movement, all_reduce"),
