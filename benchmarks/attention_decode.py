@@ -1,4 +1,4 @@
-"""Compare attention of one new query per sequence with other libraries. The cache is cold in L2.
+"""Compare attention_decode, for one new query per sequence, with other libraries. The cache is cold in L2.
 
 attention_decode reads a contiguous cache, pages of 16 keys, and pages of 16 keys in e4m3. cuDNN and FlashAttention-2
 run through torch. FlashAttention-3 runs if a package provides its library. FlashAttention-4 and FlashInfer are

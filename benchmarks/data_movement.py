@@ -1,4 +1,4 @@
-"""Compare the bandwidth and host time of copy, transpose, reduce_into and broadcast with CuPy.
+"""Compare the bandwidth and host time of copy, transpose, reduce_into and broadcast with those of CuPy.
 
 Each operation moves at least 256 MB. cudatma and CuPy are timed in two ways: as a graph of launches and as single calls
 from the host. The shorter time is reported, because the driver may handle a copy on a stream and a copy node in a

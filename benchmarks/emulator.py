@@ -184,7 +184,7 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: type) -> Any:
 
 
 def _marlin() -> Prepared:
-    """Prepare marlin_gemm for M = 16, N = 256, K = 512 and group size 128. Each call parses the PTX, as for users."""
+    """Prepare marlin_gemm for M = 16, N = 256, K = 512 and group size 128. Each call includes parsing the PTX."""
     w = quantize(_normal(0, (512, 256), np.float32) * 0.05)
     x, out = _normal(1, (16, 512), np.float16), np.zeros((16, 256), np.float16)
     expected = x.astype(np.float64) @ w.dequantize()

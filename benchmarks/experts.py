@@ -54,7 +54,7 @@ from cudatma.quantization.layout_v1 import BLOCK, blocks
 HUMMING = "Humming"
 #: Idle time of the GPU before a turn, in seconds.
 REST_S = 0.01
-#: Number of launches per graph if each launch reads all experts. If launches read fewer experts, a graph has more.
+#: Number of launches per graph if each launch reads all experts. A graph has more launches if they read fewer experts.
 _LAUNCHES = 8
 #: Number of different selections of experts, and number of tokens that are compared with float64.
 _CHOICES, _TOKENS = 8, 4

@@ -1,10 +1,10 @@
 """Time the dense GEMM: the ladder's versions, the version that `gemm` chooses, and cuBLAS.
 
 The kernels take turns in one run. Operands are normally distributed, and bitwise identical for all kernels. Operands
-are in L2 to the extent that the previous launch left them there, or in memory with --cold. The GPU is idle before each
-turn. With --seconds, the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and
-with the fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with a float64 reference. --fp8
-measures scaled fp8 products instead.
+may still be in L2 from the previous launch, unless --cold is passed. The GPU is idle before each turn. With --seconds,
+the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and with the fastest
+algorithm that cuBLASLt's heuristic returns. Every result is compared with a float64 reference. --fp8 measures scaled
+fp8 products instead.
 """
 
 from __future__ import annotations

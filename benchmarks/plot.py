@@ -94,7 +94,7 @@ def _by_m(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> dict[
 
 
 def measured(result: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of a result that have a time."""
+    """Return a result's cells that contain a time."""
     return [cell for cell in result["cells"] if cell.get("us") is not None]
 
 
@@ -290,7 +290,7 @@ def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
 
 
 def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
-    """Draw the colors and names of lines without labels, from ``y`` downwards, and return the legend's lower end."""
+    """Draw the colors and names of lines without labels, from ``y`` downward, and return the legend's lower end."""
     x = 18.0
     for line in {line.name: line for line in lines}.values():
         if x + 34 + text_width(line.name, _SIZE) > WIDTH - 20:

@@ -1,7 +1,7 @@
 """Time every configuration of a family for the products in a file, in order to fit and check a cost model.
 
-The cells of a result file describe products in the same way as tuning entries. Operands are in L2 to the extent that
-the previous launch left them there. Configurations take turns in CUDA graphs.
+The cells of a result file describe products in the same way as tuning entries. Operands may still be in L2 from the
+previous launch. Configurations take turns in CUDA graphs.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class Report:
     fp16_bytes, int4_bytes : int
         Size of all parameters and buffers in bytes.
     peak_bytes : int
-        Peak memory that torch allocated while the int4 model decoded the last batch, including both models, in bytes.
-        0 on the CPU.
+        Peak memory that torch allocated while the int4 model decoded the last batch, including both models, in bytes. 0
+        on the CPU.
     """
 
     size: str
@@ -288,8 +288,8 @@ def _text(report: Report) -> str:
         lines.append(f"batch {speed.batch}: {rates}, speedup {speed.ratio:.2f}")
     for what, difference in (("fp16", report.to_fp16), ("dequantized", report.to_dequantized)):
         lines.append(
-            f"logits against {what}: largest difference {difference.max_relative:.2%}, "
-            f"mean cosine {difference.mean_cosine:.5f}, same choice {difference.same_choice:.1%}"
+            f"logits compared with {what}: largest difference {difference.max_relative:.2%}, "
+            f"mean cosine {difference.mean_cosine:.5f}, same token {difference.same_choice:.1%}"
         )
     return "\n".join(lines)
 

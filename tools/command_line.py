@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
-        """Raise ArgumentError for the first of these arguments, which no parser accepts."""
+        """Raise ArgumentError for the first of some arguments that no parser accepts."""
         known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
         got = "an unexpected argument" if not rest[0].startswith("-") else "an unknown option"
         words = [name.lstrip("-") for name in known]

@@ -246,7 +246,7 @@ def _print(result: dict[str, Any]) -> None:
     saved = 100 * (1 - packed / dense)
     say(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f}% saved")
     say(f"error    quantization changes the weight by {100 * result['weight_error']:.2f}% of its norm")
-    table = Table(title="GEMM against float64 on the same int4 weights")
+    table = Table(title="GEMM compared with float64 on the same int4 weights")
     for column in ("M", "relative error", "first call", "NVRTC"):
         table.add_column(column, justify="right")
     for item in result["results"]:

@@ -56,7 +56,7 @@ def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
 
 
 def passed(checks: Sequence[Check], *, gpu: bool) -> bool:
-    """Return whether no check failed. With ``gpu``, also require that the machine can launch kernels."""
+    """Return True if no check failed. If ``gpu`` is True, also require that the machine can launch kernels."""
     broken = any(check.status == "fail" for check in checks)
     return not broken and (not gpu or abilities(checks)["launch kernels"][0])
 

@@ -283,7 +283,7 @@ def jobs_of_problem(
 
 
 def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] | None:
-    """Return the family, the sizes and options of its problem, and the version, or None for a command without sizes.
+    """Return the family, the sizes and options of its problem, and the version, or None if there are no sizes.
 
     Raise ArgumentError if the sizes are incomplete or do not fit the kernel.
     """

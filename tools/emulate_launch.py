@@ -58,7 +58,7 @@ class LaunchFile:
         self.args.append(self._parse(text, "--arg"))
 
     def add_array(self, text: str) -> None:
-        """Add an array that the kernel reaches only through a tensor map."""
+        """Add an array that the kernel accesses only through tensor maps."""
         if "array" not in self._parse(text, "--array"):
             raise ArgumentError("--array", text, "in the form NAME:DTYPE[SHAPE]=FILL")
 

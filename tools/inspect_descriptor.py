@@ -100,7 +100,7 @@ def open_source(source: str, field: str) -> Iterator[BinaryIO]:
 
 
 def _lines(source: str) -> Iterator[bytes]:
-    """Yield lines without line endings. A line that exceeds MAX_INPUT_BYTES is cut, but still exceeds the limit."""
+    """Yield lines, each truncated to at most MAX_INPUT_BYTES + 1 bytes."""
     with open_source(source, "SOURCE") as stream:
         while line := stream.readline(MAX_INPUT_BYTES + 1):
             rest = line

@@ -58,8 +58,8 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu | None = None) -> int:
     """Run ``cudatma tune``. Return 0 if all problems are measured (or compiled), 1 if some failed, 130 if interrupted.
 
-    Tests pass ``bench`` to replace the installed GPU, and ``gpu`` to describe the replaced GPU. Raise ArgumentError for
-    invalid options, GpuLostError if a candidate traps, and the errors of a missing GPU or compiler.
+    Tests pass ``bench`` and ``gpu`` to replace the installed GPU and its description. Raise ArgumentError for invalid
+    options, GpuLostError if a candidate traps, and the errors of a missing GPU or compiler.
     """
     options = parser().parse_args(argv)
     measured = family(options.family)

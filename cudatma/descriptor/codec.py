@@ -191,7 +191,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
-        # No GPU can load a box of 4 GiB, but its spec is valid. The mask keeps its size out of the next field.
+        # No GPU can load a box of 4 GiB, but its spec is valid. The mask prevents an overflow into the next field.
         "smem_bytes": spec.described_bytes & _MASK_32,
         "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }

@@ -13,7 +13,7 @@ from cudatma.emulator import EmulatedModule, Report
 class Call:
     """Arguments of ``EmulatedModule.launch`` except schedules and hazards.
 
-    ``options`` contains further keyword arguments. ``keep`` keeps the owners of the memory at address arguments alive.
+    ``options`` contains further keyword arguments. ``keep`` refers to the owners of memory that is passed by address.
     """
 
     entry: str

@@ -23,7 +23,7 @@ _TX_STEP = 16
 OPERATORS: dict[str, str] = {
     "drop_fence": "a fence (mbarrier_init, proxy, acq_rel, membar, wgmma) is removed",
     "drop_init": "an mbarrier.init is removed",
-    "drop_arrive": "an arrive on an mbarrier, named or cluster barrier is removed",
+    "drop_arrive": "an arrive on an mbarrier, named barrier or cluster barrier is removed",
     "repeat_arrive": "an arrive on an mbarrier is executed twice",
     "drop_expect": "an arrive.expect_tx arrives without expecting bytes, or an expect_tx is removed",
     "drop_wait": "a wait on an mbarrier or cluster barrier returns immediately",

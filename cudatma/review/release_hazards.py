@@ -84,7 +84,7 @@ def _is_amid_products(code: Code, index: int) -> bool:
 def _merge(left: Pending, right: Pending) -> Pending:
     """Merge the states of two paths. A read is in flight if it is in flight on either path.
 
-    A clear scoreboard shows the end of the read only if this is true on both paths.
+    After the merge, a clear scoreboard shows the end of the read only if it does so on both paths.
     """
     merged = dict(left)
     for load, scoreboards in right.items():

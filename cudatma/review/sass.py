@@ -99,7 +99,7 @@ CLASSES: dict[str, dict[str, str]] = {
 
 _CLASS_OF = {mnemonic: name for name, members in CLASSES.items() for mnemonic in members}
 
-#: Number of scoreboards per warp, and the value of a scoreboard field that names no scoreboard.
+#: Number of scoreboards per warp, and the value of a field that specifies no scoreboard.
 SCOREBOARDS = 6
 _NO_SCOREBOARD = 7
 #: First bit of each field in the upper word.
