@@ -93,7 +93,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Number of floating-point operations in both matrix products, or half of this number for a causal call."""
+        """Number of floating-point operations in both matrix products, halved for a causal call."""
         whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
         return whole / 2 if self.is_causal else whole
 

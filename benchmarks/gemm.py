@@ -171,7 +171,7 @@ class Operands:
         self.a, self.b = ([each, *(each.clone() for _ in range(self.copies - 1))] for each in (a, b))
 
     def pair(self, index: int) -> tuple[Any, Any]:
-        """Return the operands of the launch with this number."""
+        """Return the operands of launch ``index``."""
         return self.a[index % self.copies], self.b[index % self.copies]
 
     def out(self) -> Any:

@@ -421,7 +421,7 @@ def _parser() -> argparse.ArgumentParser:
         default=3.0,
         help="seconds per pair of contenders for M >= 256 (default: 3)",
     )
-    add("--budget-minutes", type=float, metavar="MIN", help="do not begin a cell after this number of minutes")
+    add("--budget-minutes", type=float, metavar="MIN", help="do not start another cell after MIN minutes")
     return parser
 
 

@@ -331,7 +331,7 @@ def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
     results = (result, *more)
     panels, title = panels_of(results), "W4A16 Marlin GEMM"
     if not panels:
-        raise ValueError("the result contains no measured cell")
+        raise ValueError("the result contains no measured cells")
     out, y = Svg(), 34.0
     out.text(18, y, title, size=18, bold=True)
     for text in about(results):

@@ -122,7 +122,7 @@ def load_model(path: Path | None = None) -> Model:
             got = f"{tensor.dtype} {tensor.shape}"
             raise WeightFileError(f"{weights}: {name}", got, f"float16 or float32 {shape}", "copy the file again")
         if not np.isfinite(tensor).all():
-            raise WeightFileError(f"{weights}: {name}", "NaN or inf", "finite values", "copy the file again")
+            raise WeightFileError(f"{weights}: {name}", "NaN or inf", "finite everywhere", "copy the file again")
         tensors[name] = tensor.astype(np.float32)
     return Model(folder, weights, config, tensors)
 
@@ -145,7 +145,7 @@ def export_model(model: Model, target: Path) -> list[Path]:
             shutil.copyfile(model.folder / name, target / name)
         (target / HALF).write_bytes(save(halves))
     except OSError as error:
-        raise WeightFileError("--export", f"{error}", "another folder, which must be writable") from error
+        raise WeightFileError("--export", f"{error}", "a writable folder other than the model's") from error
     return [target / name for name in (HALF, CONFIG, TOKENIZER)]
 
 

@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(done: Conversion) -> str:
-    """Return the report: the layers by name, everything that was left out, and the totals."""
+    """Return the report: the packed layers by name, the omitted layers and files, and the totals."""
     kinds: dict[tuple[str, ...], list[LayerReport]] = defaultdict(list)
     for layer in done.layers:
         kinds[_kind(layer)].append(layer)

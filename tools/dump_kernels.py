@@ -267,9 +267,9 @@ def family_and_version(name: str) -> tuple[str, str] | None:
 def jobs_of_problem(
     name: str, problem: dict[str, Any], target: Target, sm_count: int | None, version: Any = "auto"
 ) -> list[Job]:
-    """Return the kernels that a family runs for a problem on a GPU with this number of SMs.
+    """Return the kernels that a family runs for a problem on a GPU with ``sm_count`` SMs.
 
-    The default number of SMs is that of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
+    Default: the number of SMs of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
     """
     kernel_family = family(name)
     selected, selected_by = kernel_family.versions.chosen(version) if kernel_family.versions else ("", "")

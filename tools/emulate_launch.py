@@ -46,7 +46,7 @@ MAX_ARRAY_BYTES = 1 << 30
 
 @dataclass(slots=True)
 class LaunchFile:
-    """Description of a launch: the fields of _FIELDS that are given, the arrays and the arguments."""
+    """Description of a launch: the specified fields of _FIELDS, the arrays and the arguments."""
 
     launch: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             os._exit(status)
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()  # As Python does at the end of a program.
+                thread.join()  # Python also joins these threads at the end of a program.
     if not status and not any(entry.is_checked for entry in log):
         which = f" whose name contains {options.only!r}" if options.only else ""
         print(f"cudatma: {program} launched no kernel{which} through a supported library", file=sys.stderr)

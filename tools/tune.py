@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a file, without an installed checkout
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -117,7 +117,7 @@ def _tune(
     todo = [task for task in tasks if task.problem not in known]
     interrupted = False
     try:
-        # With --jobs 1, each kernel is compiled immediately before its measurement.
+        # If --jobs is 1, each kernel is compiled immediately before its measurement.
         kernels = _compile(todo, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))

@@ -53,8 +53,8 @@ def check_target(spec: AnySpec, target: Target) -> None:
     if spec.footprint_bytes > target.smem_per_block_bytes:
         raise DescriptorError(
             "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
-            f"{spec.footprint_bytes} bytes of shared memory",
-            f"at most {target.smem_per_block_bytes} bytes on {target.name}",
+            f"{spec.footprint_bytes} bytes",
+            f"at most {target.smem_per_block_bytes} bytes of shared memory on {target.name}",
             "use a smaller box or several boxes",
         )
     check_described_bytes(spec, target)
@@ -113,7 +113,7 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
         # The first pixel may be to the left of the bounding box, but not to the right. [PTX ISA 5.5.5.1, not measured]
         last = spec.dims[1] - 1 + spec.upper_corner_w
         if rules.as_int(coords[1], "coords[1]") > last:
-            raise DescriptorError("coords[1]", coords[1], f"at most {last}, the right edge of the bounding box")
+            raise DescriptorError("coords[1]", coords[1], f"at most {last} (the right edge of the bounding box)")
     if offsets is None:
         return
     if not isinstance(spec, Im2colSpec):
@@ -188,7 +188,7 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     if isinstance(spec, Im2colSpec):
         for index, (low, high) in enumerate(zip(*bounding_box(spec), strict=True), first_pixel_dim(spec)):
             if not low <= values[index] <= high:
-                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high}, within the bounding box")
+                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high} (inside the bounding box)")
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
@@ -200,7 +200,9 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     check_traps(spec, coords)
     for index, value in enumerate(coords):
         if value < 0:
-            raise DescriptorError(f"coords[{index}]", value, "at least 0 in a store", "start the box inside the tensor")
+            raise DescriptorError(
+                f"coords[{index}]", value, "at least 0 in a store", "start the box inside the tensor"
+            )
     if isinstance(spec, Im2colSpec):
         for name, corner, beyond in (("lower_corner", spec.lower_corner, -1), ("upper_corner", spec.upper_corner, 1)):
             for index, value in enumerate(corner):

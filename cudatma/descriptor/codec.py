@@ -11,8 +11,8 @@ Bit n of the map is bit n % 8 of byte n // 8. FIELDS defines the layout. The evi
   encode_shared() assumes that the other fields have the same positions as in tiled and im2col maps.
 - ``version`` is 0 on an H200 and in a map that tensormap.replace builds from zeros. Other GPUs may use other values.
 - ``smem_bytes`` equals the spec's ``described_bytes``. ``smem_pattern`` is the number of bytes after which the swizzle
-  repeats: 8 spans, or 16 bytes without a swizzle. In a map that tensormap.replace builds from zeros, both fields are 0,
-  and loads through the map give the same result.
+  repeats: 8 spans, or 16 bytes if there is no swizzle. In a map that tensormap.replace builds from zeros, both fields
+  are 0, and loads through the map give the same result.
 
 Element types have three numberings: the driver's enumeration, the enumeration of tensormap.replace in PTX, and the
 numbering in the map (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.

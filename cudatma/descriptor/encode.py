@@ -442,7 +442,7 @@ class TensorMap:
         info, spec = describe(array), self._spec
         if info.device != self.device:
             raise ArgumentError(
-                "array", f"an array on device {info.device}", f"on device {self.device}", "create one map per device"
+                "array", f"an array {_place(info.device)}", _place(self.device), "create one map per device"
             )
         if info.dtype.itemsize != spec.dtype.element_bytes or spec.dtype.packed:
             raise ArgumentError(
@@ -471,6 +471,10 @@ def _counted_as(order: Sequence[int]) -> Iterator[None]:
         raise error.renamed(array_fields(order)) from None
 
 
+def _place(device: int | None) -> str:
+    return "in host memory" if device is None else f"on device {device}"
+
+
 def _choose(encoder: str, on_host: bool) -> str:
     if encoder not in ENCODERS:
         raise ArgumentError("encoder", encoder, ", ".join(ENCODERS))
@@ -486,7 +490,7 @@ def _choose(encoder: str, on_host: bool) -> str:
 def _dense_strides(sizes: Sequence[int], dtype: TmaType) -> tuple[int, ...]:
     if dtype.packed:
         raise DescriptorError(
-            "dtype", dtype.name, "an unpacked type", "pass a TiledSpec to TensorMap.tiled(), with dims in values"
+            "dtype", dtype.name, "an unpacked type", "pass a TiledSpec to TensorMap.tiled(), with dims in packed values"
         )
     strides = [dtype.element_bytes]
     for size in reversed(sizes[1:]):

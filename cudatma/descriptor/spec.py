@@ -97,7 +97,7 @@ class MapSpec(ABC):
     def expected_bytes(self) -> int:
         """Number of bytes by which one load advances the mbarrier's transaction count.
 
-        For the padded packed types, this number includes the padding.
+        The padding of the padded packed types is included.
         """
         return self.box_layout.expected_bytes
 

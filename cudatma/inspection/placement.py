@@ -184,7 +184,7 @@ def check_size(spec: AnySpec) -> None:
     """Raise DescriptorError if the box is larger than the shared memory of a block on any supported GPU."""
     size = max(spec.footprint_bytes, spec.expected_bytes)
     if size > MAX_SMEM_BYTES:
-        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES} bytes on any GPU")
+        raise DescriptorError("box", f"{size} bytes", f"at most {MAX_SMEM_BYTES} bytes of shared memory on any GPU")
 
 
 def origin(spec: AnySpec) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ class Exemptions:
         return ""
 
     def _no_map_loads_tiles(self) -> str:
-        """Return a reason if no tile is loaded through a tensor map, whose swizzle the descriptor could contradict."""
+        """Return a reason if no tensor map loads tiles, so that no swizzle can differ from the descriptor's."""
         copies = [instruction for instruction in self.all if instruction.parts[:2] == ("cp", "async")]
         if not copies or any("tensor" in instruction.parts for instruction in copies):
             return ""

@@ -33,7 +33,7 @@ class Change:
     before, after : int or None
         Address of the first instruction in each build, in bytes, or None at the end of the code.
     places_before, places_after : tuple of Place
-        Places of these instructions in the source. Empty without line information.
+        Places of these instructions in the source. Empty if there is no line information.
     opcodes : dict of str to int
         Number of instructions in the second build minus that in the first build, by opcode.
     """

@@ -138,7 +138,7 @@ def _of_cubin(name: str, data: bytes, file: str) -> Image:
 def _of_ptx(name: str, data: bytes, file: str) -> Image:
     text = data.rstrip(b"\0").decode("utf-8", "backslashreplace")
     if not _VERSION.search(text):
-        raise ArgumentError("file", f"{file}, which has another format", _ALLOWED)
+        raise ArgumentError("file", f"{file}, which has an unknown format", _ALLOWED)
     target = _TARGET.search(text)
     if target is None:
         raise ArgumentError("file", f"{file}, which has no .target directive", "complete PTX")

@@ -49,7 +49,7 @@ class KernelReport:
     config : dict
         Fields of the config, or Triton's options.
     resources : Resources or None
-        Registers, spills, shared memory and barriers, or None without a cubin.
+        Registers, spills, shared memory and barriers, or None if there is no cubin.
     threads : int or None
         Number of threads per CTA, or None if neither the config nor the code specifies it.
     dynamic_smem_bytes : int or None
@@ -61,7 +61,7 @@ class KernelReport:
     smem, stage : tuple
         Layout of dynamic shared memory, and parts of a pipeline stage, if the config contains them.
     sass : dict of str to int, or None
-        Number of instructions with each mnemonic, or None without SASS (``notes`` has the reason).
+        Number of instructions with each mnemonic, or None if there is no SASS (``notes`` contains the reason).
     opcodes : dict of str to int
         Number of instructions with each SASS opcode, including modifiers.
     cluster_opcodes : tuple of str
@@ -324,7 +324,7 @@ def _instructions(report: KernelReport) -> list[str]:
             lines.append(f"    none of: {', '.join(absent)}")
     cluster = ", ".join(report.cluster_opcodes) or "none"
     lines.append(f"  cluster and multicast: {cluster}")
-    # Without a config, it is unknown whether an arrival releases the last slot or an earlier slot.
+    # If there is no config, it is unknown whether an arrival releases the last slot or an earlier slot.
     release = "release" if report.kernel else "possible release"
     for kind, hazards in ((release, report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
         lines.append(f"  {kind} hazards: {len(hazards) or 'none'}")

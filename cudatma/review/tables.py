@@ -157,7 +157,7 @@ def _rows(instructions: Iterable[tuple[str, str, tuple[Place, ...]]]) -> tuple[R
     return tuple(sorted(rows, key=lambda row: order[row.kind]))
 
 
-#: For each scoreboard, the instructions that may hold it, and whether they hold it until their operands are read.
+#: Instructions that may hold each scoreboard, and whether they hold it until their operands are read.
 Holders = tuple[frozenset[tuple[str, bool]], ...]
 
 
