@@ -167,8 +167,8 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def full_arrivals(self) -> int:
-        """Number of arrivals per stage: one with the expected bytes, and one from each warp that copies rows."""
-        return 1 + self.producer_warps if self.copies_rows else 1
+        """Number of arrivals per stage: one with the expected bytes, and one from each thread that copies rows."""
+        return 1 + 32 * self.producer_warps if self.copies_rows else 1
 
     # ---- Launch parameters
 

@@ -16,7 +16,7 @@ from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K, Member
-from cudatma.kernels.marlin.cost import COST_MODELS, wgmma_division, wgmma_stage_clocks
+from cudatma.kernels.marlin.cost import COST_MODELS, DEQUANTIZE_FACTORS, wgmma_division, wgmma_stage_clocks
 from cudatma.kernels.marlin.problem import GROUP_SIZES, MEMBERS, PROBLEM_FIELDS, Problem, check_format
 from cudatma.kernels.schedule import PARTIALS_PER_SM_BYTES, ceil_div
 from cudatma.pipeline import align_up
@@ -425,6 +425,11 @@ class MarlinConfig(KernelConfig):
         return False
 
     @property
+    def copies_rows(self) -> bool:
+        """Whether producer warps copy rows of activations with cp.async."""
+        return False
+
+    @property
     def row_counts(self) -> tuple[int, ...]:
         """Row counts for which a wgmma kernel has main loops, or () if the kernel always computes tile_m rows."""
         return ()
@@ -440,6 +445,10 @@ class MarlinConfig(KernelConfig):
     def weight_bits(self) -> int:
         """Number of bits of a weight's code."""
         return self.weight.bits
+
+    @property
+    def dequantize_factor(self) -> float:
+        return DEQUANTIZE_FACTORS[self.format]
 
     @property
     def stage_row_blocks(self) -> int:

@@ -28,6 +28,8 @@ LAUNCH_US = 2.68
 SUSTAINED_FROM = 256
 #: Bytes per weight of one 16-bit scale per 128 weights.
 _SCALE_BYTES = 0.016
+#: Relative number of clock cycles to dequantize a weight of each format. [H200, 4096 x 28672 and 14336 x 4096]
+DEQUANTIZE_FACTORS = {"int4": 1.0, "mxfp4": 1.26, "nvfp4": 1.38, "fp8": 1.38, "int8": 1.29}
 #: Clock cycles that TMA takes to fill 64 elements of a row beyond M with zeros, for boxes of the skinny and the wgmma
 #: kernel. For 14336 x 4096 at M = 2, boxes of 8 rows take 14% longer than boxes of 2 rows. [H200]
 _SKINNY_FILL, _WGMMA_FILL = 8, 6
@@ -69,7 +71,7 @@ _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 SKINNY_MEMORY = 0.475
 _MMA_N = 8
 #: Fields of a config that skinny_cost() reads.
-SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k", "weight_bits")
+SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k", "weight_bits", "dequantize_factor")
 
 
 def skinny_step_clocks(config: Any, gpu: Gpu) -> Any:
@@ -77,7 +79,7 @@ def skinny_step_clocks(config: Any, gpu: Gpu) -> Any:
     # If mma.sync is slower than on the GPU of the fit, the rate of the instruction bounds the time.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     columns = np.maximum(_MMA_N, config.tile_m)
-    return config.tile_n // 32 * (_SKINNY_N32 * config.weight_bits / 4 + mma * columns)
+    return config.tile_n // 32 * (_SKINNY_N32 * config.weight_bits / 4 * config.dequantize_factor + mma * columns)
 
 
 def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
@@ -129,6 +131,8 @@ _MEETING, _SUMS_BYTES = 45, 12.7
 #: Fraction of each time that counts towards the total: clock cycles of the busiest SM, memory, operations, and
 #: operations at the power limit.
 WGMMA_SM, WGMMA_MEMORY, WGMMA_TENSOR, WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
+#: Fraction of the memory time that counts for weights of 8 bits, which memory often bounds.
+_WGMMA_MEMORY_8 = 0.288
 #: Fields and properties of a config that wgmma_cost() reads.
 WGMMA_TERMS = (
     "tile_m",
@@ -140,6 +144,7 @@ WGMMA_TERMS = (
     "own_rows",
     "stage_clocks",
     "weight_bits",
+    "dequantize_factor",
 )
 
 
@@ -148,7 +153,7 @@ def wgmma_stage_clocks(config: Any) -> float:
     products: float = config.tile_m * config.tile_n * config.tile_k / WGMMA_MACS
     squares = config.tile_n / 64 * config.tile_k / 64  # Number of 64 x 64 blocks of weights per warpgroup.
     warpgroups = config.warpgroups * config.slice_k
-    dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
+    dequantize: float = squares / warpgroups * _DEQUANTIZE * config.dequantize_factor * (1 + _FURTHER * (warpgroups - 1))
     if config.pingpong:  # One warpgroup at a time dequantizes while its wgmmas run.
         return max(products, dequantize) + _PINGPONG_STAGE
     loaded: float = config.tile_k * (2 * config.tile_m / config.cluster_n + config.tile_n * config.weight_bits / 8)
@@ -195,7 +200,8 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     clock_us = WGMMA_SM / gpu.sm_clock_mhz
     tensor = WGMMA_TENSOR + WGMMA_POWER * (m >= SUSTAINED_FROM)
     tensor_us = tensor * m * n * k / (WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
-    memory_us, stages = WGMMA_MEMORY * weight_us(config.weight_bits, k, n, gpu), np.where(is_divided, divided, whole)
+    stages = np.where(is_divided, divided, whole)
+    memory_us = np.where(config.weight_bits == 4, WGMMA_MEMORY, _WGMMA_MEMORY_8) * weight_us(config.weight_bits, k, n, gpu)
     # The tiles of the last row of tiles have empty rows. They are one in tiles_m of a CTA's tiles, and at least one of
     # the tiles of the busiest CTA.
     empty = np.minimum(tiles_m * config.tile_m - m, config.tile_m / config.cluster_n) / np.minimum(results, tiles_m)
