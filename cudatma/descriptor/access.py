@@ -103,8 +103,8 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
     """Check that a load or prefetch at ``coords`` is legal. Coordinates may be negative or outside the tensor.
 
     ``coords`` must meet the requirements of check_traps(). ``offsets`` applies only to im2col loads. It has rank - 2
-    values, W first, each from 0 to 2**16 - 1 at rank 3, 2**8 - 1 at rank 4 and 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1]
-    Raises DescriptorError if the load is illegal.
+    values, W first. Each value must be at least 0, and at most 2**16 - 1 at rank 3, 2**8 - 1 at rank 4 and 2**5 - 1 at
+    rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError if the load is illegal.
     """
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
         raise DescriptorError("swizzle", spec.swizzle.label, f"a mode that supports loads of {spec.dtype.name}")

@@ -217,8 +217,8 @@ def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, in
 def decode(data: bytes | bytearray | memoryview) -> Decoded:
     """Return the spec that 128 bytes encode, with the derived fields and the unknown bits.
 
-    Raises DescriptorError if ``data`` does not have 128 bytes, if the value of a field is undefined (such as format 14,
-    swizzle atomicity without a 128B swizzle, or a rank above 5), or if the spec is invalid.
+    Raises DescriptorError if ``data`` does not have 128 bytes, if the spec is invalid, or if the value of a field is
+    undefined, such as format 14, a rank above 5, or swizzle atomicity without a 128B swizzle.
     """
     kind, fields = read_fields(data)
     rank = fields["rank_minus_1"] + 1

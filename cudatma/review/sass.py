@@ -1,10 +1,15 @@
 """Parse SASS into instructions with their scoreboards, source lines and classes.
 
-An instruction on Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 control scheduling: the
-stall cycles (105-108), the yield flag (109), the scoreboard that is cleared when the result is available (110-112, 7:
-none), the scoreboard that is cleared when the operands have been read (113-115, 7: none), and a mask of the six
-scoreboards that must be clear before the instruction is issued (116-121). NVIDIA documents the disassemblers and the
-mnemonics (CUDA Binary Utilities, "Instruction Set Reference"), but not these bits.
+An instruction on Hopper and Blackwell has 128 bits, printed as two 64-bit words. These bits control scheduling:
+
+- 105-108: stall cycles
+- 109: yield flag
+- 110-112: scoreboard that is cleared when the result is available (7: none)
+- 113-115: scoreboard that is cleared when the operands have been read (7: none)
+- 116-121: mask of the scoreboards that must be clear before the instruction is issued
+
+NVIDIA documents the disassemblers and the mnemonics (CUDA Binary Utilities, "Instruction Set Reference"), but not these
+bits.
 """
 
 from __future__ import annotations
