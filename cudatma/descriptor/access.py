@@ -200,9 +200,7 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     check_traps(spec, coords)
     for index, value in enumerate(coords):
         if value < 0:
-            raise DescriptorError(
-                f"coords[{index}]", value, "at least 0 in a store", "start the box inside the tensor"
-            )
+            raise DescriptorError(f"coords[{index}]", value, "at least 0 in a store", "start the box inside the tensor")
     if isinstance(spec, Im2colSpec):
         for name, corner, beyond in (("lower_corner", spec.lower_corner, -1), ("upper_corner", spec.upper_corner, 1)):
             for index, value in enumerate(corner):

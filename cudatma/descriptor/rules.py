@@ -98,7 +98,8 @@ def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
     """Check that there are exactly ``length`` values."""
     if len(values) != length:
-        raise DescriptorError(field, values, f"a sequence of {counted(length, 'value')} for rank {rank}")
+        allowed = f"a sequence of {counted(length, 'value')}" if length else "empty"
+        raise DescriptorError(field, values, f"{allowed} for rank {rank}")
 
 
 def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
