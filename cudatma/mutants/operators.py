@@ -73,7 +73,7 @@ def _mutant(operator: str, site: Site, replacement: str, expected: frozenset[str
         operator,
         site.line,
         text,
-        f"{OPERATORS[operator]}: line {site.line} `{text}`",
+        f"{OPERATORS[operator]}: `{text}`",
         expected,
         site.function.name,
         site.at,
