@@ -328,7 +328,7 @@ def gemm_summary(cells: Sequence[Cell]) -> list[str]:
         if cell.get("layer"):
             groups.setdefault(f"{cell['dtype']}, transformer layers", []).append(cell)
         elif cell["m"] == cell["n"] == cell["k"] >= SQUARES_FROM:
-            groups.setdefault(f"{cell['dtype']}, squares from {SQUARES_FROM} upwards", []).append(cell)
+            groups.setdefault(f"{cell['dtype']}, squares from {SQUARES_FROM} upward", []).append(cell)
     return [
         line
         for group, members in groups.items()

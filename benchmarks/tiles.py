@@ -1,4 +1,4 @@
-"""Time every configuration of a family for the products in a file, in order to fit and check a cost model.
+"""Time every configuration of a family for the products in a file, to fit and check a cost model.
 
 The cells of a result file describe products in the same way as tuning entries. Operands may still be in L2 from the
 previous launch. Configurations take turns in CUDA graphs.

@@ -258,7 +258,7 @@ def _sample_of(name: str) -> Callable[..., Any]:
             "KERNEL",
             name,
             f"a file or one of {', '.join(EMULATED)}",
-            "write a launch file for the kernel, because cudatma does not generate its operands",
+            f"dump its PTX with `cudatma dump {name}`, and pass the file and its launch",
         )
     return make
 

@@ -78,7 +78,7 @@ CLASSES: dict[str, dict[str, str]] = {
         "UCGABAR_ARV": "cluster barrier arrive",
         "UCGABAR_WAIT": "cluster barrier wait",
         "ACQBULK": "wait for the previous kernel (griddepcontrol.wait)",
-        "PREEXIT": "let the next kernel start (griddepcontrol.launch_dependents)",
+        "PREEXIT": "allow the next kernel to start (griddepcontrol.launch_dependents)",
         "USETMAXREG": "setmaxnreg",
     },
     "arithmetic": {
