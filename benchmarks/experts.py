@@ -116,8 +116,8 @@ class Operands:
 
         self.call, model = call, call.model
         self.copies = max(MIN_COPIES, ROTATION_BYTES // (model.experts * model.expert_bytes) + 1)
-        wanted = max(_LAUNCHES, min(MAX_LAUNCHES, _LAUNCHES * model.experts * model.expert_bytes // call.bytes))
-        self.launches = -(-wanted // self.copies) * self.copies
+        launches = max(_LAUNCHES, min(MAX_LAUNCHES, _LAUNCHES * model.experts * model.expert_bytes // call.bytes))
+        self.launches = -(-launches // self.copies) * self.copies
         generator = torch.Generator("cuda").manual_seed(call.m)
         random = partial(torch.rand, device="cuda", generator=generator)
         self.x = torch.randn((call.m, model.k), device="cuda", generator=generator).to(torch.bfloat16)

@@ -146,7 +146,7 @@ def tune_problem(
         _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome
-    right = [rule]
+    correct = [rule]
     for candidate in others:
         if candidate.label in skip:
             outcome.dropped[candidate.label] = "skipped by --skip"
@@ -162,31 +162,31 @@ def tune_problem(
         if problem:
             outcome.dropped[candidate.label] = problem
         else:
-            right.append(candidate)
-    if len(right) > _FINALISTS:
-        right = _finalists(right, bench, outcome)
+            correct.append(candidate)
+    if len(correct) > _FINALISTS:
+        correct = _finalists(correct, bench, outcome)
     try:
-        times = bench.times(right, seconds)
+        times = bench.times(correct, seconds)
     except Exception as error:
         _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome
-    outcome.times = {candidate.label: us for candidate, us in zip(right, times, strict=True)}
+    outcome.times = {candidate.label: us for candidate, us in zip(correct, times, strict=True)}
     outcome.rule_us = times[0]
     best = min(range(len(times)), key=times.__getitem__)
     if times[best] > outcome.rule_us * (1 - _MIN_GAIN):
         best = 0
-    outcome.winner, outcome.us = right[best], times[best]
+    outcome.winner, outcome.us = correct[best], times[best]
     outcome.status = "tuned" if best else "kept"
     return outcome
 
 
-def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
+def _finalists(candidates: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
     """Return the untuned choice, then the fastest candidates in screening.
 
     Drop candidates that cannot be timed.
     """
-    rule, *others = right
+    rule, *others = candidates
     for candidate in others:
         try:
             outcome.glances[candidate.label] = bench.screen(candidate)
