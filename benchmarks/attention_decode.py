@@ -299,7 +299,10 @@ def calls_of(batches: Iterable[int], lengths: Sequence[int]) -> list[Decoding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench attention_decode`` and return the exit status (1 if it failed or a result was wrong)."""
+    """Run ``cudatma bench attention_decode`` and return the exit status.
+
+    The status is 1 if our kernel failed or a result was wrong.
+    """
     parser = make_parser("attention_decode", __doc__)
     add = parser.add_argument
     add_rivals(parser)

@@ -277,7 +277,10 @@ def experts_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench experts`` and return the exit status (1 if it failed or a result was wrong)."""
+    """Run ``cudatma bench experts`` and return the exit status.
+
+    The status is 1 if our kernel failed or a result was wrong.
+    """
     parser = make_parser("experts", __doc__)
     add = parser.add_argument
     add(

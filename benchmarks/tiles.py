@@ -59,7 +59,10 @@ def measure(stream: Any, kernel_family: Any, trial: Any, problem: Any, replays: 
 
 
 def products(path: Path, kernel_family: Any) -> list[Any]:
-    """Return the problems of a file's cells, with the version of each cell. Raises OSError, ValueError or KeyError."""
+    """Return the problems of a file's cells, with the version of each cell.
+
+    Raises OSError, ValueError or KeyError if the file is unreadable or invalid.
+    """
     problems = []
     for cell in json.loads(path.read_text())["cells"]:
         problem = kernel_family.read_problem(cell)

@@ -54,11 +54,11 @@ class LaunchFile:
     folder: Path = Path()
 
     def add_argument(self, text: str) -> None:
-        """Add an argument in the command line's grammar."""
+        """Parse an ``--arg`` option and add the argument."""
         self.args.append(self._parse(text, "--arg"))
 
     def add_array(self, text: str) -> None:
-        """Add an array that the kernel accesses only through tensor maps."""
+        """Parse an ``--array`` option and add the array that the kernel accesses only through tensor maps."""
         if "array" not in self._parse(text, "--array"):
             raise ArgumentError("--array", text, "in the form NAME:DTYPE[SHAPE]=FILL")
 

@@ -117,7 +117,7 @@ def _print_traceback(error: Exception, program: str) -> None:
 
 
 def _print(entry: LaunchEntry, reported: set[tuple[Any, ...]]) -> None:
-    """Print a line for a launch, and the hazards that no earlier launch has shown."""
+    """Print a launch in one line, then those of its hazards that are not yet in ``reported``."""
     print(entry)
     for hazard in entry.report.hazards:
         key = hazard.kind, hazard.kernel, hazard.ptx_line, hazard.source

@@ -109,7 +109,10 @@ def _bases(ptx: str, call: Call) -> Iterator[Mutant]:
 
 
 def _base(text: str, array: re.Match[str], step: int, places: Sequence[int]) -> Mutant:
-    """Return a mutant in which an array is moved by ``step`` bytes. The array or the launch's shared memory grows."""
+    """Return a mutant in which an array is moved by ``step`` bytes.
+
+    The array grows by as much. If it has no size, the launch's shared memory grows instead.
+    """
     name, size = array[2], array[3]
     grown = [(array.start(3), array.end(3), str(int(size) + step))] if size else []
     return Mutant(
