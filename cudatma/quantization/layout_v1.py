@@ -82,10 +82,10 @@ def unpack_bytes(packed: Any, k64: int, n64: int) -> Any:
     return split.transpose(1, 5, 6, 4, 7, 0, 2, 8, 3).reshape(k64 * BLOCK, n64 * BLOCK)
 
 
-#: Positions of the bits of eight e2m1 codes in a word. Each tuple lists a code's sign, exponent (2 bits) and mantissa. In
-#: each half of a register, bf16 has its sign, the two lowest exponent bits and the highest mantissa bit at bits 15, 8, 7
-#: and 6. Shifts by 0, 3 and 6 bits move the first three codes of a half there. After a rotation by 6 bits, a product with
-#: 2^2 + 2^7 + 2^12 contains the fourth code of each half there.
+#: Positions of the bits of eight e2m1 codes in a word. Each tuple lists a code's sign, exponent (2 bits) and mantissa.
+#: In each half of a register, bf16 has its sign, the two lowest exponent bits and the highest mantissa bit at bits 15,
+#: 8, 7 and 6. Shifts by 0, 3 and 6 bits move the first three codes of a half there. After a rotation by 6 bits, a
+#: product with 2^2 + 2^7 + 2^12 contains the fourth code of each half there.
 E2M1_BITS = (
     (15, 8, 7, 6),
     (12, 5, 4, 3),
