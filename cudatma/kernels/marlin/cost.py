@@ -107,8 +107,9 @@ WGMMA_MACS = 2048
 #: additional warpgroup adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and
 #: dequantization, which overlap imperfectly.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
-#: Factor by which a weight of each format takes longer to dequantize. [H200, 4096 x 28672 and 14336 x 4096]
-DEQUANTIZE_FACTORS = {"int4": 1.0, "mxfp4": 1.15, "nvfp4": 1.22, "fp8": 1.38, "int8": 1.29}
+#: Factor by which a weight of each format takes longer to dequantize. [H200, 4096 x 28672 and 14336 x 4096] Weights of 8
+#: bits are bound by memory.
+DEQUANTIZE_FACTORS = {"int4": 1.0, "mxfp4": 1.15, "nvfp4": 1.22, "fp8": 1.0, "int8": 1.0}
 #: Additional clock cycles per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
 #: warpgroups because they take turns; and clock cycles per byte.
 _STAGE, _DRAIN, _BYTE = 30, 50, 0.0032
@@ -131,8 +132,6 @@ _MEETING, _SUMS_BYTES = 45, 12.7
 #: Fraction of each time that counts towards the total: clock cycles of the busiest SM, memory, operations, and
 #: operations at the power limit.
 WGMMA_SM, WGMMA_MEMORY, WGMMA_TENSOR, WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
-#: Fraction of the memory time that counts for weights of 8 bits, which memory often bounds.
-_WGMMA_MEMORY_8 = 0.288
 #: Fields and properties of a config that wgmma_cost() reads.
 WGMMA_TERMS = (
     "tile_m",
@@ -202,8 +201,7 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     tensor = WGMMA_TENSOR + WGMMA_POWER * (m >= SUSTAINED_FROM)
     tensor_us = tensor * m * n * k / (WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
     stages = np.where(is_divided, divided, whole)
-    memory_share = np.where(config.weight_bits == 4, WGMMA_MEMORY, _WGMMA_MEMORY_8)
-    memory_us = memory_share * weight_us(config.weight_bits, k, n, gpu)
+    memory_us = WGMMA_MEMORY * weight_us(config.weight_bits, k, n, gpu)
     # The tiles of the last row of tiles have empty rows. They are one in tiles_m of a CTA's tiles, and at least one of
     # the tiles of the busiest CTA.
     empty = np.minimum(tiles_m * config.tile_m - m, config.tile_m / config.cluster_n) / np.minimum(results, tiles_m)
