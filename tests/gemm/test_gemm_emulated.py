@@ -299,9 +299,9 @@ def test_mma_sync_for_sm_120a(call: str) -> None:
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize(("tile_n", "out_dtype"), [(64, "float16"), (128, "float32")])
-def test_four_ctas_divide_k(tile_n: int, out_dtype: str) -> None:
-    a, b = numbers(40, 328), numbers(72, 328).T
+@pytest.mark.parametrize(("tile_n", "n", "out_dtype"), [(64, 40, "float16"), (128, 72, "float32")])
+def test_four_ctas_divide_k(tile_n: int, n: int, out_dtype: str) -> None:
+    a, b = numbers(40, 328), numbers(n, 328).T
     wanted = gemm(a, b, activation="relu", out_dtype=out_dtype, backend="reference")
     out = np.full_like(wanted, np.nan)
     emulated(config("v6", tile_n=tile_n, cluster_k=4).adapted, a, b, out, activation="relu")
