@@ -21,6 +21,7 @@ from cudatma.context import Runtime, runtime, using_runtime
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch and OpenBLAS: pytest runs one process per core
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # tests must not depend on the user's tuning file
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles all modules again
 
 with suppress(ImportError):  # gpu-test needs no hypothesis
     from hypothesis import HealthCheck, settings
