@@ -73,7 +73,7 @@ def emulate(config: AllReduceConfig, member: bytes, result: Any, ctas: int, othe
     problem = Problem(Group(config.ranks, member), config.dtype, result.size // 2)
     (launch,) = ALL_REDUCE.arguments(problem, config, imagined_gpu(TARGET, ctas), ())
     arrays = {"x": describe(result)} | {f"other {i}": describe(other) for i, other in enumerate(others)}
-    launch.emulate(TARGET, arrays, produced_by_previous=(result,), schedules=4)
+    launch.emulate(TARGET, arrays, produced_by_previous=(result,), schedules=2)
 
 
 @pytest.mark.parametrize(("ranks", "rank", "elements", "dtype"), [

@@ -170,7 +170,7 @@ def test_results_are_right_and_clean(case: str, target: Target) -> None:
 def test_rings_wrap(page_size: int, target: Target) -> None:
     """tests/mutants covers rings of pages."""
     given = make(lengths=[300, 230], dims=(32, 32), page_size=page_size)
-    check(given, parts=1, schedules=3, fields={"stages": 2}, target=target)
+    check(given, parts=1, schedules=2, fields={"stages": 2}, target=target)
 
 
 @pytest.mark.slow
@@ -305,7 +305,7 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
         config = decode_config(checked.problem, SM90A)
         (launch,) = DECODE_CALL.arguments(checked.problem, config, imagined_gpu(SM90A, 4), ())
         arrays = DECODE_CALL.named(checked) | host_workspace(launch.sizes)
-        assert launch.emulate(SM90A, arrays).is_clean
+        assert launch.emulate(SM90A, arrays, schedules=1).is_clean
         assert np.isfinite(out).all()
         assert not out[1].any()
 

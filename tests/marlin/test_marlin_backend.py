@@ -53,7 +53,7 @@ OFF_16_BYTES: tuple[int, int, int, dict[str, Any]] = (5, 333, 77, {"group_size":
 @pytest.mark.parametrize(
     ("target", "m", "k", "n", "options"),
     [
-        ("sm_90a", 1, 256, 192, {}),
+        ("sm_90a", 1, 256, 128, {}),
         ("sm_90a", *OFF_16_BYTES),
         ("sm_120a", 16, 512, 256, {"dtype": "bfloat16"}),
         ("sm_120a", 40, 128, 64, {"group_size": -1}),
