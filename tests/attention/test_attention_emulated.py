@@ -213,7 +213,7 @@ def test_one_warpgroup_and_three(tile_m: int) -> None:
         ({"q_stages": 2}, "^q_stages must be 1.*got 2"),
         ({"box_rows": 16}, "^box_rows must be 0 for a kernel that does not read a cache, got 16"),
         ({"tile_n": 72}, "^tile_n must be .*got 72"),
-        ({"head_dim": 80}, "^head_dim must be .*got 80 of q and k"),
+        ({"head_dim": 80}, "^head_dim must be .*got 80 for q and k"),
     ],
 )
 def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
