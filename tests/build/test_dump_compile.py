@@ -154,7 +154,7 @@ SM120_CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(30)
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize(("template", "config"), SM120_CONFIGS, ids=lambda value: getattr(value, "entry", None))
 def test_same_source(template: str, config: Any) -> None:
     sources = [render(template, config, target) for target in ("sm_90a", "sm_120a")]
