@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ptx_of import ptx_alone
 
 import cudatma
 from cudatma.arrays import describe
@@ -72,7 +73,7 @@ def emulate(config: AllReduceConfig, member: bytes, result: Any, ctas: int, othe
     problem = Problem(Group(config.ranks, member), config.dtype, result.size // 2)
     (launch,) = ALL_REDUCE.arguments(problem, config, imagined_gpu(TARGET, ctas), ())
     arrays = {"x": describe(result)} | {f"other {i}": describe(other) for i, other in enumerate(others)}
-    launch.emulate(TARGET, arrays, produced_by_previous=(result,), schedules=4)
+    launch.emulate(TARGET, arrays, produced_by_previous=(result,), schedules=2)
 
 
 @pytest.mark.parametrize(("ranks", "rank", "elements", "dtype"), [
@@ -108,7 +109,7 @@ def kernel(*changes: tuple[str, str]) -> Kernel:
     for before, after in changes:
         assert before in source
         source = source.replace(before, after)
-    return cudatma.compile(source, target=TARGET, entry="ranks")
+    return Kernel(b"\177ELF", "ranks", TARGET, ptx=ptx_alone(source, TARGET))
 
 
 def run_ranks(tested: Kernel, schedule: int, *, ctas: int = 2, first: int = 1) -> bool:
@@ -135,12 +136,12 @@ def run_ranks(tested: Kernel, schedule: int, *, ctas: int = 2, first: int = 1) -
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("ctas", [1, 2])
 def test_ranks_that_get_ahead_of_each_other_all_get_the_sum(ctas: int) -> None:
-    assert all(run_ranks(kernel(), schedule, ctas=ctas) for schedule in range(8))
+    assert all(run_ranks(kernel(), schedule, ctas=ctas) for schedule in range(6))
 
 
 def test_the_number_of_the_launch_wraps() -> None:
     """The number skips 0, which empty inboxes contain, and 1, because even and odd numbers must alternate."""
-    assert all(run_ranks(kernel(), schedule, first=0xFFFFFFFD) for schedule in range(5))
+    assert all(run_ranks(kernel(), schedule, first=0xFFFFFFFD) for schedule in range(3))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -171,18 +172,19 @@ def test_one_rank_that_is_gone_ends_the_waits_of_all_others() -> None:
 
 
 def test_the_message_is_read_after_the_kernel_in_front_has_written_it() -> None:
-    messages, inbox = drawn(2, 10, "float16"), Inbox(2, 20)
-    memories, failure = [memory(inbox) for _ in range(2)], np.zeros(1, np.uint64)
-    received(memories[0], inbox, 1, 1)[:] = packets(messages[1], 1)
-    member = inbox.member(0, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
     source = render(TEMPLATE, AllReduceConfig(2, "float16", threads=32), TARGET)
     early = source.replace("    griddepcontrol_wait();", "")
     assert early != source
-    given: dict[str, Any] = {"arrays": (*memories, failure, messages), "produced_by_previous": (messages,)}
     for text, allowed in ((source, True), (early, False)):
-        tested = cudatma.compile(text, target=TARGET, entry="all_reduce")
+        messages, inbox = drawn(2, 10, "float16"), Inbox(2, 20)
+        memories, failure = [memory(inbox) for _ in range(2)], np.zeros(1, np.uint64)
+        received(memories[0], inbox, 1, 1)[:] = packets(messages[1], 1)
+        member = inbox.member(0, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
+        given: dict[str, Any] = {"arrays": (*memories, failure, messages), "produced_by_previous": (messages,)}
+        tested = Kernel(b"\177ELF", "all_reduce", TARGET, ptx=ptx_alone(text, TARGET))
         report = tested.emulate(1, 32, (member, messages.ctypes.data, 5), hazards="collect", **given)
         assert report.is_clean == allowed
+        assert failure[0] == 0
 
 
 PLANTED = {
@@ -194,7 +196,9 @@ PLANTED = {
     "packets are stored as four words": (
         ("st.relaxed.sys.global.b128 [%0], packet;", "st.global.v2.b64 [%0], {low, high};"),
     ),
-    "the launch is counted before all have read its number": (("    __syncthreads();   // all threads must have read", "    //"),),
+    "the launch is counted before all have read its number": (
+        ("    __syncthreads();   // all threads must have read", "    //"),
+    ),
     "nobody waits": (("if (packet.w == launch && launch != 0) return;", "return;"),),
 }  # fmt: skip
 

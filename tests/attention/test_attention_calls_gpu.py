@@ -112,20 +112,3 @@ def test_streams_do_not_share_a_counter_of_tiles() -> None:
     cupy.cuda.Device().synchronize()
     for out in outs:
         cupy.testing.assert_array_equal(out, wanted)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("version", [*VERSIONS.names, "auto"])
-def test_tensors_of_torch(version: str, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
-    kind = getattr(torch, dtype)
-    q, k, v = (torch.randn(2, 4, 190, 128, device="cuda").to(kind) for _ in range(3))
-    wanted = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
-    out = attention(*(each.transpose(1, 2) for each in (q, k, v)), causal=True, version=version)
-    assert out.dtype == kind
-    check(out.double().cpu().numpy(), wanted.transpose(1, 2).cpu().numpy(), ALLOWED[dtype])
-    q.requires_grad_()
-    with pytest.raises(ArgumentError, match=r"^q must be .*got a tensor that requires grad"):
-        attention(*(each.transpose(1, 2) for each in (q, k, v)), causal=True, version=version)

@@ -43,9 +43,10 @@ def make(
     q_length: int = 1,
     page_size: int = 0,
     dtype: str = "float16",
+    capacity: int = 300,
 ) -> dict[str, Any]:
     """Return a call whose cache contains NaNs after the end of each sequence."""
-    random, kind, capacity = np.random.default_rng(len(lengths)), activation_type(dtype).numpy, max(300, *lengths)
+    random, kind, capacity = np.random.default_rng(len(lengths)), activation_type(dtype).numpy, max(capacity, *lengths)
     caches = [np.full((len(lengths), capacity, kv_heads, dim), np.nan, kind) for dim in dims]
     for index, length in enumerate(lengths):
         for cache in caches:
@@ -169,7 +170,7 @@ def test_results_are_right_and_clean(case: str, target: Target) -> None:
 def test_rings_wrap(page_size: int, target: Target) -> None:
     """tests/mutants covers rings of pages."""
     given = make(lengths=[300, 230], dims=(32, 32), page_size=page_size)
-    check(given, parts=1, schedules=3, fields={"stages": 2}, target=target)
+    check(given, parts=1, schedules=2, fields={"stages": 2}, target=target)
 
 
 @pytest.mark.slow
@@ -201,10 +202,11 @@ def test_rows_whose_maximum_rises_again_and_again(target: Target, scale: float, 
 @pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
 def test_blocks_of_logits_of_minus_infinity(target: Target) -> None:
     """Such keys count as masked, whether they fill a block, a part or all parts."""
-    for infinite, parts in ((slice(64, None), 3), (slice(0, 128), 1), (slice(64, 192), 3), (slice(0, None), 3)):
-        given = make(lengths=[230, 130])
+    for parts, *infinite in ((1, slice(64, None), slice(0, 128)), (3, slice(64, 192), slice(0, None))):
+        given = make(lengths=[230, 150])
         given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
-        given["k_cache"][:, infinite, :, 0] = -np.inf
+        for sequence, keys in enumerate(infinite):
+            given["k_cache"][sequence, keys, :, 0] = -np.inf
         check(given, parts=parts, target=target)
 
 
@@ -293,7 +295,7 @@ def test_every_finite_e4m3_number_is_exact(dtype: str) -> None:
 def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
     """Nothing outside the cache is read: pages that do not exist are zeros, and lengths are clamped."""
     for page_size in (16, 5):
-        given = make(lengths=[100, 100], dims=(32, 32), page_size=page_size)
+        given = make(lengths=[100, 100], dims=(32, 32), page_size=page_size, capacity=100)
         given["k_cache"][np.isnan(given["k_cache"])] = 0
         given["v_cache"][np.isnan(given["v_cache"])] = 0
         out = np.full(given["q"].shape, np.nan, np.float16)
@@ -303,7 +305,7 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
         config = decode_config(checked.problem, SM90A)
         (launch,) = DECODE_CALL.arguments(checked.problem, config, imagined_gpu(SM90A, 4), ())
         arrays = DECODE_CALL.named(checked) | host_workspace(launch.sizes)
-        assert launch.emulate(SM90A, arrays).is_clean
+        assert launch.emulate(SM90A, arrays, schedules=1).is_clean
         assert np.isfinite(out).all()
         assert not out[1].any()
 

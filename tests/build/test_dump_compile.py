@@ -85,7 +85,7 @@ def test_sm_121a_has_the_sources_of_sm_120a() -> None:
     assert sources[0] == sources[1]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_kernel(job: Job, folder: Path) -> None:
     report = dump(job, folder)
@@ -154,7 +154,7 @@ SM120_CONFIGS = [
 ]
 
 
-@pytest.mark.sweep(30)
+@pytest.mark.sweep(20)
 @pytest.mark.parametrize(("template", "config"), SM120_CONFIGS, ids=lambda value: getattr(value, "entry", None))
 def test_same_source(template: str, config: Any) -> None:
     sources = [render(template, config, target) for target in ("sm_90a", "sm_120a")]

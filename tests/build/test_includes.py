@@ -118,7 +118,7 @@ def doubling(name: str) -> str:
     return f'{includes}\nextern "C" __global__ void twice(float* x) {{\n{body}\n}}\n'
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", DOUBLE)
 def test_cudas_headers_need_no_option(name: str) -> None:
     need_header("crt/mma.h" if name == "mma.h" else name)

@@ -43,9 +43,11 @@ def told(orders: list[tuple[str, Any]], jobs: int) -> dict[Any, CompileError | N
     return dict(heard)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_the_cache_has_all_but_what_is_refused(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = told([(TEMPLATE, config) for config in (*GOOD, BAD, GOOD[0])], jobs)
+@pytest.mark.parametrize(("jobs", "debug"), [(1, False), (2, True)])
+def test_the_cache_has_all_but_what_is_refused(jobs: int, debug: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes compile in the same mode as this one."""
+    with debugging(debug):
+        heard = told([(TEMPLATE, config) for config in (*GOOD, BAD, GOOD[0])], jobs)
     assert [heard[config] for config in GOOD] == [None, None]
     refusal = heard[BAD]
     assert refusal is not None
@@ -56,16 +58,8 @@ def test_the_cache_has_all_but_what_is_refused(jobs: int, monkeypatch: pytest.Mo
     compiled = []
     monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))
     for config in GOOD:
-        assert load_kernel(TEMPLATE, config, "sm_90a").source.count("Stages") > 0
+        assert load_kernel(TEMPLATE, config, "sm_90a", debug=debug).source.count("Stages") > 0
     assert not compiled
-
-
-def test_other_processes_compile_in_debug_mode_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with debugging():
-        assert told([(TEMPLATE, GOOD[0])], 2) == {GOOD[0]: None}
-    runtime().parts[Kernels] = Kernels()
-    monkeypatch.setattr(build, "compile_source", lambda *args, **options: pytest.fail("it is compiled again"))
-    load_kernel(TEMPLATE, GOOD[0], "sm_90a", debug=True)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

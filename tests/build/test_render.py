@@ -109,11 +109,9 @@ def test_an_error_inside_an_include_names_the_included_file(tmp_path: Path) -> N
 
 
 @contextmanager
-def rendering_from(folder: Path, fresh: bool = True) -> Iterator[None]:
-    """Render from another template folder until the block ends. fresh: with an empty cache of parsed templates."""
+def rendering_from(folder: Path) -> Iterator[None]:
+    """Render from another template folder until the block ends."""
     with pytest.MonkeyPatch.context() as patch:
-        if fresh:
-            module._environment.cache_clear()
         patch.setattr(module, "template_root", lambda: folder)
         yield
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from movement_cases import numbers
 
@@ -38,7 +38,6 @@ def element_bytes(planned: Arguments) -> int:
     return int(planned.parameters[0].spec.dtype.element_bytes)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_windows_are_exact_at_any_edge(data: st.DataObject) -> None:
     """Elements outside the source are zeros, even if wider elements carry the window."""
@@ -53,7 +52,7 @@ def test_windows_are_exact_at_any_edge(data: st.DataObject) -> None:
     starts = (-1, -16 * lead // size)
     arrays = {"src": describe(source), "out": describe(result)}
     planned = plan_copy(arrays["src"], arrays["out"], starts, PLACE, via="tma")
-    assert planned.emulate(TARGET, arrays, schedules=2, seed=1).is_clean
+    assert planned.emulate(TARGET, arrays, schedules=1, seed=1).is_clean
     wanted = np.zeros((rows + 2, 16 * (chunks + abs(lead) + after)), np.uint8)
     wanted[1:-1, 16 * max(0, lead) :][:, :body] = np.ascontiguousarray(source).view(np.uint8)
     wanted = wanted[:, 16 * max(0, -lead) :][:, : extent * size]
@@ -100,7 +99,7 @@ def test_any_ring_copies_windows_and_runs(setting: Setting) -> None:
         assert (planned.config.load_cache, planned.config.store_cache) == (setting.load_cache, setting.store_cache)
         assert planned.config.stages == setting.max_stages
         assert planned.sizes.grid == 2 * setting.ctas_per_sm
-        assert planned.emulate(TARGET, {"src": infos[0], "out": infos[1]}).is_clean
+        assert planned.emulate(TARGET, {"src": infos[0], "out": infos[1]}, schedules=1).is_clean
         assert (result == part).all()
 
 

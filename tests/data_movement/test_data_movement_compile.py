@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ptx_of import kernel_for_emulator
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
@@ -63,7 +64,8 @@ def test_no_thread_moves_data(name: str, target: str) -> None:
 @pytest.mark.parametrize("rank", range(1, 6))
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_windows_of_every_rank_compile(rank: int, target: str) -> None:
-    kernel = compiled("kernels/window_copy.cu.j2", WindowConfig("copy", rank, 16384, 3, 1, "evict_last"), target)
+    config = WindowConfig("copy", rank, 16384, 3, 1, "evict_last")
+    kernel = kernel_for_emulator("kernels/window_copy.cu.j2", config, get_target(target))
     assert f"cp.async.bulk.tensor.{rank}d.shared::cta.global.tile" in kernel.ptx
     assert "L2::evict_last" in kernel.ptx
     assert len(kernel.parameters) == 2 + 3 * rank + 2
@@ -71,7 +73,7 @@ def test_windows_of_every_rank_compile(rank: int, target: str) -> None:
 
 @pytest.mark.parametrize(("op", "kind"), [(op, kind) for op, kinds in RUN_KINDS.items() for kind in kinds[-1:]])
 def test_runs_of_every_operation_compile(op: str, kind: str) -> None:
-    kernel = compiled(RUN, RunConfig(op, kind, 16384, 6, 3))
+    kernel = kernel_for_emulator(RUN, RunConfig(op, kind, 16384, 6, 3), get_target("sm_90a"))
     stem = "cp.reduce.async.bulk.global.shared::cta.bulk_group"
     noftz = ".noftz" if op == "add" and kind == "bf16" else ""
     wanted = "cp.async.bulk.global.shared::cta.bulk_group " if op == "copy" else f"{stem}.{op}{noftz}.{kind}"

@@ -14,7 +14,7 @@ from moe_cases import LAYERS, Layer, check
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
 from cudatma.kernels.experts.moe import marlin_moe
-from cudatma.quantization import quantize, quantize_experts
+from cudatma.quantization import PackedExperts, pack, quantize, quantize_experts
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 LAYER = Layer(6, 128, 64, 4, 2)
@@ -36,6 +36,12 @@ def test_a_call_without_tokens() -> None:
 
 def gate_up(*shape: int, **options: Any) -> Any:
     return quantize_experts(np.ones(shape, np.float32), **{"group_size": 64, "gated": True} | options)
+
+
+def many_experts(k: int, n: int, **options: Any) -> PackedExperts:
+    """Return more experts than marlin_moe accepts, with the same columns."""
+    weight = pack(np.zeros((k, 1025 * 64), np.uint8), np.ones((1, 1025 * 64), np.float16), group_size=-1)
+    return PackedExperts(weight, 1025, n, **options)
 
 
 def wrong(name: str, value: Any) -> dict[str, Any]:
@@ -73,7 +79,7 @@ WRONG: list[tuple[dict[str, Any], type[FieldError], str]] = [
         ArgumentError,
         "w1.shape",
     ),
-    ({"w1": gate_up(1025, 64, 32), "w2": gate_up(1025, 16, 64, gated=False)}, ArgumentError, "w1.shape"),
+    ({"w1": many_experts(64, 32, gated=True), "w2": many_experts(16, 64, gated=False)}, ArgumentError, "w1.shape"),
     *(
         (wrong("topk_weights", OPERANDS["topk_weights"].astype(kind)), ArgumentTypeError, "topk_weights.dtype")
         for kind in ("f2", "f8", ">f4")

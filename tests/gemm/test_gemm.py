@@ -111,7 +111,7 @@ PROBLEM = problem_of()
 
 
 @pytest.mark.parametrize(("dtype", "layout"), [("float16", "RC"), ("bfloat16", "RR"), ("float16", "CR")])
-@pytest.mark.parametrize("m", [1, 64, 129, 300, 5000])
+@pytest.mark.parametrize("m", [1, 129, 5000])
 @pytest.mark.parametrize(("n", "k"), [(8, 8), (4096, 4096), (28672, 8192)])
 def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k: int, dtype: str, layout: str) -> None:
     problem = problem_of(m=m, n=n, k=k, dtype=dtype, layout=layout)

@@ -324,7 +324,12 @@ def answer_of(read: Any, data: Any) -> dict[str, Any] | DescriptorError:
         return error
 
 
-@given(text=st.one_of(st.text(max_size=300), st.text("0123456789abcdefABCDEF xX\n", max_size=300)))
+#: Characters that parsers treat differently, with digits of other scripts and a lone surrogate. Hypothesis takes
+#: seconds to prepare an alphabet of all characters.
+ANY_TEXT = st.text("09afxX²٣é\ud800\U0001f600\0\n\t \u2028{}[]()<>:,;.-+'\"\\$#=", max_size=300)
+
+
+@given(text=st.one_of(ANY_TEXT, st.text("0123456789abcdefABCDEF xX\n", max_size=300)))
 def test_random_text_is_a_typed_error(text: str) -> None:
     """As an argument, as a file and as a line; none of it is 256 digits long and valid."""
     if text in ("-", ".", "..") or "/" in text:
@@ -340,7 +345,7 @@ def test_nearly_valid_maps_survive_every_question() -> None:
     chance = random.Random(11)
     cases = [bytes.fromhex(case["hex"]) for case in driver_maps()]
     answered = 0
-    for number in range(600):
+    for number in range(300):
         value = int.from_bytes(chance.choice(cases), "little")
         for _ in range(chance.choice((0, 1, 2, 3, 8))):
             value ^= 1 << chance.randrange(1024 if number % 3 == 0 else 592)
@@ -357,7 +362,7 @@ def test_nearly_valid_maps_survive_every_question() -> None:
             json.dumps(found.at(coords).to_json())
         if number % 25 == 0:
             assert "<svg" in found.html() or "no picture" in found.html()
-    assert 200 < answered < 600
+    assert 100 < answered < 300
 
 
 def test_runs_as_a_file_and_ends_quietly_with_its_reader(tmp_path: Path) -> None:
@@ -691,12 +696,12 @@ def refusal(data: bytes) -> str:
 
 
 def test_hostile_text_is_a_map_or_one_line() -> None:
-    refused = [refusal(data) for data in mutations(7, 3000)]
+    refused = [refusal(data) for data in mutations(7, 1500)]
     assert max(len(text.splitlines()) for text in refused) == 1
     assert 0 < refused.count("") < len(refused), "some mutations leave a map that can be read"
 
 
-@given(data=st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass")))
+@given(data=st.binary(max_size=300) | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_junk_is_a_typed_error(data: bytes) -> None:
     assert len(refusal(data).splitlines()) <= 1
 

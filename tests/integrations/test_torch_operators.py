@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -190,6 +191,7 @@ def decode(
     return torch.cat(each)
 
 
+@cache
 def calls(dtype: Any) -> dict[str, Call]:
     def heads(*shape: int, seed: int = 0) -> Any:
         return draw(*shape, dtype=dtype, seed=seed)
@@ -381,6 +383,7 @@ def test_inductor_generates_direct_calls(optional: str) -> None:
                 torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=0, atol=0)
 
 
+@cache
 def wrong_calls() -> dict[str, tuple[Call, str]]:
     """Yield calls with one mistake, and the field that the error must name."""
     known = calls(torch.float16)

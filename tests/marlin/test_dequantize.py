@@ -154,8 +154,8 @@ def test_what_else_is_refused() -> None:
         assert caught.value.field == field
 
 
-@pytest.mark.parametrize("options", [{}, {"permute": 1, "zeros": 1, "group_size": 32}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"permute": 1, "zeros": 1, "group_size": 32, "k": 72, "n": 136}], ids=str)
 def test_the_sample(options: dict[str, Any]) -> None:
     made = sample(SM90A, **options)
-    assert made.run(schedules=2).is_clean
+    assert made.run(schedules=1).is_clean
     assert made.error() == 0

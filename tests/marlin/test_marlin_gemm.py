@@ -62,7 +62,7 @@ def test_infinities_and_overflows_are_results_without_a_warning() -> None:
     assert np.isinf(marlin_gemm(np.ones_like(x), weight, backend="reference")).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     shape=st.tuples(st.integers(0, 20), st.integers(1, 200), st.integers(1, 150)),
     dtype=st.sampled_from(("float16", "bfloat16")),

@@ -1,4 +1,4 @@
-"""The Marlin GEMM's results on a GPU, for every shape, option, layout and array library. Needs CuPy."""
+"""The Marlin GEMM's results on a GPU, for every shape, option and layout. Needs CuPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from marlin_operands import (
     bits,
     compare,
     is_poison,
-    make_bias,
     make_weight,
     poisoned,
     serve_with,
@@ -296,41 +295,6 @@ def test_torch_tensors_on_torchs_stream(dtype: str) -> None:
     assert torch.equal(out, again)
     found = cupy.from_dlpack(out.view(torch.int16)).view(activation_type(dtype).numpy)
     check(found, to_float64(values) @ weight.dense)
-
-
-class OnlyInterface:
-    """An array that has only ``__cuda_array_interface__``."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        self.__cuda_array_interface__ = dict(array.__cuda_array_interface__)
-
-
-class OnlyDlpack:
-    """An array that has only DLPack."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return self._array.__dlpack_device__()
-
-
-@pytest.mark.parametrize("wrap", [OnlyInterface, OnlyDlpack])
-def test_other_libraries(wrap: Any) -> None:
-    weight = make_weight(333, 136, Options(bias=True))
-    x, bias = activations((17, 333), "float16"), make_bias(136, "float16")
-    reference = to_float64(x) @ weight.dense + to_float64(bias)
-    made = marlin_gemm(wrap(x), weight.packed, bias=wrap(bias))
-    assert type(made) is cupy.ndarray
-    check(made, reference)
-    out = poisoned((17, 136), "float16")
-    wrapped = wrap(out)
-    assert marlin_gemm(wrap(x), weight.packed, out=wrapped, bias=wrap(bias)) is wrapped
-    check(out, reference)
 
 
 def test_a_result_of_more_than_2_to_31_elements() -> None:

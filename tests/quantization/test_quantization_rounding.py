@@ -30,7 +30,7 @@ def per_row(rows: Any, depth: int, size: int) -> Any:
     return rows.astype(np.float64)[np.arange(depth) // (depth if size == -1 else size)]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 150),
     st.integers(1, 70),

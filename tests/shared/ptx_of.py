@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from cudatma.build.kernel import load_kernel, wants_debug
 from cudatma.build.nvrtc import _run, compile_flags
 from cudatma.build.render import render
 from cudatma.emulator import EmulatedModule, load
@@ -54,6 +55,12 @@ def ptx_of_template(template: str, config: object, target: str = "sm_90a") -> st
 def kernel_for_emulator(template: str, config: Any, target: Target) -> Kernel:
     """Return a kernel without its cubin, which the emulator does not need."""
     return Kernel(b"\177ELF", config.entry, target, ptx=ptx_of_template(template, config, target.name))
+
+
+def kernel_for_call(template: str, config: Any, target: Target) -> Kernel:
+    """Replace load_kernel() for calls on the emulator."""
+    load = load_kernel if wants_debug(None) else kernel_for_emulator
+    return load(template, config, target)
 
 
 def module_of(source: str, target: str = "sm_90a") -> EmulatedModule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -471,8 +471,13 @@ def dump_configs(version: str, target: Target) -> list[MarlinConfig]:
     """
     if not target.has("tma") or not target.has("wgmma" if version == "wgmma" else "mma_sync"):
         return []
+    return list(_dumps(version, target))
+
+
+@cache
+def _dumps(version: str, target: Target) -> tuple[MarlinConfig, ...]:
     dumped = {"skinny": _skinny_dumps, "wgmma": _wgmma_dumps, "mma_sync": _mma_sync_dumps}[version]
-    return list(dict.fromkeys(dumped(target, imagined_gpu(target, H200.sm_count))))
+    return tuple(dict.fromkeys(dumped(target, imagined_gpu(target, H200.sm_count))))
 
 
 def _skinny_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
