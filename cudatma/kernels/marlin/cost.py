@@ -107,8 +107,7 @@ WGMMA_MACS = 2048
 #: additional warpgroup adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and
 #: dequantization, which overlap imperfectly.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
-#: Factor by which a weight of each format takes longer to dequantize. [H200, 4096 x 28672 and 14336 x 4096] Weights of 8
-#: bits are bound by memory.
+#: Factor by which a weight of each format takes longer to dequantize. 8-bit weights are bound by memory. [H200]
 DEQUANTIZE_FACTORS = {"int4": 1.0, "mxfp4": 1.15, "nvfp4": 1.22, "fp8": 1.0, "int8": 1.0}
 #: Additional clock cycles per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
 #: warpgroups because they take turns; and clock cycles per byte.
