@@ -171,7 +171,7 @@ class PackedExperts(_Referable):
         split = values.reshape(values.shape[0], self.experts, self.padded_columns).transpose(1, 0, 2)
         stored = split[:, :, : self.columns]
         out: NDArray[Any] = np.empty_like(stored)
-        out[:, :, _gate_order(self.columns) if self.gated else slice(None)] = stored
+        out[:, :, stored_order(np.arange(self.columns)) if self.gated else slice(None)] = stored
         if self.tensor_scales is None:
             return out
         factors = host_array(self.tensor_scales, "tensor_scales")[:, None, :, None]
@@ -453,10 +453,14 @@ def pack_experts(
     return _stacked([_joined(parts, order, symmetric) for parts in experts], gated, scales)
 
 
-def _gate_order(columns: int) -> NDArray[np.int64]:
-    """Return the index of each stored column in the concatenation of gate and up."""
-    halves = np.arange(columns).reshape(2, -1, GATE_COLUMNS)
-    return np.ascontiguousarray(halves.transpose(1, 0, 2)).reshape(-1)
+def gate_then_up(columns: Any) -> Any:
+    """Reorder the last axis of an array or tensor, in which gate and up alternate, so that gate precedes up."""
+    return columns.reshape(*columns.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(columns.shape)
+
+
+def stored_order(columns: Any) -> Any:
+    """Reorder a vector or 1-D tensor, in which gate precedes up, as the columns of a gated weight are stored."""
+    return columns.reshape(2, -1, GATE_COLUMNS).swapaxes(0, 1).reshape(-1)
 
 
 def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
@@ -467,7 +471,8 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
     if columns % (2 * GATE_COLUMNS):
         allowed = f"matrices with a multiple of {2 * GATE_COLUMNS} columns if gated is True"
         raise QuantizationError("weights", f"{columns} columns", allowed)
-    return _gate_order(columns)
+    order: NDArray[np.int64] = stored_order(np.arange(columns))
+    return order
 
 
 def _joined(weights: Sequence[PackedWeight], order: NDArray[np.int64] | None, symmetric: bool) -> PackedWeight:

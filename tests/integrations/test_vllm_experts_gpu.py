@@ -20,10 +20,10 @@ from cudatma.context import Runtime, using_runtime
 from cudatma.integrations.vllm.experts import (
     LoadedFormat,
     PackedExpertsLayer,
-    concatenated_bias,
     pack_layer,
     prepare_layer,
 )
+from cudatma.quantization.experts import gate_then_up
 from cudatma.quantization.weight_format import WEIGHT_FORMATS
 
 pytestmark = pytest.mark.gpu
@@ -133,7 +133,7 @@ class GptOssLayer(torch.nn.Module):  # type: ignore[name-defined]
         kernel.moe_config = self.moe_config
         kernel.w1_scale, kernel.w2_scale = self.w13_weight_scale, self.w2_weight_scale
         kernel.w1_zp = kernel.w2_zp = None
-        kernel.w1_bias, kernel.w2_bias = concatenated_bias(self.bias["w13"]), self.bias["w2"]
+        kernel.w1_bias, kernel.w2_bias = gate_then_up(self.bias["w13"]), self.bias["w2"]
         return kernel
 
     def expected(self, x: Any, factors: Any, ids: Any) -> Any:

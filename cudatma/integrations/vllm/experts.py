@@ -21,7 +21,7 @@ from cudatma.kernels.experts.moe import marlin_moe
 from cudatma.kernels.experts.problem import MAX_EXPERTS, SIZE_UNIT
 from cudatma.kernels.warm_up import LARGEST_M, warm_up
 from cudatma.kernels.workspace import share_captured_workspaces
-from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
+from cudatma.quantization.experts import PackedExperts, gate_then_up, stored_order
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks
 from cudatma.quantization.weight_format import weight_format
 
@@ -192,7 +192,8 @@ def pack_tensors(
                 allowed = f"{(len(rows), n)} for a weight with shape {(k, n)}"
                 raise QuantizationError(f"{name}[{expert}]", tuple(part.shape), allowed, "pass tensors of one layer")
         if is_gated:
-            order = _gate_order(layout, n, words.device)
+            order = torch.arange(n, device=words.device)
+            order = stored_order(gate_then_up(order) if layout == "gpt_oss" else order)
             words, rows = words[:, order], rows[:, order]
             points = None if points is None else points[:, order]
         packed: tuple[Any, Any, Any | None]
@@ -212,19 +213,6 @@ def pack_tensors(
     if result is None:
         raise QuantizationError("q", "no experts", "the weights of at least one expert")
     return result
-
-
-def _gate_order(layout: str, columns: int, device: Any) -> Any:
-    """Return the index of each stored column in the loaded weight."""
-    loaded = torch.arange(columns, device=device)
-    if layout == "gpt_oss":  # Gate and up alternate.
-        return loaded.view(-1, GATE_COLUMNS, 2).transpose(1, 2).reshape(-1)
-    return loaded.view(2, -1, GATE_COLUMNS).transpose(0, 1).reshape(-1)
-
-
-def concatenated_bias(bias: Any) -> Any:
-    """Reorder gpt-oss's biases (experts, 2 I), in which gate and up alternate, so that gate precedes up."""
-    return bias.view(len(bias), -1, 2).transpose(1, 2).reshape(bias.shape)
 
 
 def _without_zero_groups(words: Any, scales: Any) -> Any:
