@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,19 @@ from cudatma.quantization.weight_format import weight_format
 #: A gated weight alternates between this number of gate columns and the same number of up columns. The columns that a
 #: thread holds in an MMA are this far apart.
 GATE_COLUMNS = 8
+
+
+def _silu_glu(gate: Any, up: Any) -> Any:
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def _swiglu_oai(gate: Any, up: Any) -> Any:
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+#: Functions of arrays of gates and ups: the activations that marlin_moe supports after the first product.
+GATES: dict[str, Callable[[Any, Any], Any]] = {"silu_glu": _silu_glu, "swiglu_oai": _swiglu_oai}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
