@@ -161,7 +161,7 @@ def config(**changes: Any) -> Any:
 
 REFUSED = {
     "fp32": ({"in_dtype": torch.float32}, 128, "activations must be"),
-    "group of 256": ({}, 256, "the group size must be one of"),
+    "group of 256": ({}, 256, "the group size must be"),
     "half a group": (
         {"intermediate_size_per_partition": 192},
         128,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from cudatma.context import runtime
-from cudatma.errors import QuantizationError
+from cudatma.errors import QuantizationError, alternatives
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.integrations.vllm.fp4 import pack_fp4_words
 from cudatma.integrations.vllm.layer import BYTES_PER_WORD, WORD_VALUES, pack_columns, repack_int8, unpack_nibbles
@@ -80,7 +80,7 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat, sizes: tuple[int, int] 
         return f"activations must be torch.float16 or torch.bfloat16, got {config.in_dtype}"
     group_sizes = weight_format(loaded.format).group_sizes
     if loaded.group_size not in group_sizes:
-        return f"the group size must be one of {', '.join(map(str, group_sizes))}, got {loaded.group_size}"
+        return f"the group size must be {alternatives(group_sizes)}, got {loaded.group_size}"
     sizes = sizes or (config.hidden_dim, config.intermediate_size_per_partition)
     multiple = max(SIZE_UNIT, loaded.group_size)
     for name, size in zip(("hidden", "intermediate"), sizes, strict=True):
