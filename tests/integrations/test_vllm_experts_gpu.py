@@ -126,7 +126,7 @@ class GptOssLayer(torch.nn.Module):  # type: ignore[name-defined]
         self.expert_map: Any = None
 
     def pack(self) -> PackedExpertsLayer:
-        loaded = LoadedFormat("gpt_oss", ("weight", "weight_scale", "zero_point"), 32, False, "mxfp4")
+        loaded = LoadedFormat("n_major_interleaved", ("weight", "weight_scale", "zero_point"), 32, False, "mxfp4")
         pack_layer(self, loaded, lambda layer, name, tensor: setattr(layer, name, _parameter(tensor)))
         prepare_layer(self, loaded, MAX_TOKENS, activation="swiglu_oai")
         kernel = GptOssKernel()

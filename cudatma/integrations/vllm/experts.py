@@ -38,11 +38,11 @@ class LoadedFormat(NamedTuple):
 
     Attributes
     ----------
-    layout : {"gptq", "awq", "n_major", "gpt_oss"}
+    layout : {"gptq", "awq", "n_major", "n_major_interleaved"}
         Layout of the codes and zero points. "gptq": words (experts, K / 8, N) that hold consecutive rows. "awq": words
         (experts, K, N / 8) in AWQ's order. "n_major": words or bytes (experts, N, K / 8 or K / 2) that hold
-        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "gpt_oss": like "n_major", but with e8m0
-        scales and alternating columns of gate and up. A word holds eight 4-bit codes or four 8-bit codes.
+        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "n_major_interleaved": like "n_major", but
+        with alternating columns of gate and up. A word holds eight 4-bit codes or four 8-bit codes.
     names : tuple of str
         Names of the parameters for codes, scales and zero points, without the prefix "w13_" or "w2_".
     group_size : int
@@ -103,7 +103,7 @@ def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, An
     for prefix, is_gated in (("w13", True), ("w2", False)):
         q, s = getattr(layer, f"{prefix}_{q_name}").data, getattr(layer, f"{prefix}_{s_name}").data
         z = getattr(layer, f"{prefix}_{z_name}").data if loaded.has_zeros else None
-        if loaded.layout == "gpt_oss":
+        if loaded.format == "mxfp4":  # vLLM stores e8m0 scales as bytes.
             s = s.view(torch.float8_e8m0fnu).to(layer.moe_config.in_dtype)
         qweight, scales, zeros = pack_tensors(loaded.layout, q, s, z, is_gated=is_gated, format=loaded.format)
         del q, s, z
@@ -121,7 +121,7 @@ def prepare_layer(
     *,
     activation: str = "silu_glu",
     batch_invariant: bool = False,
-    switch: str = "CudatmaW4A16Experts",
+    switch: str = "CudatmaWNA16Experts",
 ) -> None:
     """Compile and load the kernels for batches of up to ``max_m`` tokens, and share a workspace among graphs.
 
@@ -193,7 +193,7 @@ def pack_tensors(
                 raise QuantizationError(f"{name}[{expert}]", tuple(part.shape), allowed, "pass tensors of one layer")
         if is_gated:
             order = torch.arange(n, device=words.device)
-            order = stored_order(gate_then_up(order) if layout == "gpt_oss" else order)
+            order = stored_order(gate_then_up(order) if layout == "n_major_interleaved" else order)
             words, rows = words[:, order], rows[:, order]
             points = None if points is None else points[:, order]
         packed: tuple[Any, Any, Any | None]

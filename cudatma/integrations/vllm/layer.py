@@ -139,7 +139,7 @@ class PackedLayer:
     def _keep_fit(self, scales: Any) -> None:
         fit = ScaleFit() if self._format == "int8" else fit_scales(host_array(scales, self.w_s_name))
         if self._fit not in (None, fit):
-            remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
+            remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaWNA16LinearKernel"
             raise QuantizationError(
                 self.w_s_name, f"scales with {fit}", f"scales with {self._fit}, as before the reload", remedy
             )

@@ -20,7 +20,7 @@ from cudatma.integrations.vllm.experts import LoadedFormat, pack_layer, prepare_
 from cudatma.integrations.vllm.moe import Backend, CudatmaExperts, is_selected, max_tokens
 from cudatma.quantization.experts import gate_then_up
 
-_LOADED = LoadedFormat("gpt_oss", ("weight", "weight_scale", "weight_zero_point"), 32, False, "mxfp4")
+_LOADED = LoadedFormat("n_major_interleaved", ("weight", "weight_scale", "weight_zero_point"), 32, False, "mxfp4")
 
 _vllm_select = oracle.select_mxfp4_moe_backend
 _vllm_convert = oracle.convert_gpt_oss_weight_to_mxfp4_moe_kernel_format
