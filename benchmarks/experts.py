@@ -47,8 +47,9 @@ from benchmarks.harness import (
 )
 from benchmarks.operands import GROUP_SIZE, random_packed
 from benchmarks.report import Cell, Result, Table, make_parser, shown
-from cudatma.kernels.experts.moe import activated, marlin_moe
+from cudatma.kernels.experts.moe import marlin_moe
 from cudatma.quantization import PackedExperts, PackedWeight
+from cudatma.quantization.experts import GATES
 from cudatma.quantization.layout_v1 import BLOCK, blocks
 
 HUMMING = "Humming"
@@ -216,7 +217,7 @@ def errors(operands: Operands, out: Any) -> dict[str, tuple[float, float]]:
     for row, token in enumerate(tokens):
         for factor, expert in zip(operands.weights[token].tolist(), operands.ids[0][token].tolist(), strict=True):
             both = (operands.x[token].double() @ _expert(w1, expert)).reshape(-1, 2, 8)
-            hidden = activated("silu_glu", *np.moveaxis(both.cpu().numpy(), 1, 0))
+            hidden = GATES["silu_glu"](*np.moveaxis(both.cpu().numpy(), 1, 0))
             exact[row] += factor * (torch.from_numpy(hidden.reshape(-1)).cuda() @ _expert(w2, expert))
     differences, rms = out[tokens].double() - exact, math.sqrt(float(exact.square().mean()))
     if bool(out.isnan().any()):

@@ -159,8 +159,8 @@ class PipelineSpec:
                 "a tuple of operands with different names",
                 "rename an operand",
             )
-        waiter = "count the thread that calls expect_tx, because consumers would otherwise wait forever"
-        _whole("producer_arrivals", self.producer_arrivals, 1, MBARRIER_MAX_COUNT, waiter)
+        remedy = "pass the number of threads that call expect_tx() or arrive() to fill a slot"
+        _whole("producer_arrivals", self.producer_arrivals, 1, MBARRIER_MAX_COUNT, remedy)
         _whole("consumer_arrivals", self.consumer_arrivals, 0, MBARRIER_MAX_COUNT, "pass 0 for a ring without `empty`")
         _whole("cluster", self.cluster, 1, MAX_CLUSTER)
         if self.empty_arrivals > MBARRIER_MAX_COUNT:

@@ -155,7 +155,7 @@ def make_operands(launch: LaunchFile) -> Operands:
 def _dtype(name: Any, field: str) -> np.dtype[Any]:
     """Return the dtype with this name. A name includes the size, because float has different sizes in C and NumPy."""
     if name not in _DTYPES:
-        raise ArgumentError(field, name, ", ".join(_DTYPES), "write NAME:DTYPE=NUMBER or NAME:DTYPE[SHAPE]=FILL")
+        raise ArgumentError(field, name, ", ".join(_DTYPES))
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
     return dtype
 

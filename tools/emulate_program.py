@@ -54,10 +54,10 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()  # Python also joins these threads at the end of a program.
-    if not status and not any(entry.is_checked for entry in log):
+    if not any(entry.is_checked for entry in log):
         which = f" whose name contains {options.only!r}" if options.only else ""
         print(f"cudatma: {program} launched no kernel{which} through a supported library", file=sys.stderr)
-        status = 1
+        status = status or 1
     if log.child_processes:
         print(f"cudatma: child processes whose launches are not counted: {log.child_processes}", file=sys.stderr)
     os.chdir(folder)  # the paths of the reports are relative to this folder
@@ -67,7 +67,10 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     else:
         if not log.is_clean:
             print(f"  more: cudatma explain {' '.join(sorted({hazard.kind for hazard in log.hazards}))}")
-        print(f"launches: {len(log)}, hazards: {len(log.hazards)}", *(f"wrote {path}" for path in written), sep="\n")
+        if log:
+            print(f"launches: {len(log)}, hazards: {len(log.hazards)}")
+        for path in written:
+            print(f"wrote {path}")
     return status or int(not log.is_clean)
 
 

@@ -36,27 +36,27 @@ class Cost:
     ----------
     launch_us : float
         Time of the launch, of the first loads and of the last stores.
-    sm_us : float
+    mainloop_us : float
         Time of the mainloop on the busiest SM.
     reduction_us : float
-        Time to exchange partial sums among the CTAs of a grid or a cluster.
+        Time to add partial sums of the CTAs of a grid or a cluster, or the results of a token's experts.
     memory_us, tensor_us : float
         Memory time and tensor-core time that the work of the SMs does not hide.
     """
 
     launch_us: float
-    sm_us: float
+    mainloop_us: float
     reduction_us: float
     memory_us: float
     tensor_us: float
 
     @property
     def us(self) -> float:
-        return self.launch_us + self.sm_us + self.reduction_us + self.memory_us + self.tensor_us
+        return self.launch_us + self.mainloop_us + self.reduction_us + self.memory_us + self.tensor_us
 
     @property
     def bound(self) -> str:
-        """Name of the largest term: ``"launch"``, ``"sm"``, ``"reduction"``, ``"memory"`` or ``"tensor"``."""
+        """Name of the largest term: ``"launch"``, ``"mainloop"``, ``"reduction"``, ``"memory"`` or ``"tensor"``."""
         return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name))).removesuffix("_us")
 
     def as_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from cudatma.backend import selected_backend
@@ -22,14 +22,6 @@ from cudatma.target import KIB, Target, get_target
 _LISTED = 8
 #: Width of a table in characters. A row takes about 60 characters, and a wrapped table is hard to read.
 _WIDTH = 160
-#: Description of each term of a Cost.
-_TERMS = {
-    "launch": "launch",
-    "sm": "mainloop",
-    "reduction": "partial sums",
-    "memory": "memory",
-    "tensor": "tensor cores",
-}
 
 
 def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
@@ -157,7 +149,7 @@ class Explanation:
     def __str__(self) -> str:
         gpu, cost, several = self.gpu, self.prediction, len(self.launches) > 1
         assumed = "" if selected_backend("auto") == "cuda" else " (assumed; this machine has no usable GPU)"
-        terms = [(words, getattr(cost, f"{term}_us")) for term, words in _TERMS.items()]
+        terms = [(each.name.removesuffix("_us"), getattr(cost, each.name)) for each in fields(cost)]
         lines = [
             self.problem.description,
             f"on {gpu.target}{assumed}, {counted(gpu.sm_count, 'SM')}, {gpu.sm_clock_mhz} MHz, "
@@ -170,7 +162,7 @@ class Explanation:
                 for line in ([f"launch     {each.config.entry}"] if several else []) + [f"work       {each}"]
             ),
             f"predicted  {duration(1e-6 * cost.us)}: "
-            + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us >= 0.005),
+            + ", ".join(f"{term} {duration(1e-6 * us)}" for term, us in terms if us >= 0.005),
             "           (if the operands are not in L2)",
             "",
         ]
@@ -178,7 +170,7 @@ class Explanation:
             (
                 "->" if candidate.config == self.config else "",
                 f"{candidate.cost.us:.4g}",
-                _TERMS[candidate.cost.bound],
+                candidate.cost.bound,
                 candidate.config.version,
                 candidate.label,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,19 @@ from cudatma.quantization.weight_format import weight_format
 #: A gated weight alternates between this number of gate columns and the same number of up columns. The columns that a
 #: thread holds in an MMA are this far apart.
 GATE_COLUMNS = 8
+
+
+def _silu_glu(gate: Any, up: Any) -> Any:
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def _swiglu_oai(gate: Any, up: Any) -> Any:
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+#: Functions of arrays of gates and ups: the activations that marlin_moe supports after the first product.
+GATES: dict[str, Callable[[Any, Any], Any]] = {"silu_glu": _silu_glu, "swiglu_oai": _swiglu_oai}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -171,7 +184,7 @@ class PackedExperts(_Referable):
         split = values.reshape(values.shape[0], self.experts, self.padded_columns).transpose(1, 0, 2)
         stored = split[:, :, : self.columns]
         out: NDArray[Any] = np.empty_like(stored)
-        out[:, :, _gate_order(self.columns) if self.gated else slice(None)] = stored
+        out[:, :, stored_order(np.arange(self.columns)) if self.gated else slice(None)] = stored
         if self.tensor_scales is None:
             return out
         factors = host_array(self.tensor_scales, "tensor_scales")[:, None, :, None]
@@ -453,10 +466,14 @@ def pack_experts(
     return _stacked([_joined(parts, order, symmetric) for parts in experts], gated, scales)
 
 
-def _gate_order(columns: int) -> NDArray[np.int64]:
-    """Return the index of each stored column in the concatenation of gate and up."""
-    halves = np.arange(columns).reshape(2, -1, GATE_COLUMNS)
-    return np.ascontiguousarray(halves.transpose(1, 0, 2)).reshape(-1)
+def gate_then_up(columns: Any) -> Any:
+    """Reorder the last axis of an array or tensor, in which gate and up alternate, so that gate precedes up."""
+    return columns.reshape(*columns.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(columns.shape)
+
+
+def stored_order(columns: Any) -> Any:
+    """Reorder a vector or 1-D tensor, in which gate precedes up, as the columns of a gated weight are stored."""
+    return columns.reshape(2, -1, GATE_COLUMNS).swapaxes(0, 1).reshape(-1)
 
 
 def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
@@ -467,7 +484,8 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
     if columns % (2 * GATE_COLUMNS):
         allowed = f"matrices with a multiple of {2 * GATE_COLUMNS} columns if gated is True"
         raise QuantizationError("weights", f"{columns} columns", allowed)
-    return _gate_order(columns)
+    order: NDArray[np.int64] = stored_order(np.arange(columns))
+    return order
 
 
 def _joined(weights: Sequence[PackedWeight], order: NDArray[np.int64] | None, symmetric: bool) -> PackedWeight:

@@ -18,7 +18,7 @@ from vllm.v1.worker.workspace import init_workspace_manager
 from vllm_layers import EXPERTS, HIDDEN, Experts, apply, batch
 
 from cudatma.integrations.vllm import moe, register
-from cudatma.integrations.vllm.moe import CudatmaW4A16Experts
+from cudatma.integrations.vllm.moe import CudatmaWNA16Experts
 
 INTERMEDIATE = 192
 CASES = [
@@ -61,18 +61,18 @@ def check(layer: Any, experts: Experts, dtype: Any) -> None:
 @pytest.mark.parametrize(("form", "size", "asymmetric"), CASES)
 def test_a_layer_computes_the_results_of_its_checkpoint(form: str, size: int, asymmetric: bool, dtype: Any) -> None:
     layer = empty_layer(form, size, asymmetric, dtype)
-    assert layer.quant_method.experts_cls is CudatmaW4A16Experts
+    assert layer.quant_method.experts_cls is CudatmaWNA16Experts
     experts = Experts(INTERMEDIATE, size, asymmetric, dtype)
     experts.fill(layer, form, asymmetric)
     layer.quant_method.process_weights_after_loading(layer)
-    assert type(layer.quant_method.moe_kernel.fused_experts) is CudatmaW4A16Experts
+    assert type(layer.quant_method.moe_kernel.fused_experts) is CudatmaWNA16Experts
     check(layer, experts, dtype)
 
 
 @pytest.mark.parametrize(("form", "size"), [("gptq", 64), ("gptq", -1), ("compressed-tensors", 32)])
 def test_a_layer_of_int8(form: str, size: int) -> None:
     layer = empty_layer(form, size, False, bits=8)
-    assert layer.quant_method.experts_cls is CudatmaW4A16Experts
+    assert layer.quant_method.experts_cls is CudatmaWNA16Experts
     experts = Experts(INTERMEDIATE, size, False, torch.float16, bits=8)
     experts.fill(layer, form, False)
     layer.quant_method.process_weights_after_loading(layer)
@@ -134,7 +134,7 @@ def test_weights_reloaded_in_place_keep_their_memory() -> None:
 REFUSED = {
     "whole columns of compressed-tensors": ({"form": "compressed-tensors", "size": -1}, "must be group, got channel"),
     "gelu": ({"activation": "gelu"}, "activation"),
-    "sizes": ({"form": "compressed-tensors", "size": 16}, "the group size must be one of"),
+    "sizes": ({"form": "compressed-tensors", "size": 16}, "the group size must be 32, 64, 128 or -1"),
     "limit": ({"swiglu_limit": 7.0}, "limit"),
 }
 
@@ -147,16 +147,16 @@ def test_vllm_uses_its_own_kernel_for_other_layers(
     monkeypatch.setattr(int_wna16.logger, "info_once", lambda line, *_, **__: lines.append(line))
     facts = {"form": "gptq", "size": 64, "asymmetric": False} | changes
     layer = empty_layer(**facts)
-    assert layer.quant_method.experts_cls is not CudatmaW4A16Experts
-    assert "'CUDATMA' (W4A16Experts) does not support the layer because" in lines[0]
+    assert layer.quant_method.experts_cls is not CudatmaWNA16Experts
+    assert "'CUDATMA' (WNA16Experts) does not support the layer because" in lines[0]
     assert reason in lines[0]
 
 
 def test_a_disabled_kernel_and_a_named_backend_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert empty_layer("gptq", 64, False).quant_method.experts_cls is CudatmaW4A16Experts
-    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "CudatmaW4A16Experts")
+    assert empty_layer("gptq", 64, False).quant_method.experts_cls is CudatmaWNA16Experts
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "CudatmaWNA16Experts")
     own = empty_layer("gptq", 64, False).quant_method.experts_cls
-    assert own is not CudatmaW4A16Experts
+    assert own is not CudatmaWNA16Experts
     monkeypatch.delenv("VLLM_DISABLED_KERNELS")
     with vllm_layers.configured() as vllm_config:
         vllm_config.kernel_config.moe_backend = "marlin"
@@ -168,7 +168,7 @@ def test_a_disabled_kernel_and_a_named_backend_are_left_to_vllm(monkeypatch: pyt
 def test_vllm_uses_its_own_kernel_on_other_gpus(capability: int) -> None:
     with vllm_layers.pretended_gpu(*divmod(capability, 10)):
         layer = empty_layer("gptq", 64, False)
-    assert layer.quant_method.experts_cls is not CudatmaW4A16Experts
+    assert layer.quant_method.experts_cls is not CudatmaWNA16Experts
 
 
 def test_registration_is_idempotent_and_reaches_modules_that_were_imported_before(

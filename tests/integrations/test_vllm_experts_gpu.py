@@ -20,10 +20,10 @@ from cudatma.context import Runtime, using_runtime
 from cudatma.integrations.vllm.experts import (
     LoadedFormat,
     PackedExpertsLayer,
-    concatenated_bias,
     pack_layer,
     prepare_layer,
 )
+from cudatma.quantization.experts import gate_then_up
 from cudatma.quantization.weight_format import WEIGHT_FORMATS
 
 pytestmark = pytest.mark.gpu
@@ -126,14 +126,14 @@ class GptOssLayer(torch.nn.Module):  # type: ignore[name-defined]
         self.expert_map: Any = None
 
     def pack(self) -> PackedExpertsLayer:
-        loaded = LoadedFormat("gpt_oss", ("weight", "weight_scale", "zero_point"), 32, False, "mxfp4")
+        loaded = LoadedFormat("n_major_interleaved", ("weight", "weight_scale", "zero_point"), 32, False, "mxfp4")
         pack_layer(self, loaded, lambda layer, name, tensor: setattr(layer, name, _parameter(tensor)))
         prepare_layer(self, loaded, MAX_TOKENS, activation="swiglu_oai")
         kernel = GptOssKernel()
         kernel.moe_config = self.moe_config
         kernel.w1_scale, kernel.w2_scale = self.w13_weight_scale, self.w2_weight_scale
         kernel.w1_zp = kernel.w2_zp = None
-        kernel.w1_bias, kernel.w2_bias = concatenated_bias(self.bias["w13"]), self.bias["w2"]
+        kernel.w1_bias, kernel.w2_bias = gate_then_up(self.bias["w13"]), self.bias["w2"]
         return kernel
 
     def expected(self, x: Any, factors: Any, ids: Any) -> Any:

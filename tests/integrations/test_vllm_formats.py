@@ -127,7 +127,7 @@ def test_a_layer_of_int8(tool: str, size: int) -> None:
         config = compressed_tensors("pack-quantized", weights, None)
         tensors = {"weight_packed": words, "weight_scale": scales, "weight_shape": torch.tensor([N, K])}
     layer = layer_of(config, torch.float16)
-    assert kernel_name(layer) == "CudatmaW4A16LinearKernel"
+    assert kernel_name(layer) == "CudatmaWNA16LinearKernel"
     vllm_layers.load(layer, tensors)
     check(layer, dense, torch.float16)
 

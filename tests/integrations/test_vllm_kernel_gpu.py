@@ -1,6 +1,6 @@
 """vLLM's calls of our linear kernel on a GPU. vLLM need not be installed.
 
-PackedLayer contains all code of CudatmaW4A16LinearKernel that runs after the selection. Kernel sets the attributes that
+PackedLayer contains all code of CudatmaWNA16LinearKernel that runs after the selection. Kernel sets the attributes that
 vLLM's base class sets. tests/integrations/test_vllm_layers.py makes the same calls with vLLM on the CPU.
 """
 

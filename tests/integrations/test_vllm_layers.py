@@ -17,7 +17,7 @@ from vllm_layers import Integers, fill, integers, kernel_of, load
 
 from cudatma.errors import QuantizationError
 from cudatma.integrations.vllm import register
-from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
+from cudatma.integrations.vllm.kernel import CudatmaWNA16LinearKernel
 
 K, N = 256, 144
 CASES = [
@@ -40,7 +40,7 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 def empty_layer(form: str, size: int, asymmetric: bool, dtype: Any = torch.float16, **options: Any) -> Any:
     quant_config = vllm_layers.quant_config(form, size, asymmetric)
     layer = ReplicatedLinear(K, N, quant_config=quant_config, params_dtype=dtype, prefix="model.up_proj", **options)
-    assert type(kernel_of(layer)) is CudatmaW4A16LinearKernel
+    assert type(kernel_of(layer)) is CudatmaWNA16LinearKernel
     return layer
 
 
@@ -127,7 +127,7 @@ def test_reloaded_scales_of_another_range_are_refused() -> None:
     layerwise.record_metadata_for_reloading(model)
     load(layer, weight.tensors("gptq"))
     with pytest.raises(
-        QuantizationError, match=r"^scales must be .*got .* VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
+        QuantizationError, match=r"^scales must be .*got .* VLLM_DISABLED_KERNELS=CudatmaWNA16LinearKernel"
     ):
         reload(model, layer, larger)
 

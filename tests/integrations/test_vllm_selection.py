@@ -25,15 +25,15 @@ from vllm.scalar_type import scalar_types
 
 from cudatma.errors import ArgumentError
 from cudatma.integrations.vllm import register
-from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
+from cudatma.integrations.vllm.kernel import CudatmaWNA16LinearKernel
 
-OURS = "CudatmaW4A16LinearKernel"
+OURS = "CudatmaWNA16LinearKernel"
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return vLLM's list of kernels for CUDA devices, without the changes of the plugin."""
-    own = [kernel for kernel in linear._POSSIBLE_KERNELS[PlatformEnum.CUDA] if kernel is not CudatmaW4A16LinearKernel]
+    own = [kernel for kernel in linear._POSSIBLE_KERNELS[PlatformEnum.CUDA] if kernel is not CudatmaWNA16LinearKernel]
     monkeypatch.setitem(linear._POSSIBLE_KERNELS, PlatformEnum.CUDA, own)
     monkeypatch.setattr(vllm.envs, "environment_variables", dict(vllm.envs.environment_variables))
     vllm.envs.environment_variables.pop("CUDATMA_VLLM", None)
@@ -62,15 +62,15 @@ def chosen(capability: int = 90, **changes: Any) -> str:
 def test_the_entry_point_puts_our_kernel_first_once(kernels: list[Any]) -> None:
     before = list(kernels)
     vllm.plugins.load_general_plugins()
-    assert kernels == [CudatmaW4A16LinearKernel, *before]
+    assert kernels == [CudatmaWNA16LinearKernel, *before]
     register()
-    assert kernels == [CudatmaW4A16LinearKernel, *before]
+    assert kernels == [CudatmaWNA16LinearKernel, *before]
 
 
 def test_vllm_asks_our_kernel_first_where_it_prefers_humming(kernels: list[Any]) -> None:
     vllm.plugins.load_general_plugins()
     assert linear.prefers_humming(90)
-    assert linear.prioritize_humming(kernels, 90)[0] is CudatmaW4A16LinearKernel
+    assert linear.prioritize_humming(kernels, 90)[0] is CudatmaWNA16LinearKernel
 
 
 @pytest.mark.parametrize("capability", [90, 120, 121])
@@ -117,7 +117,7 @@ REFUSED = {
 @pytest.mark.parametrize("changes", REFUSED.values(), ids=REFUSED)
 def test_what_our_kernel_cannot_compute_is_refused_with_a_reason(changes: dict[str, Any]) -> None:
     with vllm_layers.pretended_gpu(9):
-        able, reason = CudatmaW4A16LinearKernel.can_implement(config(**changes))
+        able, reason = CudatmaWNA16LinearKernel.can_implement(config(**changes))
     assert not able
     assert reason
 
@@ -126,7 +126,7 @@ def test_a_weight_in_activation_order_is_refused_as_earlier_versions_of_vllm_des
     described = config()
     described.has_g_idx = True
     with vllm_layers.pretended_gpu(9):
-        assert CudatmaW4A16LinearKernel.can_implement(described) == (False, "the weight is in activation order")
+        assert CudatmaWNA16LinearKernel.can_implement(described) == (False, "the weight is in activation order")
 
 
 def test_vllm_takes_its_next_kernel_where_ours_refuses() -> None:

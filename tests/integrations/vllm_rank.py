@@ -22,8 +22,8 @@ from vllm.v1.worker.workspace import init_workspace_manager
 from vllm_layers import integers, kernel_of, load
 
 from cudatma.integrations.vllm import register
-from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
-from cudatma.integrations.vllm.moe import CudatmaW4A16Experts
+from cudatma.integrations.vllm.kernel import CudatmaWNA16LinearKernel
+from cudatma.integrations.vllm.moe import CudatmaWNA16Experts
 from cudatma.integrations.vllm.moe_mxfp4 import CudatmaMxfp4Experts
 
 RANKS = 2
@@ -39,7 +39,7 @@ def check(form: str, size: int, asymmetric: bool) -> None:
         up = ColumnParallelLinear(K, INNER, prefix="model.up_proj", **options)
         down = RowParallelLinear(INNER, N, prefix="model.down_proj", **options)
     for layer, part in ((up, (K, INNER // RANKS)), (down, (INNER // RANKS, N))):
-        assert type(kernel_of(layer)) is CudatmaW4A16LinearKernel
+        assert type(kernel_of(layer)) is CudatmaWNA16LinearKernel
         assert kernel_of(layer).config.partition_weight_shape == part
     weights = [integers(k, n, size, asymmetric, torch.bfloat16, seed=n) for k, n in ((K, INNER), (INNER, N))]
     for layer, weight in zip((up, down), weights, strict=True):
@@ -76,7 +76,7 @@ def main() -> None:
                 layer = vllm_layers.experts_layer(form, size, asymmetric, torch.bfloat16, intermediate_size=INNER)
                 experts = vllm_layers.Experts(INNER, size, asymmetric, torch.bfloat16)
                 experts.fill(layer, form, asymmetric)
-                check_experts(layer, experts, CudatmaW4A16Experts)
+                check_experts(layer, experts, CudatmaWNA16Experts)
             # vLLM rounds the shard of 96 rows up to 128, so the ranks have 128 and 64 rows.
             layer, gpt_oss = vllm_layers.gpt_oss_layer(intermediate_size=192), vllm_layers.GptOssExperts(192)
             gpt_oss.fill(layer)

@@ -322,7 +322,7 @@ def test_as_json() -> None:
     assert data["kernel"] == "wgmma"
     assert data["entry"] == said.config.entry
     assert data["prediction"]["us"] == said.prediction.us
-    terms = [data["prediction"][f"{term}_us"] for term in ("launch", "sm", "reduction", "memory", "tensor")]
+    terms = [data["prediction"][f"{term}_us"] for term in ("launch", "mainloop", "reduction", "memory", "tensor")]
     assert sum(terms) == pytest.approx(said.prediction.us)
     assert data["prediction"]["bound"] == said.prediction.bound
     assert data["launches"][0]["schedule"]["tiles_n"] == said.launches[0].schedule.tiles_n

@@ -165,6 +165,14 @@ def test_a_program_may_close_its_output(closing: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_program_that_fails_before_its_launches(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import no_such_library\n")
+    done = cudatma("emulate", str(tmp_path / "program.py"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "No module named 'no_such_library'" in done.stderr
+    assert "program.py launched no kernel" in done.stderr
+
+
 def test_output_to_a_full_disk_is_an_error_of_one_line() -> None:
     command = [sys.executable, "-m", "cudatma.cli", "targets"]
     with open("/dev/full", "w") as full:

@@ -15,9 +15,9 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError, 
 from cudatma.kernels.attention.check import check_shapes
 from cudatma.kernels.attention.problem import CACHE_TYPE
 from cudatma.kernels.checks import check_gradient
-from cudatma.kernels.experts.problem import GATES
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result, product_batch
 from cudatma.pipeline import align_up
+from cudatma.quantization.experts import GATES
 from cudatma.quantization.layout_v1 import BLOCK, part_shapes
 from cudatma.quantization.weight_format import weight_format
 

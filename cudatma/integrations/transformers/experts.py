@@ -12,6 +12,7 @@ from cudatma.integrations.torch import ExpertWeights, marlin_moe
 from cudatma.integrations.torch.weights import known_experts
 from cudatma.kernels.experts.moe import marlin_moe as marlin_moe_of_arrays
 from cudatma.quantization.conversion.model_class import experts_activation
+from cudatma.quantization.experts import gate_then_up
 
 
 def experts_forward(module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
@@ -82,7 +83,7 @@ def concatenated(module: Any, name: str, columns: Any) -> Any:
     """Separate the outputs of gate and up if they alternate in the last dimension of a weight or bias."""
     if name != "gate_up_proj" or module.is_concatenated:
         return columns
-    return torch.cat([columns[..., ::2], columns[..., 1::2]], dim=-1)
+    return gate_then_up(columns)
 
 
 def expert_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:

@@ -61,11 +61,11 @@ def _add_linear() -> None:
     from vllm.model_executor.kernels import linear
     from vllm.platforms import PlatformEnum
 
-    from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
+    from cudatma.integrations.vllm.kernel import CudatmaWNA16LinearKernel
 
     kernels, variables = linear._POSSIBLE_KERNELS[PlatformEnum.CUDA], envs.environment_variables
-    if CudatmaW4A16LinearKernel not in kernels:
-        kernels.insert(0, CudatmaW4A16LinearKernel)
+    if CudatmaWNA16LinearKernel not in kernels:
+        kernels.insert(0, CudatmaWNA16LinearKernel)
     # vLLM caches compiled models on disk, keyed by a digest of these values. A model compiled for different kernels
     # would pass packed weights to those kernels.
     version = importlib.metadata.version("cudatma")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from cudatma.context import runtime
-from cudatma.errors import QuantizationError
+from cudatma.errors import QuantizationError, alternatives
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.integrations.vllm.fp4 import pack_fp4_words
 from cudatma.integrations.vllm.layer import BYTES_PER_WORD, WORD_VALUES, pack_columns, repack_int8, unpack_nibbles
@@ -21,7 +21,7 @@ from cudatma.kernels.experts.moe import marlin_moe
 from cudatma.kernels.experts.problem import MAX_EXPERTS, SIZE_UNIT
 from cudatma.kernels.warm_up import LARGEST_M, warm_up
 from cudatma.kernels.workspace import share_captured_workspaces
-from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
+from cudatma.quantization.experts import PackedExperts, gate_then_up, stored_order
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks
 from cudatma.quantization.weight_format import weight_format
 
@@ -38,11 +38,11 @@ class LoadedFormat(NamedTuple):
 
     Attributes
     ----------
-    layout : {"gptq", "awq", "n_major", "gpt_oss"}
+    layout : {"gptq", "awq", "n_major", "n_major_interleaved"}
         Layout of the codes and zero points. "gptq": words (experts, K / 8, N) that hold consecutive rows. "awq": words
         (experts, K, N / 8) in AWQ's order. "n_major": words or bytes (experts, N, K / 8 or K / 2) that hold
-        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "gpt_oss": like "n_major", but with e8m0
-        scales and alternating columns of gate and up. A word holds eight 4-bit codes or four 8-bit codes.
+        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "n_major_interleaved": like "n_major", but
+        with alternating columns of gate and up. A word holds eight 4-bit codes or four 8-bit codes.
     names : tuple of str
         Names of the parameters for codes, scales and zero points, without the prefix "w13_" or "w2_".
     group_size : int
@@ -80,7 +80,7 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat, sizes: tuple[int, int] 
         return f"activations must be torch.float16 or torch.bfloat16, got {config.in_dtype}"
     group_sizes = weight_format(loaded.format).group_sizes
     if loaded.group_size not in group_sizes:
-        return f"the group size must be one of {', '.join(map(str, group_sizes))}, got {loaded.group_size}"
+        return f"the group size must be {alternatives(group_sizes)}, got {loaded.group_size}"
     sizes = sizes or (config.hidden_dim, config.intermediate_size_per_partition)
     multiple = max(SIZE_UNIT, loaded.group_size)
     for name, size in zip(("hidden", "intermediate"), sizes, strict=True):
@@ -103,7 +103,7 @@ def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, An
     for prefix, is_gated in (("w13", True), ("w2", False)):
         q, s = getattr(layer, f"{prefix}_{q_name}").data, getattr(layer, f"{prefix}_{s_name}").data
         z = getattr(layer, f"{prefix}_{z_name}").data if loaded.has_zeros else None
-        if loaded.layout == "gpt_oss":
+        if loaded.format == "mxfp4":  # vLLM stores e8m0 scales as bytes.
             s = s.view(torch.float8_e8m0fnu).to(layer.moe_config.in_dtype)
         qweight, scales, zeros = pack_tensors(loaded.layout, q, s, z, is_gated=is_gated, format=loaded.format)
         del q, s, z
@@ -121,7 +121,7 @@ def prepare_layer(
     *,
     activation: str = "silu_glu",
     batch_invariant: bool = False,
-    switch: str = "CudatmaW4A16Experts",
+    switch: str = "CudatmaWNA16Experts",
 ) -> None:
     """Compile and load the kernels for batches of up to ``max_m`` tokens, and share a workspace among graphs.
 
@@ -192,7 +192,8 @@ def pack_tensors(
                 allowed = f"{(len(rows), n)} for a weight with shape {(k, n)}"
                 raise QuantizationError(f"{name}[{expert}]", tuple(part.shape), allowed, "pass tensors of one layer")
         if is_gated:
-            order = _gate_order(layout, n, words.device)
+            order = torch.arange(n, device=words.device)
+            order = stored_order(gate_then_up(order) if layout == "n_major_interleaved" else order)
             words, rows = words[:, order], rows[:, order]
             points = None if points is None else points[:, order]
         packed: tuple[Any, Any, Any | None]
@@ -212,19 +213,6 @@ def pack_tensors(
     if result is None:
         raise QuantizationError("q", "no experts", "the weights of at least one expert")
     return result
-
-
-def _gate_order(layout: str, columns: int, device: Any) -> Any:
-    """Return the index of each stored column in the loaded weight."""
-    loaded = torch.arange(columns, device=device)
-    if layout == "gpt_oss":  # Gate and up alternate.
-        return loaded.view(-1, GATE_COLUMNS, 2).transpose(1, 2).reshape(-1)
-    return loaded.view(2, -1, GATE_COLUMNS).transpose(0, 1).reshape(-1)
-
-
-def concatenated_bias(bias: Any) -> Any:
-    """Reorder gpt-oss's biases (experts, 2 I), in which gate and up alternate, so that gate precedes up."""
-    return bias.view(len(bias), -1, 2).transpose(1, 2).reshape(bias.shape)
 
 
 def _without_zero_groups(words: Any, scales: Any) -> Any:

@@ -8,14 +8,14 @@ from vllm.model_executor.kernels.linear import MxFp4LinearKernel, NvFp4LinearKer
 from vllm.platforms import current_platform
 
 from cudatma.integrations.vllm.fp4 import PackedFp4Layer
-from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
+from cudatma.integrations.vllm.kernel import CudatmaWNA16LinearKernel
 
 
 class _Fp4Kernel(PackedFp4Layer):
     """Methods that both kernels share."""
 
-    batch_invariant = CudatmaW4A16LinearKernel.batch_invariant
-    max_m = CudatmaW4A16LinearKernel.max_m
+    batch_invariant = CudatmaWNA16LinearKernel.batch_invariant
+    max_m = CudatmaWNA16LinearKernel.max_m
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:

@@ -13,7 +13,7 @@ from cudatma.integrations.vllm.layer import PackedLayer, refusal
 _CAPABILITIES = (90, 120, 121)
 
 
-class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[misc]  # vLLM's class is not typed here
+class CudatmaWNA16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[misc]  # vLLM's class is not typed here
     """Linear kernel for vLLM. vLLM creates one object for each layer that can_implement() accepts.
 
     VLLM_DISABLED_KERNELS disables this class by name. The name contains neither "marlin" nor "humming", because on

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cudatma.errors import QuantizationError
+from cudatma.errors import QuantizationError, alternatives
 from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.kernels.marlin.warm_up import warm_up
@@ -51,7 +51,7 @@ def refusal(config: LayerConfig) -> str | None:
     if config.out_type not in (None, config.act_type):
         return f"results must be {config.act_type}, the type of the activations, got {config.out_type}"
     if size not in GROUP_SIZES:
-        return f"the group size must be one of {', '.join(map(str, GROUP_SIZES))}, got {size}"
+        return f"the group size must be {alternatives(GROUP_SIZES)}, got {size}"
     values = BYTES_PER_WORD if str(config.weight_type) == _INT8 else WORD_VALUES
     multiple = values if size == -1 else size
     if k % multiple:
@@ -139,7 +139,7 @@ class PackedLayer:
     def _keep_fit(self, scales: Any) -> None:
         fit = ScaleFit() if self._format == "int8" else fit_scales(host_array(scales, self.w_s_name))
         if self._fit not in (None, fit):
-            remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
+            remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaWNA16LinearKernel"
             raise QuantizationError(
                 self.w_s_name, f"scales with {fit}", f"scales with {self._fit}, as before the reload", remedy
             )

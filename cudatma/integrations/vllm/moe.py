@@ -97,7 +97,7 @@ class CudatmaExperts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ig
         self.run(output, hidden_states, w1, w2, topk_weights, topk_ids, expert_map, apply_router_weight_on_input)
 
 
-class CudatmaW4A16Experts(CudatmaExperts):
+class CudatmaWNA16Experts(CudatmaExperts):
     """Experts with int4 or int8 weights."""
 
     @property
@@ -116,7 +116,7 @@ class CudatmaW4A16Experts(CudatmaExperts):
 
 
 def install() -> None:
-    """Make vLLM select CudatmaW4A16Experts first. Repeated calls have no effect."""
+    """Make vLLM select CudatmaWNA16Experts first. Repeated calls have no effect."""
     for name, function in (
         ("select_wna16_moe_backend", select),
         ("convert_to_wna16_moe_kernel_format", convert),
@@ -142,8 +142,8 @@ def select(config: Any, weight_key: Any, *rest: Any, **options: Any) -> tuple[An
         loaded = _loaded_format(quant_config, config)
         return loaded if isinstance(loaded, str) else refusal(config, loaded)
 
-    if is_selected(CudatmaW4A16Experts, config, weight_key, layout_refusal, int_wna16.logger):
-        return Backend.CUDATMA, CudatmaW4A16Experts
+    if is_selected(CudatmaWNA16Experts, config, weight_key, layout_refusal, int_wna16.logger):
+        return Backend.CUDATMA, CudatmaWNA16Experts
     return _vllm_select(config, weight_key, *rest, **options)  # type: ignore[no-any-return]
 
 
@@ -178,7 +178,7 @@ def convert(backend: Any, layer: Any, quant_config: Any, *rest: Any, **options: 
 
 def make(moe_quant_config: Any, moe_config: Any, experts_cls: Any, *rest: Any, **options: Any) -> Any:
     """Return vLLM's kernel object for a layer, as vLLM's make_wna16_moe_kernel() does."""
-    if experts_cls is not CudatmaW4A16Experts:
+    if experts_cls is not CudatmaWNA16Experts:
         return _vllm_make(moe_quant_config, moe_config, experts_cls, *rest, **options)
     prepare_finalize = maybe_make_prepare_finalize(
         moe=moe_config,
@@ -187,7 +187,7 @@ def make(moe_quant_config: Any, moe_config: Any, experts_cls: Any, *rest: Any, *
         allow_new_interface=True,
         use_monolithic=False,
     )
-    return mk.FusedMoEKernel(prepare_finalize, CudatmaW4A16Experts(moe_config, moe_quant_config))
+    return mk.FusedMoEKernel(prepare_finalize, CudatmaWNA16Experts(moe_config, moe_quant_config))
 
 
 def _refusal(experts: type[CudatmaExperts], config: Any, weight_key: Any) -> str | None:

@@ -16,10 +16,11 @@ from vllm.model_executor.layers.quantization import mxfp4
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import current_platform
 
-from cudatma.integrations.vllm.experts import LoadedFormat, concatenated_bias, pack_layer, prepare_layer, refusal
+from cudatma.integrations.vllm.experts import LoadedFormat, pack_layer, prepare_layer, refusal
 from cudatma.integrations.vllm.moe import Backend, CudatmaExperts, is_selected, max_tokens
+from cudatma.quantization.experts import gate_then_up
 
-_LOADED = LoadedFormat("gpt_oss", ("weight", "weight_scale", "weight_zero_point"), 32, False, "mxfp4")
+_LOADED = LoadedFormat("n_major_interleaved", ("weight", "weight_scale", "weight_zero_point"), 32, False, "mxfp4")
 
 _vllm_select = oracle.select_mxfp4_moe_backend
 _vllm_convert = oracle.convert_gpt_oss_weight_to_mxfp4_moe_kernel_format
@@ -95,7 +96,7 @@ def convert_gpt_oss_weight_to_mxfp4_moe_kernel_format(
     names = "w13_weight", "w2_weight", "w13_weight_scale", "w2_weight_scale"
     biases = [getattr(layer, name, None) for name in ("w13_bias", "w2_bias")]
     first, second = [None if bias is None else bias.data.to(layer.moe_config.in_dtype) for bias in biases]
-    first = None if first is None else concatenated_bias(first)
+    first = None if first is None else gate_then_up(first)
     return *[getattr(layer, name).data for name in names], first, second
 
 

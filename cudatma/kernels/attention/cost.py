@@ -75,10 +75,10 @@ def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
     waves, at_least = _waves(config, clocks, problem.batch * problem.heads * ceil_div(m, tile_m), gpu)
     longest = at_least * _tile_clocks(config, clocks, k_length)
     cycles = clocks.start + np.maximum(waves * _tile_clocks(config, clocks, keys), longest)
-    sm_us = cycles / (_CLOCK * gpu.sm_clock_mhz)
+    mainloop_us = cycles / (_CLOCK * gpu.sm_clock_mhz)
     rows = problem.batch * (m * problem.heads + k_length * problem.kv_heads)
     memory_us = 2.0 * rows * (config.head_dim + config.v_head_dim) / gpu.memory_bytes_per_us
-    return Cost(_LAUNCH_US, sm_us, 0.0, np.maximum(0.0, memory_us - sm_us), 0.0)
+    return Cost(_LAUNCH_US, mainloop_us, 0.0, np.maximum(0.0, memory_us - mainloop_us), 0.0)
 
 
 def clocks_of(config: Any) -> Clocks:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.cost import runs
 from cudatma.kernels.experts.arguments import max_blocks
 from cudatma.kernels.experts.config import (
@@ -29,11 +28,10 @@ from cudatma.kernels.experts.layer import LayerConfig, grouped
 from cudatma.kernels.experts.problem import MoeProblem
 from cudatma.kernels.family import Family, Option, SizeNames, Times
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape
+from cudatma.kernels.marlin.problem import WEIGHT_OPTIONS, LinearShape
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.layout_v1 import blocks as blocks_of
-from cudatma.quantization.weight_format import WEIGHT_FORMATS
 from cudatma.target import Target, get_target
 
 #: Values of tile_m of the skinny kernel.
@@ -155,15 +153,7 @@ EXPERTS: Family[MoeProblem, LayerConfig] = Family(
     index=("k", "n", "experts", "top_k"),
     table=Path(__file__).with_name("tuned.json"),
     options=(
-        Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),
-        Option(
-            "group_size",
-            128,
-            GROUP_SIZES,
-            "elements of K that share a scale, or -1 for all of K; by default 32 for mxfp4 and 16 for nvfp4",
-        ),
-        Option("has_zeros", False, (False, True), "weights with zero points"),
-        Option("format", "int4", tuple(WEIGHT_FORMATS), "format of the weights"),
+        *WEIGHT_OPTIONS,
         Option("experts", 8, (), "number of experts"),
         Option("top_k", 2, (), "number of experts of each token"),
     ),

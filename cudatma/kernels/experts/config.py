@@ -11,11 +11,12 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, alternatives, quoted
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.config import Preset
-from cudatma.kernels.experts.problem import GATES, MAX_EXPERTS, MEMBERS
+from cudatma.kernels.experts.problem import MAX_EXPERTS, MEMBERS
 from cudatma.kernels.launch_struct import Member, in_order
 from cudatma.kernels.marlin.config import PRESETS as MARLIN_PRESETS
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.schedule import ceil_div
+from cudatma.quantization.experts import GATES
 from cudatma.target import Target
 
 _SKINNY, _WGMMA = (MARLIN_PRESETS[version].allowed for version in ("skinny", "wgmma"))

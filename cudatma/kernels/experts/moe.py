@@ -26,7 +26,7 @@ from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
-from cudatma.quantization.experts import GATE_COLUMNS, PackedExperts
+from cudatma.quantization.experts import GATE_COLUMNS, GATES, PackedExperts
 from cudatma.target import Target, get_target
 
 _WEIGHT = "launch"
@@ -277,7 +277,7 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
                 if "bias1" in named:
                     halves = np.split(named["bias1"][expert].astype(np.float64), 2)
                     gate, up = gate + halves[0], up + halves[1]
-                hidden = activated(problem.gate, gate, up).astype(x.dtype).astype(np.float64)
+                hidden = GATES[problem.gate](gate, up).astype(x.dtype).astype(np.float64)
                 result = hidden @ w2[expert]
                 if "bias2" in named:
                     result += named["bias2"][expert].astype(np.float64)
@@ -287,14 +287,6 @@ class MarlinMoe(Operation[MoeProblem, MoeConfig]):
 
 
 MARLIN_MOE = MarlinMoe()
-
-
-def activated(name: str, gate: Any, up: Any) -> Any:
-    """Apply the activation with this name (a key of GATES) to arrays of gates and ups."""
-    if name == "silu_glu":
-        return gate / (1 + np.exp(-gate)) * up
-    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
-    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
 def _host_weight(

@@ -20,11 +20,9 @@ from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.marlin.problem import MEMBERS as MARLIN_MEMBERS
 from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, LinearShape, weight_text
 from cudatma.kernels.operation import Checked
-from cudatma.quantization.experts import PackedExperts
+from cudatma.quantization.experts import GATES, PackedExperts
 
 FUNCTION = "marlin_moe"
-#: Activations between the products, and their formulas.
-GATES = {"silu_glu": "silu(gate) * up", "swiglu_oai": "gate * sigmoid(1.702 gate) * (up + 1), with gate and up clamped"}
 #: Maximum number of (token, expert) pairs, because the device divides their indices as 31-bit numbers.
 MAX_PAIRS = 2**31 - 1
 ELEMENT_BYTES = 2

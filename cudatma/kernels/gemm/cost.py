@@ -142,7 +142,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         is_full = (waves == 1) & (tiles * cluster_k > _FULL_PART * gpu.sm_count)
         return Cost(
             launch_us=launch_us + _FULL_US * is_full + around / gpu.sm_clock_mhz,
-            sm_us=mainloop_us,
+            mainloop_us=mainloop_us,
             reduction_us=waves * (meeting / gpu.sm_clock_mhz),
             memory_us=memory_us,
             tensor_us=0.0,

@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 
 from cudatma import context
 from cudatma.build.kernel import default_target
-from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels import choice
 from cudatma.kernels.explain import Explanation, explained
-from cudatma.kernels.family import Family, Option, Times
+from cudatma.kernels.family import Family, Times
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.marlin.candidates import MAX_STAGES, TIMES, fitted, is_shared
 from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
-from cudatma.kernels.marlin.problem import GROUP_SIZES, PROBLEM_FIELDS, LinearShape, Problem
+from cudatma.kernels.marlin.problem import PROBLEM_FIELDS, WEIGHT_OPTIONS, LinearShape, Problem
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.quantization import PackedWeight
-from cudatma.quantization.weight_format import WEIGHT_FORMATS
 from cudatma.target import Target, get_target
 
 #: File of the measured exceptions.
@@ -65,17 +63,7 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
     index=("k", "n"),
     problem_fields=PROBLEM_FIELDS,
     table=SHIPPED,
-    options=(
-        Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),
-        Option(
-            "group_size",
-            128,
-            GROUP_SIZES,
-            "elements of K that share a scale, or -1 for all of K; by default 32 for mxfp4 and 16 for nvfp4",
-        ),
-        Option("has_zeros", False, (False, True), "the weight has zero points"),
-        Option("format", "int4", tuple(WEIGHT_FORMATS), "format of the weight"),
-    ),
+    options=WEIGHT_OPTIONS,
     launched=launched,
     trial="cudatma.kernels.marlin.sample:MarlinTrial",
 )

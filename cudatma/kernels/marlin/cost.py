@@ -91,7 +91,7 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     loop_us = steps * skinny_step_clocks(config, gpu) / clock + memory_us
     return Cost(
         launch_us=LAUNCH_US + _SKINNY_COLUMN_US * columns,
-        sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * config.tile_m - m) * steps / 64, gpu) - memory_us,
+        mainloop_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * config.tile_m - m) * steps / 64, gpu) - memory_us,
         reduction_us=_SKINNY_CLUSTER_US * (config.cluster_k > 1) + sums * _SKINNY_SUMS / clock,
         memory_us=memory_us,
         tensor_us=0.0,
@@ -207,7 +207,7 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     loop_us = stages * config.stage_clocks * clock_us + memory_us + tensor_us
     return Cost(
         launch_us=LAUNCH_US + ends * clock_us,
-        sm_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * config.tile_k / 64, gpu) - memory_us - tensor_us,
+        mainloop_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * config.tile_k / 64, gpu) - memory_us - tensor_us,
         reduction_us=(exchanged + is_divided * once * config.stage_clocks) * clock_us,
         memory_us=memory_us,
         tensor_us=tensor_us,
@@ -257,7 +257,7 @@ def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     flops = 2.0 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
     return Cost(
         launch_us=LAUNCH_US + _MMA_TILE_US * results,
-        sm_us=np.where(is_divided, divided, whole) * stage,
+        mainloop_us=np.where(is_divided, divided, whole) * stage,
         reduction_us=is_divided * (_MMA_DIVIDED_US + _MMA_PARTIAL_US * ctas_of_tile * partial_bytes),
         memory_us=_MMA_MEMORY * weight_us(config.weight_bits, k, n, gpu),
         tensor_us=_MMA_POWER * flops * (m >= SUSTAINED_FROM),

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, alternatives
-from cudatma.kernels.family import MAX_EXTENT, resized_copy
+from cudatma.kernels.family import MAX_EXTENT, Option, resized_copy
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
@@ -20,6 +20,18 @@ from cudatma.quantization.weight_format import WEIGHT_FORMATS, WeightFormat, wei
 
 #: Supported group sizes in any format, in elements of K. -1 means one scale per column of N.
 GROUP_SIZES = (*sorted({size for kind in WEIGHT_FORMATS.values() for size in kind.group_sizes} - {-1}), -1)
+#: Command-line options for the weight of a problem.
+WEIGHT_OPTIONS = (
+    Option("dtype", "float16", tuple(ACTIVATION_TYPES), "dtype of activations and scales"),
+    Option(
+        "group_size",
+        128,
+        GROUP_SIZES,
+        "elements of K that share a scale, or -1 for all of K; by default 32 for mxfp4 and 16 for nvfp4",
+    ),
+    Option("has_zeros", False, (False, True), "weights with zero points"),
+    Option("format", "int4", tuple(WEIGHT_FORMATS), "format of the weights"),
+)
 #: Fields that a weight and the configs of its kernels have in common.
 PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype", "format")
 #: Members of the launch struct.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError, WeightFileError
 from cudatma.quantization.agreement import LayerFacts
+from cudatma.quantization.experts import gate_then_up
 
 #: Names of an expert's gate, up and down projections.
 NAMINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
@@ -65,11 +66,11 @@ class ExpertGroup:
             yield tensor
             return
         for matrix in tensor.transpose(0, 2, 1) if self.is_transposed else tensor:
-            yield np.concatenate([matrix[::2], matrix[1::2]]) if self.is_interleaved else matrix
+            yield matrix[gate_then_up(np.arange(len(matrix)))] if self.is_interleaved else matrix
 
     def arrange(self, bias: NDArray[Any]) -> NDArray[Any]:
         """Return the biases (experts, N) in the column order of the packed weight (gate, then up)."""
-        return np.concatenate([bias[:, ::2], bias[:, 1::2]], axis=1) if self.is_interleaved else bias
+        return gate_then_up(bias) if self.is_interleaved else bias
 
 
 def is_expert(layer: str) -> bool:

@@ -14,10 +14,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from cudatma.errors import WeightFileError, counted
 from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.expert_groups import is_expert_weight, misfit
 from cudatma.quantization.conversion.source import Source
+from cudatma.quantization.experts import GATES
 
 #: (in_features, out_features) of a layer, or (experts, in_features, out_features) of expert weights. None if the
 #: checkpoint does not specify the sizes.
@@ -159,17 +162,13 @@ def experts_activation(module: Any) -> str | None:
     gate, up = (each.reshape(1, -1) for each in torch.meshgrid(values, values, indexing="ij"))
     joined = torch.cat([gate, up], dim=1) if module.is_concatenated else torch.stack([gate, up], dim=2).reshape(1, -1)
     try:
-        result = module._apply_gate(joined).double()
+        result = module._apply_gate(joined).double().detach().numpy()
     except Exception:  # The model's code may raise any error.
         return None
     if result.shape != gate.shape:
         return None
-    low, clipped = gate.clamp(max=7), up.clamp(-7, 7)
-    expected = {
-        "silu_glu": gate * torch.sigmoid(gate) * up,
-        "swiglu_oai": low * torch.sigmoid(1.702 * low) * (clipped + 1),
-    }
-    return next((name for name, value in expected.items() if torch.allclose(result, value, rtol=1e-6)), None)
+    pairs = gate.numpy(), up.numpy()
+    return next((name for name, function in GATES.items() if np.allclose(result, function(*pairs), rtol=1e-6)), None)
 
 
 def unsupported_experts(module: Any) -> str:
