@@ -27,7 +27,7 @@ def test_every_kind_is_explained() -> None:
     assert {path.stem for path in FOLDER.glob("*.md")} == set(CAUSES)
 
 
-@pytest.mark.sweep(14)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("kind", CAUSES)
 def test_the_broken_kernel_has_the_hazard_and_the_fixed_one_has_none(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
