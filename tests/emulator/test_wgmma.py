@@ -451,12 +451,12 @@ def gemm(spec: WgmmaGemm, m: int, n: int, k: int, **options: Any) -> tuple[Any, 
     [
         (WgmmaGemm(), 128, 128, 128),  # fewer tiles than stages
         (WgmmaGemm(), 128, 128, 640),  # the ring wraps twice
-        (WgmmaGemm(1, 64, 3), 128, 128, 256),
+        (WgmmaGemm(1, 64, 3), 64, 128, 256),
         (WgmmaGemm(cluster=2), 128, 256, 640),
     ],
     ids=str,
 )
 def test_the_product_is_right_and_clean(spec: WgmmaGemm, m: int, n: int, k: int) -> None:
-    found, wanted, report = gemm(spec, m, n, k, schedules=4)
+    found, wanted, report = gemm(spec, m, n, k, schedules=3)
     assert report.is_clean
     assert np.abs(found - wanted).max() < 1e-4
