@@ -24,7 +24,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_layer(no_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = demo.load_layer()
-    layer = replace(whole, weight=np.ascontiguousarray(whole.weight[:256, :64]), bias=whole.bias[:64])
+    layer = replace(whole, weight=np.ascontiguousarray(whole.weight[:512, :64]), bias=whole.bias[:64])
     monkeypatch.setattr(demo, "load_layer", lambda: layer)
 
 
@@ -72,7 +72,7 @@ def test_without_a_gpu_the_emulator_runs_the_kernel_and_draws_its_pipeline(
     assert 0 < found["results"][0]["error"] <= demo.ERROR_LIMIT
     picture, trace = map(Path, found["pictures"])
     assert picture == tmp_path / "out" / "marlin_pipeline.svg"
-    assert "M = 3, N = 64, K = 256" in picture.read_text()
+    assert "M = 3, N = 64, K = 512" in picture.read_text()
     assert json.loads(trace.read_text())["traceEvents"]
 
 
@@ -86,7 +86,7 @@ def test_the_gemm_that_ran_is_drawn_and_its_hazards_are_checked(
     checked = found["checked"]
     assert (checked["tokens"], checked["schedules"], checked["hazards"]) == (33, demo.SCHEDULES, [])
     picture = Path(found["pictures"][0]).read_text()
-    assert "random layer, seed 0: M = 33, N = 64, K = 256" in picture
+    assert "random layer, seed 0: M = 33, N = 64, K = 512" in picture
     assert checked["kernel"] in picture
     assert "ring of stages" in picture
 
