@@ -10,6 +10,8 @@ import pytest
 
 from tools.dev import guide
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "guide"
 
 

@@ -14,6 +14,8 @@ from cudatma import cli
 from cudatma.emulator import CAUSES
 from cudatma.emulator.hazards.explanation import FOLDER
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """Run a command with --json and return its output."""

@@ -21,6 +21,8 @@ from cudatma.errors import DescriptorError, PipelineHang
 from cudatma.layout import Swizzle, required_alignment
 from cudatma.runtime.hang import StuckWait
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 
 @lru_cache(maxsize=2)
 def ring(debug: bool = True) -> cudatma.Kernel:

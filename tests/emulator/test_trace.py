@@ -23,6 +23,8 @@ from cudatma.emulator.trace.svg import STAGE_COLOURS, contrast, ink_on, text_wid
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import kernel
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 HANG = """
 extern "C" __global__ void k(const __grid_constant__ TensorMap map, float* out) {
     __shared__ __align__(128) float tile[64];

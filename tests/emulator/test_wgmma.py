@@ -20,6 +20,8 @@ from cudatma.emulator import Report
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.tensor_core.wgmma import operand_of
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 #: One warpgroup: D (64 x N) = A (64 x K) B (N x K)^T. SPAN: bytes of a swizzled row; MODE: the descriptor's code.
 #: B_MN: B is stored as (K x N), N contiguous, and read transposed.
 GEMM = """

@@ -15,6 +15,8 @@ import cudatma
 from cudatma.errors import ArgumentError, DriverError, no_driver
 from tools import demo
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from tools.emulate_launch import LaunchFile, make_operands
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 REVERSE = """\
 extern "C" __global__ void reverse(const float* x, float* y, int n) {
     __shared__ float tile[64];
