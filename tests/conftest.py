@@ -73,30 +73,6 @@ def own_runtime() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def kernels_without_cubins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Kernels, Path]:
-    """Return the kernels that without_ptxas has compiled, and their cache folder."""
-    return Kernels(), tmp_path_factory.mktemp("without_ptxas")
-
-
-@pytest.fixture
-def without_ptxas(
-    own_runtime: None, kernels_without_cubins: tuple[Kernels, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compile to PTX only, in a test that only emulates. ptxas takes almost half of the time of a compilation."""
-    compile_all = nvrtc._run
-
-    def compile_ptx(source: str, name: str, flags: Sequence[str], includes: Any) -> tuple[str, str, bytes]:
-        virtual = [flag.replace("--gpu-architecture=sm", "--gpu-architecture=compute") for flag in flags]
-        log, ptx, _ = compile_all(source, name, virtual, includes)
-        return log, ptx, b"\177ELF" if ptx else b""
-
-    kernels, cache = kernels_without_cubins
-    monkeypatch.setattr(nvrtc, "_run", compile_ptx)
-    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(cache))
-    monkeypatch.setitem(runtime().parts, Kernels, kernels)
-
-
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_sweeps(items)
@@ -146,3 +122,27 @@ def load_example() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def kernels_without_cubins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Kernels, Path]:
+    """Return the kernels that without_ptxas has compiled, and their cache folder."""
+    return Kernels(), tmp_path_factory.mktemp("without_ptxas")
+
+
+@pytest.fixture
+def without_ptxas(
+    own_runtime: None, kernels_without_cubins: tuple[Kernels, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compile to PTX only, in a test that only emulates. ptxas takes almost half of the time of a compilation."""
+    compile_all = nvrtc._run
+
+    def compile_ptx(source: str, name: str, flags: Sequence[str], includes: Any) -> tuple[str, str, bytes]:
+        virtual = [flag.replace("--gpu-architecture=sm", "--gpu-architecture=compute") for flag in flags]
+        log, ptx, _ = compile_all(source, name, virtual, includes)
+        return log, ptx, b"\177ELF" if ptx else b""
+
+    kernels, cache = kernels_without_cubins
+    monkeypatch.setattr(nvrtc, "_run", compile_ptx)
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(cache))
+    monkeypatch.setitem(runtime().parts, Kernels, kernels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,11 @@ def test_memory_that_two_parameters_share_is_one_memory(tmp_path: Path) -> None:
     assert launch.run().passes()
 
 
+@cache
+def driver_recording(folders: pytest.TempPathFactory) -> Path:
+    return recorded(folders.mktemp("driver") / "rec", launch_driver).folder
+
+
 def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         description = json.loads((folder / FILE).read_text())
@@ -197,35 +203,35 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
     return apply
 
 
-#: Changes of a recording's folder, and the text of the error that names each.
-DAMAGE: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: (folder / FILE).unlink(), "which contains launches.json"),
-    (lambda folder: (folder / FILE).write_text("{"), "the JSON file of a recording"),
-    (lambda folder: (folder / FILE).write_text('{"format": "x", "version": 9}'), "'x' version 9"),
-    (damage(lambda launch: launch.update(module="../../secret")), "must be a digest.*got ../../secret"),
-    (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be a list of 3 integers of at least 1"),
-    (
-        damage(lambda launch: launch["memory"][0].update(size_bytes=4)),
-        "must be an array of 4 bytes according to launches.json",
-    ),
-    (damage(lambda launch: launch["memory"][0].update(dtype="object")), "dtype must be .*got object"),
-    (
-        damage(lambda launch: launch["parameters"][0].update(pointers=[[4, 0, 0]])),
-        "must be an offset in the 8 bytes",
-    ),
-    (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the index of a memory"),
-    (lambda folder: next(folder.glob("memory/*")).unlink(), "No such file or directory"),
-    (lambda folder: next(folder.glob("text/*")).write_text("x"), "must be the file that was recorded"),
-]
-
-
-def test_damage_is_named(tmp_path: Path) -> None:
-    recorded(tmp_path / "rec", launch_driver)
-    for number, (change, text) in enumerate(DAMAGE):
-        folder = shutil.copytree(tmp_path / "rec", tmp_path / str(number))
-        change(folder)
-        with pytest.raises(RecordingError, match=text):
-            [launch.run() for launch in cudatma.read_recording(folder)]
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda folder: (folder / FILE).unlink(), "which contains launches.json"),
+        (lambda folder: (folder / FILE).write_text("{"), "the JSON file of a recording"),
+        (lambda folder: (folder / FILE).write_text('{"format": "x", "version": 9}'), "'x' version 9"),
+        (damage(lambda launch: launch.update(module="../../secret")), "must be a digest.*got ../../secret"),
+        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be a list of 3 integers of at least 1"),
+        (
+            damage(lambda launch: launch["memory"][0].update(size_bytes=4)),
+            "must be an array of 4 bytes according to launches.json",
+        ),
+        (damage(lambda launch: launch["memory"][0].update(dtype="object")), "dtype must be .*got object"),
+        (
+            damage(lambda launch: launch["parameters"][0].update(pointers=[[4, 0, 0]])),
+            "must be an offset in the 8 bytes",
+        ),
+        (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the index of a memory"),
+        (lambda folder: next(folder.glob("memory/*")).unlink(), "No such file or directory"),
+        (lambda folder: next(folder.glob("text/*")).write_text("x"), "must be the file that was recorded"),
+    ],
+)
+def test_damage_is_named(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, change: Callable[[Path], None], text: str
+) -> None:
+    shutil.copytree(driver_recording(tmp_path_factory), tmp_path / "rec")
+    change(tmp_path / "rec")
+    with pytest.raises(RecordingError, match=text):
+        [launch.run() for launch in cudatma.read_recording(tmp_path / "rec")]
 
 
 @pytest.mark.parametrize(
