@@ -190,8 +190,8 @@ def test_memory_that_two_parameters_share_is_one_memory(tmp_path: Path) -> None:
 
 
 @cache
-def driver_recording(folders: pytest.TempPathFactory) -> Path:
-    return recorded(folders.mktemp("driver") / "rec", launch_driver).folder
+def driver_recording(folder: Path) -> Path:
+    return recorded(folder, launch_driver).folder
 
 
 def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -228,7 +228,7 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
 def test_damage_is_named(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, change: Callable[[Path], None], text: str
 ) -> None:
-    shutil.copytree(driver_recording(tmp_path_factory), tmp_path / "rec")
+    shutil.copytree(driver_recording(tmp_path_factory.getbasetemp() / "driver"), tmp_path / "rec")
     change(tmp_path / "rec")
     with pytest.raises(RecordingError, match=text):
         [launch.run() for launch in cudatma.read_recording(tmp_path / "rec")]
