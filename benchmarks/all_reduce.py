@@ -36,7 +36,7 @@ _TIMEOUT_S = 400
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
 
 Step = Callable[[int], object]
-#: Numbers of the groups, which are negative because AllReduce itself uses positive numbers.
+#: Group numbers. They are negative because AllReduce uses positive numbers.
 _numbers = itertools.count(-1, -1)
 
 

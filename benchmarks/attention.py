@@ -59,7 +59,7 @@ GROUPED = (32, 8, 128)
 SUMMED = (512, 16384)
 #: Duration and maximum number of launches of a graph. A contender is not timed if its launch takes at least _MAX_US.
 _GRAPH_US, _MAX_LAUNCHES, _MAX_US = 3000.0, 200, 250e3
-#: Seconds for which the GPU is idle before a turn.
+#: Idle time of the GPU before a turn, in seconds.
 REST_S = 0.006
 #: Number of rows per head, and number of heads, that are compared with float64.
 _ROWS, _HEADS = 256, 4
@@ -93,7 +93,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Number of floating-point operations in both matrix products, or half of this number for a causal call."""
+        """Number of floating-point operations in both matrix products, halved for a causal call."""
         whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
         return whole / 2 if self.is_causal else whole
 
@@ -146,7 +146,7 @@ def _random(shape: Shape, heads: int) -> Any:
 
 
 def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> Entrant:
-    """Return an entrant whose number of launches per graph follows from the time of its first launch.
+    """Return an entrant. Its number of launches per graph is computed from the time of its first launch.
 
     Raises RuntimeError if the launch fails or takes too long.
     """
@@ -370,13 +370,17 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     dims, lengths = (", ".join(map(str, each)) for each in (HEAD_DIMS, LENGTHS))
     add_rivals(parser)
-    add("--head-dim", type=int, choices=HEAD_DIMS, action="append", help=f"repeatable (default: {dims})")
-    add("--length", type=parse_length, action="append", metavar="N", help=f"repeatable (default: {lengths})")
-    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: bfloat16)")
+    add(
+        "--head-dim", type=int, choices=HEAD_DIMS, action="append", help=f"head dimension, repeatable (default: {dims})"
+    )
+    help_length = f"number of queries and keys per sequence, repeatable (default: {lengths})"
+    add("--length", type=parse_length, action="append", metavar="N", help=help_length)
+    help_dtype = "dtype of q, k and v, repeatable (default: bfloat16)"
+    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help=help_dtype)
     mask = parser.add_mutually_exclusive_group()
-    mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="causal calls only")
+    mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="only causal calls")
     mask.add_argument("--full", dest="mask", action="store_const", const=False, help="only calls without a mask")
-    add("--no-gqa", action="store_true", help="omit calls with 32 heads of q and 8 heads of k and v")
+    add("--no-gqa", action="store_true", help="omit calls with 32 query heads and 8 KV heads")
     add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     return parser
 

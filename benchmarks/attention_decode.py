@@ -1,4 +1,4 @@
-"""Compare attention of one new query per sequence with other libraries. The cache is cold in L2.
+"""Compare attention_decode, for one new query per sequence, with other libraries. The cache is cold in L2.
 
 attention_decode reads a contiguous cache, pages of 16 keys, and pages of 16 keys in e4m3. cuDNN and FlashAttention-2
 run through torch. FlashAttention-3 runs if a package provides its library. FlashAttention-4 and FlashInfer are
@@ -299,7 +299,10 @@ def calls_of(batches: Iterable[int], lengths: Sequence[int]) -> list[Decoding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench attention_decode`` and return the exit status (1 if it failed or a result was wrong)."""
+    """Run ``cudatma bench attention_decode`` and return the exit status.
+
+    The status is 1 if our kernel failed or a result was wrong.
+    """
     parser = make_parser("attention_decode", __doc__)
     add = parser.add_argument
     add_rivals(parser)

@@ -116,7 +116,7 @@ def add_times(
 ) -> None:
     """Add the time and the detail of each library's fastest entrant to the cell.
 
-    A library without a time gets a reason. A required contender without a time is an error.
+    If a library has no time, the cell contains the reason. If a required contender has no time, this is an error.
     """
     timing = method([entrant.contender for entrant in entrants])
     us, details = dict[str, float](), dict[str, str]()

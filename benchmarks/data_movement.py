@@ -1,4 +1,4 @@
-"""Compare the bandwidth and host time of copy, transpose, reduce_into and broadcast with CuPy.
+"""Compare the bandwidth and host time of copy, transpose, reduce_into and broadcast with those of CuPy.
 
 Each operation moves at least 256 MB. cudatma and CuPy are timed in two ways: as a graph of launches and as single calls
 from the host. The shorter time is reported, because the driver may handle a copy on a stream and a copy node in a
@@ -35,13 +35,13 @@ HOST_CALLS = 300
 class Prepared:
     """Operations to compare.
 
-    ``ours`` and ``cupys`` enqueue the operation on the current stream and overwrite the result. ``right`` returns
+    ``ours`` and ``cupys`` enqueue the operation on the current stream and overwrite the result. ``is_correct`` returns
     whether the result that ``ours`` has just written is correct.
     """
 
     ours: Callable[[], object]
     cupys: Callable[[], object]
-    right: Callable[[], bool]
+    is_correct: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,14 @@ def _reduce(shape: tuple[int, ...], columns: int) -> Callable[[], Prepared]:
         wide, source = cupy.zeros(shape, cupy.float32), cupy.ones((shape[0], columns), cupy.float32)
         part = wide[:, :columns]
 
-        def right() -> bool:
+        def is_correct() -> bool:
             """Return whether a call added 1. The comparison is exact, because the values are small integers."""
             before = float(part[0, 0])
             cudatma.reduce_into(wide, source, "add")
             return bool((part == before + 1).all())
 
         return Prepared(
-            lambda: cudatma.reduce_into(wide, source, "add"), lambda: cupy.add(part, source, out=part), right
+            lambda: cudatma.reduce_into(wide, source, "add"), lambda: cupy.add(part, source, out=part), is_correct
         )
 
     return make
@@ -164,7 +164,7 @@ def measure(stream: Any, case: Case, replays: int) -> Cell:
     """Measure the microseconds and the terabytes per second of cudatma and CuPy."""
     prepared = case.make()
     prepared.ours()
-    right = prepared.right()
+    is_correct = prepared.is_correct()
     stream.synchronize()
     cell: Cell = {"case": case.name, "moved_bytes": case.moved_bytes}
     contenders = [Contender(OURS, lambda _: prepared.ours(), 1, LAUNCHES)]
@@ -178,7 +178,7 @@ def measure(stream: Any, case: Case, replays: int) -> Cell:
     cell["host_us"] = host_us(prepared.ours, stream.synchronize)
     if in_graph.errors:
         cell["error"] = "; ".join(f"{name}: {text}" for name, text in in_graph.errors.items())
-    elif not right:
+    elif not is_correct:
         cell["error"] = "wrong result"
     return cell
 

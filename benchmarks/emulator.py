@@ -1,4 +1,4 @@
-"""Measure the emulator's CPU time for GEMMs, TMA operations, simple kernels and for loading PTX.
+"""Measure the CPU time that the emulator takes to run GEMMs, TMA operations and simple kernels, and to load PTX.
 
 The emulator uses one core, runs one schedule and checks for hazards.
 """
@@ -184,7 +184,7 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: type) -> Any:
 
 
 def _marlin() -> Prepared:
-    """Prepare marlin_gemm for M = 16, N = 256, K = 512 and group size 128. Each call parses the PTX, as for a user."""
+    """Prepare marlin_gemm for M = 16, N = 256, K = 512 and group size 128. Each call includes parsing the PTX."""
     w = quantize(_normal(0, (512, 256), np.float32) * 0.05)
     x, out = _normal(1, (16, 512), np.float16), np.zeros((16, 256), np.float16)
     expected = x.astype(np.float64) @ w.dequantize()
@@ -309,9 +309,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench emulator`` and return the exit status (1 if a result is wrong)."""
     parser = make_parser("emulator", __doc__)
     parser.add_argument(
-        "--repeats", type=int, default=REPEATS, help=f"number of calls after the first call (default {REPEATS})"
+        "--repeats", type=int, default=REPEATS, help=f"number of calls after the first call (default: {REPEATS})"
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this text")
+    parser.add_argument("--only", default="", metavar="TEXT", help="measure only cases whose names contain this text")
     options = parser.parse_args(argv)
     repeats = max(1, options.repeats)
     machine = {**machine_facts(), "processor": processor()}

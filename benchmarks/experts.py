@@ -52,9 +52,9 @@ from cudatma.quantization import PackedExperts, PackedWeight
 from cudatma.quantization.layout_v1 import BLOCK, blocks
 
 HUMMING = "Humming"
-#: Time for which the GPU is idle before a turn, in seconds.
+#: Idle time of the GPU before a turn, in seconds.
 REST_S = 0.01
-#: Number of launches that read all experts. Fewer experts take more launches.
+#: Number of launches per graph if each launch reads all experts. A graph has more launches if they read fewer experts.
 _LAUNCHES = 8
 #: Number of different selections of experts, and number of tokens that are compared with float64.
 _CHOICES, _TOKENS = 8, 4
@@ -116,8 +116,8 @@ class Operands:
 
         self.call, model = call, call.model
         self.copies = max(MIN_COPIES, ROTATION_BYTES // (model.experts * model.expert_bytes) + 1)
-        wanted = max(_LAUNCHES, min(MAX_LAUNCHES, _LAUNCHES * model.experts * model.expert_bytes // call.bytes))
-        self.launches = -(-wanted // self.copies) * self.copies
+        launches = max(_LAUNCHES, min(MAX_LAUNCHES, _LAUNCHES * model.experts * model.expert_bytes // call.bytes))
+        self.launches = -(-launches // self.copies) * self.copies
         generator = torch.Generator("cuda").manual_seed(call.m)
         random = partial(torch.rand, device="cuda", generator=generator)
         self.x = torch.randn((call.m, model.k), device="cuda", generator=generator).to(torch.bfloat16)
@@ -277,14 +277,28 @@ def experts_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench experts`` and return the exit status (1 if it failed or a result was wrong)."""
+    """Run ``cudatma bench experts`` and return the exit status.
+
+    The status is 1 if our kernel failed or a result was wrong.
+    """
     parser = make_parser("experts", __doc__)
     add = parser.add_argument
-    add("--model", choices=tuple(MODELS), action="append", help="layer, repeatable (default: all)")
+    add(
+        "--model",
+        choices=tuple(MODELS),
+        action="append",
+        help="model whose layer is measured, repeatable (default: all)",
+    )
     values = ", ".join(map(str, M_VALUES))
     add("-m", type=int, action="append", metavar="N", help=f"number of tokens, repeatable (default: {values})")
     add("--replays", type=int, default=REPLAYS, metavar="N", help="number of measurements (default: %(default)s)")
-    add("--rivals", nargs="*", choices=tuple(OPTIONAL), default=tuple(OPTIONAL), help="libraries (default: all)")
+    add(
+        "--rivals",
+        nargs="*",
+        choices=tuple(OPTIONAL),
+        default=tuple(OPTIONAL),
+        help="libraries to compare (default: all)",
+    )
     options = parser.parse_args(argv)
     require_gpu(parser)
     require_torch(parser)
@@ -293,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     calls = [Call(name, m) for name in options.model or MODELS for m in options.m or M_VALUES]
     with measuring_stream() as stream:
         measure_calls(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _line)
-    return result.finish("Layers of experts")
+    return result.finish("Mixture-of-experts layers")
 
 
 if __name__ == "__main__":

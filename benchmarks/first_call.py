@@ -73,7 +73,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
 
 def _prepared(m: int) -> tuple[Any, int]:
-    """Create a context and arrays, and return a call of marlin_gemm that waits for the result, and the device."""
+    """Create a context and arrays. Return a function that calls marlin_gemm and waits, and the device."""
     import cupy
 
     from benchmarks.operands import random_packed

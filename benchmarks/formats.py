@@ -1,6 +1,6 @@
 """Time marlin_gemm with every weight format, and Humming (package humming-kernels) with its formats.
 
-Weights are random bf16 weights, cold in L2. The kernels of all formats take turns in one run.
+Weights are random and cold in L2. The kernels of all formats take turns in one run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Time the dense GEMM: the ladder's versions, the version that `gemm` chooses, and cuBLAS.
 
 The kernels take turns in one run. Operands are normally distributed, and bitwise identical for all kernels. Operands
-are in L2 to the extent that the previous launch left them there, or in memory with --cold. The GPU is idle before each
-turn. With --seconds, the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and as
-the fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with a float64 reference. --fp8
-measures scaled fp8 products instead.
+may still be in L2 from the previous launch, unless --cold is passed. The GPU is idle before each turn. With --seconds,
+the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and with the fastest
+algorithm that cuBLASLt's heuristic returns. Every result is compared with a float64 reference. --fp8 measures scaled
+fp8 products instead.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _LAYERS = (
 _GUESS_FLOPS, _GUESS_BYTES, _LAUNCH_US = 600e6, 3e6, 2.0
 #: Duration and maximum number of launches of a graph.
 _GRAPH_US, _MAX_LAUNCHES = 3000.0, 400
-#: Seconds for which the GPU is idle before a turn. The third value applies to launches that are shorter than the second
+#: Idle time of the GPU before a turn, in seconds. The third value applies to launches that are shorter than the second
 #: value (in microseconds).
 _REST_S, _SHORT_US, _SHORT_REST_S = 0.006, 10.0, 0.002
 #: Number of evenly spaced rows of a result that are compared with float64, and number of elements of B that are
@@ -171,7 +171,7 @@ class Operands:
         self.a, self.b = ([each, *(each.clone() for _ in range(self.copies - 1))] for each in (a, b))
 
     def pair(self, index: int) -> tuple[Any, Any]:
-        """Return the operands of the launch with this number."""
+        """Return the operands of launch ``index``."""
         return self.a[index % self.copies], self.b[index % self.copies]
 
     def out(self) -> Any:
@@ -328,7 +328,7 @@ def gemm_summary(cells: Sequence[Cell]) -> list[str]:
         if cell.get("layer"):
             groups.setdefault(f"{cell['dtype']}, transformer layers", []).append(cell)
         elif cell["m"] == cell["n"] == cell["k"] >= SQUARES_FROM:
-            groups.setdefault(f"{cell['dtype']}, squares from {SQUARES_FROM} upwards", []).append(cell)
+            groups.setdefault(f"{cell['dtype']}, squares from {SQUARES_FROM} upward", []).append(cell)
     return [
         line
         for group, members in groups.items()
@@ -413,12 +413,14 @@ def _parser() -> argparse.ArgumentParser:
     sizes = ", ".join(map(str, SIZES))
     long_run = f"measure S seconds per contender at the power limit, in blocks of {BLOCK_S} s, instead of turns"
     add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
-    add("--size", type=_size, action="append", metavar="N", help=f"N cubed, repeatable (default: {sizes})")
+    add("--size", type=_size, action="append", metavar="N", help=f"value of M = N = K, repeatable (default: {sizes})")
     length = partial(_size, largest=LONGEST)
     shape = ("M", "N", "K")
-    add("--product", type=length, nargs=3, action="append", default=[], metavar=shape, help="a shape, repeatable")
-    add("--layout", choices=LAYOUTS, action="append", help=f"repeatable (default: {', '.join(LAYOUTS)})")
-    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
+    add("--product", type=length, nargs=3, action="append", default=[], metavar=shape, help="other size, repeatable")
+    help_layout = f"layout of A and of B, repeatable (default: {', '.join(LAYOUTS)})"
+    add("--layout", choices=LAYOUTS, action="append", help=help_layout)
+    help_dtype = "dtype of the operands, repeatable (default: float16)"
+    add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help=help_dtype)
     add(
         "--transformer",
         action="store_true",

@@ -2,7 +2,7 @@
 
 A (M, K) is row-major, and B (K, N) is column-major. Both are float8_e4m3fn, and the result is bf16. Blocks are 1 x 128
 in A and 128 x 128 in B, as in DeepSeek-V3. All contenders with the same kind of scales read bitwise identical operands.
-Before the measurement, the scales are converted to the layout that each contender needs.
+Before the measurement, the scales are converted to the layout that each contender requires.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Fp8Operands:
 
     @property
     def a_scale_columns(self) -> Any:
-        """The scales of a in column-major order, which all contenders read fastest."""
+        """The scales of a in column-major order, the fastest layout for all contenders."""
         return self.a_scale.T.contiguous().T
 
     def pair(self, index: int) -> tuple[Any, Any]:
@@ -137,7 +137,7 @@ def ours(operands: Fp8Operands) -> Entrant:
 
 
 def scaled_mm(operands: Fp8Operands, *, fast: bool) -> list[Entrant]:
-    """Return torch._scaled_mm with one scale per tensor. ``fast`` selects the tensor cores' precision."""
+    """Return the entrants for torch._scaled_mm with one scale per tensor. ``fast`` sets ``use_fast_accum``."""
     import torch
 
     a_scale, b_scale = operands.a_scale.reshape(()), operands.b_scale.reshape(())

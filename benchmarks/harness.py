@@ -3,9 +3,9 @@
 The launches in a graph rotate over buffers that together exceed L2 (60 MB on an H200), so that a buffer is no longer in
 L2 when it is read again. The GPU is idle for a few milliseconds before each turn. Otherwise, its power limit would
 determine the times. Each turn begins with an untimed replay, because the TLBs still hold the addresses of the previous
-contender. Long runs have no idle time and measure at the power limit. In a long run, the power used by the previous
-contender changes a kernel's time by up to 12%. The order is therefore shuffled for each turn, and every second turn
-reverses the order of the previous turn.
+contender. Long runs have no idle time, so the power limit determines their times. In a long run, the power used by the
+previous contender changes a kernel's time by up to 12%. The order is therefore shuffled for each turn, and every second
+turn reverses the order of the previous turn.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cudatma.target import detect
 
 #: Minimum total size of a graph's buffers, several times the size of any L2.
 ROTATION_BYTES = 350_000_000
-#: Approximate number of bytes that a graph reads. The number is so large that the few microseconds between two graphs
-#: are negligible.
+#: Approximate number of bytes that a graph reads, large enough to make the few microseconds between two graphs
+#: negligible.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
 #: Minimum number of copies of a buffer. Either each copy exceeds L2 or there are many copies, so reading the copies
@@ -36,10 +36,11 @@ MIN_COPIES = 2
 REPLAYS = 11
 #: Number of untimed replays at the beginning of a turn.
 WARM_REPLAYS = 1
-#: Seconds for which the GPU is idle before each turn. Otherwise, its power limit affects M above about 32.
+#: Idle time of the GPU before each turn, in seconds. Otherwise, its power limit affects M above about 32.
 REST_S = 0.006
 #: Contenders in a long run alternate in periods of BLOCK_S. A graph takes at most GRAPH_S. On an H200, all contenders
-#: have the same clock in periods of 0.04 s. In periods of 0.2 s or more, each contender has the clock of its own power.
+#: have the same clock in periods of 0.04 s. In periods of 0.2 s or more, each contender's clock depends on its own
+#: power.
 BLOCK_S, GRAPH_S = 0.3, 0.01
 MIN_ROUNDS = 4
 
@@ -202,7 +203,7 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
 
 
 def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
-    """Time one contender roughly, with ``launches`` launches in its graph, for a choice among many contenders."""
+    """Time one contender with ``launches`` launches in its graph, for a rough choice among many contenders."""
     return cold(stream, [replace(contender, copies=1, launches=launches)], replays, 0.0)
 
 

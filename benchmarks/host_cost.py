@@ -21,7 +21,7 @@ from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 K = N = 4096
 PAIRS = 64
 CALLS, ROUNDS = 2000, 5
-#: Number of calls between two waits for the GPU. The number is so small that the launch queue does not fill up.
+#: Number of calls between two waits for the GPU, small enough that the launch queue does not fill up.
 DRAIN_EVERY = 500
 _WARM_UP = 200
 _CASES = (
@@ -40,9 +40,9 @@ Call = Callable[[int], object]
 def time_calls(
     call: Call, drain: Callable[[], object], calls: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> list[int]:
-    """Return the nanoseconds of each ``call(i)``.
+    """Return the duration of each ``call(i)`` in nanoseconds.
 
-    After every DRAIN_EVERY calls, ``drain()`` waits for the GPU. This time is not included.
+    After every DRAIN_EVERY calls, ``drain()`` waits for the GPU. The waiting time is not included.
     """
     samples = [0] * calls
     for index in range(calls):

@@ -80,8 +80,8 @@ def make_layer(k: int, n: int, dtype: str, max_m: int, *, with_dense: bool = Tru
 def ours(layer: Layer, m: int, name: str = "ours", *, programmatic: bool = False) -> Contender:
     """Return a contender that runs marlin_gemm on CuPy arrays and rotates over the packed weights.
 
-    With ``programmatic``, the launches use programmatic dependent launch. All launches write the same result, which no
-    launch reads. The chain therefore resembles the GEMMs of a model without the other kernels between them.
+    If ``programmatic`` is True, the launches use programmatic dependent launch. All launches write the same result,
+    which no launch reads. The chain therefore resembles the GEMMs of a model without the other kernels between them.
     """
     import cudatma
 

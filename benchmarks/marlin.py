@@ -405,14 +405,14 @@ def parse_rivals(text: str) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("marlin", __doc__, EXAMPLES)
     add = parser.add_argument
-    help_shapes = "five, all, the name of a model, or KxN, separated by commas (default: five)"
+    help_shapes = "layers: five, all, names of models, or KxN, separated by commas (default: five)"
     help_rivals = f"{', '.join(RIVALS)} (the last two only for bf16), or none"
     add("--resume", action="store_true", help="keep the measured cells of the file and measure the other cells")
-    add("--plot", type=Path, metavar="FILE.svg", help="draw the results")
+    add("--plot", type=Path, metavar="FILE.svg", help="draw the results in an SVG file")
     add("--dtype", choices=("float16", "bfloat16"), default="float16", help="dtype of activations and scales")
     add("--shapes", type=parse_shapes, default=FIVE, metavar="S", help=help_shapes)
-    add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: 1 to 8192)")
-    add("--rivals", type=parse_rivals, metavar="R,..", help=help_rivals)
+    add("--m", type=parse_m_values, default=M_VALUES, metavar="M,...", help="values of M (default: 1 to 8192)")
+    add("--rivals", type=parse_rivals, metavar="R,...", help=help_rivals)
     add("--vllm", type=Path, metavar="FOLDER", help="folder with the libraries of vLLM's wheel (see rivals/vllm.py)")
     add("--replays", type=int, default=11, help="number of timed replays for M < 256 (default: 11)")
     add(
@@ -421,7 +421,7 @@ def _parser() -> argparse.ArgumentParser:
         default=3.0,
         help="seconds per pair of contenders for M >= 256 (default: 3)",
     )
-    add("--budget-minutes", type=float, metavar="MIN", help="do not begin a cell after this number of minutes")
+    add("--budget-minutes", type=float, metavar="MIN", help="do not start another cell after MIN minutes")
     return parser
 
 

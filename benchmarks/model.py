@@ -34,51 +34,51 @@ class Row:
     layer: LinearShape
     m: int
     us: float
-    said: Cost
+    predicted: Cost
 
     @property
     def error(self) -> float:
         """Prediction divided by measurement, minus one."""
-        return self.said.us / self.us - 1
+        return self.predicted.us / self.us - 1
 
 
 def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
     """Return all measured cells of the results."""
-    found = []
+    collected = []
     for path in results:
         for cell in json.loads(path.read_text())["cells"]:
             if cell.get("us"):
                 layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
                 config = choose_untuned(Problem(layer, cell["m"]), H200)
                 cost = config.cost(Problem(layer, cell["m"]), H200)
-                found.append(Row(layer, cell["m"], cell["us"], cost))
-    return found
+                collected.append(Row(layer, cell["m"], cell["us"], cost))
+    return collected
 
 
-def summary(found: Sequence[Row]) -> str:
-    errors = [abs(row.error) for row in found]
-    median, most = statistics.median(errors), max(errors)
-    return f"{len(found)} cells: median error {median:.1%}, largest {most:.1%}."
+def summary(results: Sequence[Row]) -> str:
+    errors = [abs(row.error) for row in results]
+    median, largest = statistics.median(errors), max(errors)
+    return f"{len(results)} cells: median error {median:.1%}, largest {largest:.1%}."
 
 
-def table(found: Sequence[Row]) -> str:
+def table(results: Sequence[Row]) -> str:
     """Return a Markdown table with a row per layer and dtype, and a column per M."""
-    ms = sorted({row.m for row in found})
+    ms = sorted({row.m for row in results})
     cells: dict[str, dict[int, str]] = {}
-    for row in found:
+    for row in results:
         layer = f"{row.layer.k} x {row.layer.n}" + (", bf16" if row.layer.dtype == "bfloat16" else "")
-        times = (f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.said.us, row.us))
+        times = (f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.predicted.us, row.us))
         cells.setdefault(layer, {})[row.m] = " / ".join(times)
     head = " | ".join(["K x N", *(f"M = {m}" for m in ms)])
     lines = [" | ".join([layer, *(of_layer.get(m, "") for m in ms)]) for layer, of_layer in cells.items()]
     return "\n".join(f"| {line} |" for line in (head, " | ".join(["---", *["---:"] * len(ms)]), *lines))
 
 
-def errors_by_m(found: Sequence[Row]) -> str:
+def errors_by_m(results: Sequence[Row]) -> str:
     """Return a Markdown table with, for each M, the median error, the largest error and the layer of the latter."""
     columns = [["M", "---", "median error", "largest error", "at"]]
-    for m in sorted({row.m for row in found}):
-        of_m = [row for row in found if row.m == m]
+    for m in sorted({row.m for row in results}):
+        of_m = [row for row in results if row.m == m]
         median = statistics.median(abs(row.error) for row in of_m)
         worst = max(of_m, key=lambda row: abs(row.error))
         layer = f"{worst.layer.k} x {worst.layer.n}"
@@ -86,11 +86,11 @@ def errors_by_m(found: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in zip(*columns, strict=True))
 
 
-def filled(page: str, found: Sequence[Row]) -> str:
+def filled(page: str, results: Sequence[Row]) -> str:
     """Return the page with a new table. Raises ArgumentError if the page does not contain the table's markers."""
     if not _MARKED.search(page):
         raise ArgumentError("page", "no <!-- cost model -->", "a page with the two markers of the table")
-    text = f"{summary(found)}\n\n{errors_by_m(found)}\n"
+    text = f"{summary(results)}\n\n{errors_by_m(results)}\n"
     return _MARKED.sub(lambda match: f"{match[1]}{text}{match[2]}", page)
 
 
@@ -99,10 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench model", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args(argv)
-    found = rows()
+    results = rows()
     if options.write:
-        PAGE.write_text(filled(PAGE.read_text(), found))
-    print(summary(found) if options.write else f"{table(found)}\n\n{summary(found)}")
+        PAGE.write_text(filled(PAGE.read_text(), results))
+    print(summary(results) if options.write else f"{table(results)}\n\n{summary(results)}")
     return 0
 
 

@@ -23,7 +23,7 @@ from benchmarks.shapes import FIVE, LARGE
 from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, Svg, text_width, tint
 from tools.model_layers import Shape
 
-#: Layers for the second panel, which shows the first measured one of these, or otherwise the first layer of the result.
+#: Preferred layers for the second panel. If none of them was measured, the panel shows the result's first layer.
 SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*LARGE, *FIVE)))
 WIDTH, PANEL_HEIGHT = 800, 260
 LEFT, _RIGHT, PANEL_GAP = 66, 24, 96
@@ -94,7 +94,7 @@ def _by_m(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> dict[
 
 
 def measured(result: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of a result that have a time."""
+    """Return a result's cells that contain a time."""
     return [cell for cell in result["cells"] if cell.get("us") is not None]
 
 
@@ -290,7 +290,7 @@ def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
 
 
 def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
-    """Draw the colors and names of lines without labels, from ``y`` downwards, and return the legend's lower end."""
+    """Draw the colors and names of lines without labels, from ``y`` downward, and return the legend's lower end."""
     x = 18.0
     for line in {line.name: line for line in lines}.values():
         if x + 34 + text_width(line.name, _SIZE) > WIDTH - 20:
@@ -331,7 +331,7 @@ def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
     results = (result, *more)
     panels, title = panels_of(results), "W4A16 Marlin GEMM"
     if not panels:
-        raise ValueError("the result contains no measured cell")
+        raise ValueError("the result contains no measured cells")
     out, y = Svg(), 34.0
     out.text(18, y, title, size=18, bold=True)
     for text in about(results):
@@ -351,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench plot", description=__doc__)
     parser.add_argument("result", type=Path, help="JSON of cudatma bench marlin")
     parser.add_argument(
-        "more", type=Path, nargs="*", help="results for other rivals or layers, measured on the same machine"
+        "more", type=Path, nargs="*", help="results for other libraries or layers, measured on the same machine"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE.svg", help="output file (default: in the folder of the result)"

@@ -1,7 +1,7 @@
-"""Time every configuration of a family for the products in a file, in order to fit and check a cost model.
+"""Time every configuration of a family for the products in a file, to fit and check a cost model.
 
-The cells of a result file describe products in the same way as tuning entries. Operands are in L2 to the extent that
-the previous launch left them there. Configurations take turns in CUDA graphs.
+The cells of a result file describe products in the same way as tuning entries. Operands may still be in L2 from the
+previous launch. Configurations take turns in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def measure(stream: Any, kernel_family: Any, trial: Any, problem: Any, replays: 
 
 
 def products(path: Path, kernel_family: Any) -> list[Any]:
-    """Return the problems of a file's cells, with the version of each cell. Raises OSError, ValueError or KeyError."""
+    """Return the problems of a file's cells, with the version of each cell.
+
+    Raises OSError, ValueError or KeyError if the file is unreadable or invalid.
+    """
     problems = []
     for cell in json.loads(path.read_text())["cells"]:
         problem = kernel_family.read_problem(cell)
@@ -83,7 +86,7 @@ def tiles_table(cells: Sequence[Cell]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench tiles`` and return the exit status (1 if a configuration could not be measured)."""
     parser = make_parser("tiles", __doc__, EXAMPLES)
-    parser.add_argument("family", choices=tuple(FAMILIES), help="family of kernels")
+    parser.add_argument("family", choices=tuple(FAMILIES), help="kernel family")
     parser.add_argument("products", type=Path, metavar="FILE", help="result file whose cells describe the products")
     parser.add_argument("--replays", type=int, default=5, help="number of timed turns (default: 5)")
     options = parser.parse_args(argv)

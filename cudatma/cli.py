@@ -1,6 +1,7 @@
 """The console script ``cudatma``, with one subcommand for each module in COMMANDS.
 
-A cudatma error prints one line on stderr and returns exit status 2. A closed output pipe ends the program silently.
+If a command raises a cudatma error, the script prints one line to stderr and exits with status 2. If the output pipe is
+closed, the script exits silently.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from cudatma.runtime.compiler_log import shortened
 
 _formatwarning = warnings.formatwarning
 
-#: Subcommand -> (module of tools/, description). A subcommand exists if its module does.
+#: Maps each subcommand to its module in tools/ and its description. A subcommand exists if its module exists.
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check the driver, GPU, NVRTC, cache and tools, and explain problems"),
     "demo": ("demo", "quantize a layer and run its GEMM on the GPU or the CPU"),
-    "dump": ("dump_kernels", "compile or disassemble kernels into PTX, cubin, SASS and a report, without a GPU"),
+    "dump": ("dump_kernels", "compile or disassemble kernels and write PTX, cubin, SASS and a report, without a GPU"),
     "diff": ("diff_builds", "compare two builds of kernels"),
     "inspect": ("inspect_descriptor", "explain a tensor map: fields, layout, accesses and risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and report its hazards"),
     "record": ("record", "record the kernel launches of a program for cudatma emulate"),
-    "mutants": ("mutants", "remove each synchronization of a kernel in turn and check that the emulator reports it"),
+    "mutants": (
+        "mutants",
+        "remove each synchronization of a kernel and check that the emulator reports a hazard",
+    ),
     "explain": ("explain", "explain a kind of hazard or the choice of a kernel for a problem"),
     "header": ("export_header", "export the primitives as a self-contained .cuh file"),
     "bench": ("bench", "run a benchmark from a checkout"),
@@ -52,10 +56,7 @@ EXAMPLES = """examples:
 
 
 def tools_package() -> ModuleType:
-    """Return the package ``cudatma.tools``.
-
-    In a checkout, this is the folder tools/.
-    """
+    """Return the package ``cudatma.tools``, which is the folder tools/ in a checkout."""
     try:
         return importlib.import_module("cudatma.tools")
     except ModuleNotFoundError as error:
@@ -101,7 +102,7 @@ def _parser(commands: dict[str, str]) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", metavar="COMMAND", help="one of these commands")
+    parser.add_argument("command", metavar="COMMAND", help="one of the commands above")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     return parser
 
@@ -126,14 +127,14 @@ def _run(argv: Sequence[str]) -> int:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format a cudatma warning without the source line that issued it."""
+    """Format a TuneFileWarning without the source line that issued it."""
     if issubclass(category, TuneFileWarning):
         return f"cudatma: {message}\n"
     return _formatwarning(message, category, filename, lineno, line)
 
 
 def _discard_output() -> None:
-    """Discard unwritable output, because Python flushes stdout at exit and prints a traceback if the flush fails."""
+    """Discard output that cannot be written. Otherwise, Python prints a traceback if it cannot flush stdout at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -143,12 +144,12 @@ def _discard_output() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma`` and return the exit status.
 
-    The status is 0 for success, 1 if a check failed, and 2 for wrong arguments or a cudatma error.
+    The status is 0 for success, 1 if a check failed, and 2 for invalid arguments or other errors.
     """
     warnings.formatwarning = _format_warning
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
-        if sys.stdout is not None:  # the caller may have closed it
+        if sys.stdout is not None:  # stdout may be closed
             sys.stdout.flush()
         return status
     except CudaTmaError as error:

@@ -1,4 +1,4 @@
-"""pytest plugin with the fixture ``emulate``, which runs a kernel on the emulator and reports races and hangs.
+"""pytest plugin whose fixture ``emulate`` runs a kernel on the emulator and reports races and hangs.
 
 pytest loads the plugin if cudatma is installed. docs/howto/test_a_kernel.md shows how to use the fixture.
 """
@@ -23,12 +23,12 @@ SCHEDULES = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("cudatma", "kernels on cudatma's emulator")
+    group = parser.getgroup("cudatma", "cudatma emulator")
     group.addoption(
         "--emulator-schedules", type=int, metavar="N", help=f"number of schedules per launch (default: {SCHEDULES})"
     )
     group.addoption("--emulator-seed", type=int, metavar="S", help="seed of the random schedules (default: 0)")
-    group.addoption("--emulator-replay", type=int, metavar="K", help="run only schedule number K of this seed")
+    group.addoption("--emulator-replay", type=int, metavar="K", help="run only schedule K of the seed")
     group.addoption("--emulator-trace", type=Path, metavar="DIR", help="write failing schedules to DIR as SVG and JSON")
     group.addoption(
         "--emulator-html", type=Path, metavar="DIR", help="write an HTML page for each failing launch to DIR"
@@ -42,7 +42,7 @@ def emulate(request: pytest.FixtureRequest) -> Emulate:
 
 
 class Emulate:
-    """Callable that the fixture ``emulate`` provides."""
+    """Function that the fixture ``emulate`` returns."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._test, self._folder = request.node.nodeid, request.path.parent
@@ -75,27 +75,28 @@ class Emulate:
         Parameters
         ----------
         kernel : str, Path, Kernel or EmulatedModule
-            PTX or CUDA text, or a .ptx or .cu file relative to the test's folder or the working directory.
+            Kernel to run. A str is PTX text, CUDA text, or the path of a .ptx or .cu file, relative to the test's
+            folder or the working directory.
         grid, block, entry, cluster, shared_bytes, target
-            As for ``EmulatedModule.launch``.
+            As in ``EmulatedModule.launch``.
         args : sequence
             NumPy arrays, numbers and tensor maps.
         schedules, seed : int, optional
-            Number of schedules and their seed. Default: 10 and 0. The command line overrides both.
-        hazards : {"fail", "collect"}
-            "fail" fails the test if there are hazards, and lists them. "collect" only adds them to the report.
+            Number of schedules, and seed of the random schedules. Default: 10 and 0. The command line overrides both.
+        hazards : {"fail", "collect"}, default: "fail"
+            "fail" fails the test with a list of the hazards if there are any. "collect" only adds them to the report.
         template : bool, default: False
-            Whether CUDA text is a template, as for cudatma.compile(). A .j2 file is always a template.
+            Whether CUDA text is a template, as in cudatma.compile(). A .j2 file is always a template.
         options : sequence of str
-            Options for NVRTC.
+            NVRTC options.
         include_dirs : sequence of path
-            Folders of included files, relative to the test's folder or the working directory.
+            Include directories, relative to the folder of the test or the working directory.
         defines : mapping or sequence of str
-            Macros, as for cudatma.compile().
+            Macro definitions, as in cudatma.compile().
         trace : Trace, optional
-            Trace that records the schedule. Default: a new Trace if --emulator-trace or --emulator-html is given.
+            Trace in which to record the launch. Default: a new Trace if --emulator-trace or --emulator-html is given.
         **more
-            Other arguments of ``EmulatedModule.launch``, such as ``arrays`` and ``step_limit``.
+            Other keyword arguments of ``EmulatedModule.launch``, such as ``arrays`` and ``step_limit``.
 
         Returns
         -------
@@ -105,12 +106,12 @@ class Emulate:
         Raises
         ------
         ArgumentError, CompileError, PtxError, StepLimitError
-            As for ``EmulatedModule.launch``.
+            As in ``EmulatedModule.launch``.
         """
-        from cudatma.errors import ArgumentError
+        from cudatma.errors import ArgumentError, quoted
 
         if hazards not in ("fail", "collect"):
-            raise ArgumentError("hazards", hazards, "fail, collect")
+            raise ArgumentError("hazards", hazards, quoted(("fail", "collect")))
         folders = [self._here(folder) for folder in include_dirs]
         module, source = self._load(
             kernel,
@@ -142,13 +143,13 @@ class Emulate:
             pytest.fail(self._failure(report, trace), pytrace=False)
         return report
 
-    def _first(self, option: str, of_test: int | None, default: int) -> int:
-        """Return the number from the command line if it is given, otherwise from the test, otherwise the default."""
-        numbers = (self._option(option), of_test, default)
+    def _first(self, option: str, test_value: int | None, default: int) -> int:
+        """Return the first of these that is set: the command-line option, the test's value, the default."""
+        numbers = (self._option(option), test_value, default)
         return next(number for number in numbers if number is not None)
 
     def _here(self, path: str | Path) -> str | Path:
-        """Return a path in the test's folder if it exists, otherwise the path itself."""
+        """Return the path relative to the test's folder if it exists there, otherwise the path itself."""
         return self._folder / path if os.path.exists(self._folder / path) else path
 
     def _load(self, kernel: Any, *, entry: str | None, **source: Any) -> tuple[EmulatedModule, PtxSource]:
@@ -172,9 +173,7 @@ class Emulate:
         return Trace()
 
     def _failure(self, report: Report, trace: Trace | None) -> str:
-        """Return the text of a failure: every hazard, the command that reproduces the first hazard, and the files
-        written.
-        """
+        """Write the files, and return a message with all hazards and a command that reproduces the first one."""
         from cudatma.errors import counted
 
         hazards = report.hazards
@@ -188,7 +187,7 @@ class Emulate:
         lines += ["", f"hint: {report.hint}"] if report.hint else []
         lines += ["", f"more: {report.more}"]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
-        lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]
+        lines += ["", "to reproduce the first hazard with a picture:", f"  {again} --emulator-trace traces"]
         written = self._write("--emulator-html", {".html": report.to_html})
         if trace is not None:
             written += self._write("--emulator-trace", {".svg": trace.to_svg, ".json": trace.to_json})

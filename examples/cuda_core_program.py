@@ -1,11 +1,11 @@
-"""A program that uses cuda.core, on the emulator: no GPU.
+"""Run a program that uses cuda.core on the emulator, without a GPU.
 
     pip install cuda-core
-    python examples/cuda_core_program.py             # no hazards, and the result is right
-    python examples/cuda_core_program.py --broken    # a missing proxy fence: the emulator names it
+    python examples/cuda_core_program.py             # no hazards and a correct result
+    python examples/cuda_core_program.py --broken    # omits the proxy fence, which the emulator reports
 
-Each block doubles 1024 numbers in shared memory and copies them to global memory with one bulk copy (TMA). The copy
-reads shared memory through the async proxy, so a fence must come between the threads' writes and the copy.
+Each block writes 1024 doubled numbers to shared memory and copies them to global memory with one bulk copy (TMA). The
+copy reads shared memory through the async proxy, so a fence is required between the threads' writes and the copy.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(x: np.ndarray, broken: bool) -> np.ndarray:
 
 
 def main() -> int:
-    """Run the kernel, print what the emulator found, and return 1 for a hazard or a wrong result."""
+    """Run the kernel, print the emulator's report, and return 1 if there is a hazard or a wrong result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--broken", action="store_true", help="omit the fence")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""CuPy's RawKernel on the emulator: no GPU, and NumPy arrays instead of CuPy's.
+"""Run a CuPy RawKernel on the emulator, without a GPU and with NumPy arrays instead of CuPy arrays.
 
     pip install cupy-cuda13x
-    python examples/cupy_kernel.py             # no hazards, and the result is right
-    python examples/cupy_kernel.py --broken    # a missing __syncthreads(): the emulator names both lines
+    python examples/cupy_kernel.py             # no hazards and a correct result
+    python examples/cupy_kernel.py --broken    # omits __syncthreads(); the emulator reports both lines of the race
 
-Each block reverses 256 numbers in shared memory, so every thread reads what another thread wrote.
+Each block reverses 256 numbers in shared memory, so every thread reads an element that another thread wrote.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ extern "C" __global__ void reverse(const float* x, float* y) {
 
 
 def main() -> int:
-    """Run the kernel, print what the emulator found, and return 1 for a hazard or a wrong result."""
+    """Run the kernel, print the emulator's report, and return 1 if there is a hazard or a wrong result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--broken", action="store_true", help="omit __syncthreads()")
     options = parser.parse_args()

@@ -1,11 +1,12 @@
-"""A warp-specialized GEMM in Gluon for Hopper, on the emulator: no GPU.
+"""Run a warp-specialized Gluon GEMM for Hopper on the emulator, without a GPU.
 
     pip install triton
-    python examples/gluon_gemm.py             # no hazards, and the product is right
-    python examples/gluon_gemm.py --broken    # the consumer releases a slot too early: the emulator names the line
+    python examples/gluon_gemm.py             # no hazards and a correct result
+    python examples/gluon_gemm.py --broken    # the consumer releases a slot too early; the emulator reports the line
 
 One producer warp loads tiles of A and B into a ring of slots with TMA. One consumer warpgroup multiplies them with
-wgmma. Two mbarriers for each slot hand it over: "full" from the producer to the consumer, "empty" back.
+wgmma. Each slot has two mbarriers: "full" signals the consumer that TMA has filled the slot, and "empty" signals the
+producer that the consumer has released it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def consume(a_desc, c_desc, a_slots, b_slots, full, empty, slots: gl.constexpr, 
         mbarrier.wait(full.index(slot), i // slots & 1)
         total = warpgroup_mma(a_slots.index(slot), b_slots.index(slot), total, is_async=True)
         if broken:
-            mbarrier.arrive(empty.index(slot), count=1)  # wgmma still reads the slot
+            mbarrier.arrive(empty.index(slot), count=1)  # wgmma is still reading the slot
         total = warpgroup_mma_wait(0, deps=(total,))
         if not broken:
             mbarrier.arrive(empty.index(slot), count=1)
@@ -101,7 +102,7 @@ def gemm(a: np.ndarray, b: np.ndarray, broken: bool = False) -> np.ndarray:
 
 
 def main() -> int:
-    """Run the kernel, print what the emulator found, and return 1 for a hazard or a wrong result."""
+    """Run the kernel, print the emulator's report, and return 1 if there is a hazard or a wrong result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--broken", action="store_true", help="release slots before wgmma has read them")
     options = parser.parse_args()

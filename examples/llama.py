@@ -1,18 +1,18 @@
-"""Compare a Llama with random weights in fp16 and in int4 with cudatma: tokens/s, memory and logits.
+"""Compare an fp16 Llama with random weights and its int4 version in cudatma: tokens/s, memory and logits.
 
     python examples/llama.py --size tiny                    # on the CPU, with the reference backend
     python examples/llama.py --size 8b --batch 1,16,64      # the sizes of Llama-3-8B, on a GPU with 48 GB
     python examples/llama.py --size 8b --compile --json llama.json
 
 The fp16 model uses sdpa. The int4 model is created by from_pretrained(quantization_config=CudatmaConfig(...)) from the
-same weights, and uses cudatma's attention. The logits of a prompt are compared with (a) the fp16 model, which shows the
-error of four bits for random weights, and (b) the fp16 model with the dequantized weights, which shows the error of the
-kernels. Then both models decode with a static cache, the fp16 model with the dequantized weights. On a GPU one step is
-a CUDA graph, which the measurement replays. Stages and their seconds go to stderr.
+same weights, and uses cudatma's attention. The int4 model's logits for a prompt are compared with those of (a) the fp16
+model, which shows the quantization error for random weights, and (b) the fp16 model with dequantized weights, which
+shows the error of the kernels. Then the int4 model and the fp16 model with dequantized weights decode with a static
+cache. On a GPU, the measurement replays a CUDA graph of one step. The duration of each stage is printed to stderr.
 
-The exit status is 0 if (b) is within 2 % of the largest logit, 2 if the command line is wrong, and 1 otherwise. The
-example needs torch and transformers. With accelerate, the int4 model is loaded onto the GPU without a copy in host
-memory, and shares the tensors that stay in fp16.
+The exit status is 0 if the largest difference in (b) is at most 2% of the largest logit, 2 if the command line is
+invalid, and 1 otherwise. The example requires torch and transformers. If accelerate is installed, the int4 model is
+loaded onto the GPU without a copy in host memory, and shares the tensors that stay in fp16 with the fp16 model.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from cudatma.errors import ArgumentError, BackendWarning, CudaTmaError
 from cudatma.integrations.torch import MarlinLinear
 from cudatma.integrations.transformers import CudatmaConfig, register
 
-#: hidden_size, intermediate_size, layers, heads, heads of keys and values, vocabulary.
+#: Hidden size, intermediate size, number of layers, query heads and KV heads, and vocabulary size.
 SIZES = {
     "tiny": (128, 192, 2, 4, 2, 96),
     "1b": (2048, 8192, 16, 32, 8, 128256),
     "8b": (4096, 14336, 32, 32, 8, 128256),
 }
-#: Limit of (b), relative to the largest logit.
+#: Maximum difference in (b), relative to the largest logit.
 KERNEL_LIMIT = 0.02
 _WARM_UPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Decoding speed with one batch: tokens/s of both models, and the speedup of int4."""
+    """Decoding speed for a batch size: tokens/s of both models, and the speedup of int4."""
 
     batch: int
     fp16_tokens_per_s: float
@@ -67,9 +67,9 @@ class Difference:
     max_relative : float
         Largest difference divided by the largest logit.
     mean_cosine : float
-        Mean cosine.
+        Mean cosine similarity over all positions.
     same_choice : float
-        Share of positions with the same largest logit.
+        Fraction of positions with the same most probable token.
     """
 
     max_relative: float
@@ -86,7 +86,8 @@ class Report:
     fp16_bytes, int4_bytes : int
         Size of all parameters and buffers in bytes.
     peak_bytes : int
-        Peak of torch's allocator in bytes, including both models, while int4 decoded the last batch. 0 on the CPU.
+        Peak memory that torch allocated while the int4 model decoded the last batch, including both models, in bytes. 0
+        on the CPU.
     """
 
     size: str
@@ -114,14 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Report:
-    """Compare both models' logits, then measure their speed with each batch. --json is written after each step."""
+    """Compare both models' logits, then measure their speed for each batch size. Write --json after each step."""
     register()
     device = torch.device(options.device)
     if device.type == "cpu":
         os.environ.setdefault("CUDATMA_BACKEND", "reference")
         warnings.simplefilter("ignore", BackendWarning)
     elif options.size == "tiny":
-        raise ArgumentError("--size", "tiny", "1b, 8b on a GPU", "tiny is for the CPU")
+        raise ArgumentError("--size", "tiny", "1b or 8b on a GPU", "pass --device cpu to use tiny")
     with _stage("random fp16 model", device):
         dense = _random_model(options.size, device)
     with _stage("int4 model", device):
@@ -156,7 +157,7 @@ def _write(report: Report, path: Path | None) -> None:
 
 
 def _with_batch(report: Report, dense: Any, packed: Any, batch: int, options: argparse.Namespace) -> Report:
-    """Return the report with the speed of both models for another batch."""
+    """Return the report with the speed of both models for another batch size."""
     device, peak = dense.device, 0
     with _stage(f"batch {batch}, fp16", device):
         fp16 = tokens_per_second(dense, batch, options)
@@ -171,7 +172,7 @@ def _with_batch(report: Report, dense: Any, packed: Any, batch: int, options: ar
 
 @contextmanager
 def _stage(name: str, device: Any) -> Iterator[None]:
-    """Print on stderr how long the body of the with statement took."""
+    """Print the duration of the body of the with statement to stderr."""
     begin = time.perf_counter()
     yield
     _wait(device)
@@ -198,7 +199,7 @@ def _random_model(size: str, device: Any) -> Any:
 
 
 def _quantized(dense: Any, group_size: int, device: Any) -> Any:
-    """Return the same model in int4. transformers quantizes it as if it were loaded from a folder."""
+    """Return an int4 version of a model. transformers quantizes the model as if it were loaded from a folder."""
     location = {"device_map": device} if is_accelerate_available() else {}
     model = type(dense).from_pretrained(
         None,
@@ -281,14 +282,14 @@ def _text(report: Report) -> str:
     lines = [f"Llama {report.size} on {report.device}, groups of {report.group_size}{', compiled' * report.compiled}"]
     lines.append(f"weights: fp16 {report.fp16_bytes / 1e9:.3f} GB, int4 {report.int4_bytes / 1e9:.3f} GB")
     if report.device == "cpu":
-        lines.append("on the CPU, tokens/s show that the example runs, not how fast the kernels are")
+        lines.append("on the CPU, tokens/s do not show the speed of the kernels")
     for speed in report.speeds:
         rates = f"fp16 {speed.fp16_tokens_per_s:.1f}, int4 {speed.int4_tokens_per_s:.1f} tokens/s"
-        lines.append(f"batch {speed.batch}: {rates}, {speed.ratio:.2f} times")
+        lines.append(f"batch {speed.batch}: {rates}, speedup {speed.ratio:.2f}")
     for what, difference in (("fp16", report.to_fp16), ("dequantized", report.to_dequantized)):
         lines.append(
-            f"logits against {what}: largest difference {difference.max_relative:.2%}, "
-            f"mean cosine {difference.mean_cosine:.5f}, same choice {difference.same_choice:.1%}"
+            f"logits compared with {what}: largest difference {difference.max_relative:.2%}, "
+            f"mean cosine {difference.mean_cosine:.5f}, same token {difference.same_choice:.1%}"
         )
     return "\n".join(lines)
 
@@ -301,12 +302,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--size", choices=SIZES, default="tiny", help="size of the model (default: tiny)")
-    add("--batch", type=_numbers, default=None, metavar="N,N,..", help="sequences (default: 1,16,64; on the CPU 1,2)")
-    add("--prompt", type=int, default=None, metavar="N", help="tokens before decoding (default: 128; on the CPU 12)")
-    add("--tokens", type=int, default=None, metavar="N", help="tokens to decode (default: 128; on the CPU 4)")
+    add("--batch", type=_numbers, default=None, metavar="N,N,...", help="batch sizes (default: 1,16,64; tiny: 1,2)")
+    add("--prompt", type=int, default=None, metavar="N", help="tokens in the prompt (default: 128; tiny: 12)")
+    add("--tokens", type=int, default=None, metavar="N", help="tokens to decode (default: 128; tiny: 4)")
     add("--group-size", type=int, choices=(32, 64, 128, -1), default=128, metavar="N", help="32, 64, 128 or -1")
-    add("--device", default=None, help="torch's name of the device (default: cuda; cpu for tiny)")
-    add("--compile", action="store_true", help="torch.compile both models' decoding step")
+    add("--device", default=None, help="torch device (default: cuda; tiny: cpu)")
+    add("--compile", action="store_true", help="compile the decoding step of both models with torch.compile")
     add("--json", type=Path, metavar="FILE", help="also write the report to this file")
     options = parser.parse_args(argv)
     on_cpu = options.size == "tiny"
@@ -315,7 +316,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.prompt = options.prompt or (12 if on_cpu else 128)
     options.tokens = options.tokens or (4 if on_cpu else 128)
     if options.device != "cpu" and not torch.cuda.is_available():
-        raise ArgumentError("--device", options.device, "a GPU that torch can use", "--size tiny runs on the CPU")
+        raise ArgumentError("--device", options.device, "a GPU that torch can use", "pass --size tiny for the CPU")
     return options
 
 

@@ -1,13 +1,13 @@
-"""MiniLM on cudatma's kernels: sentence embeddings in int4 and in fp16, compared with the fp32 model.
+"""Compute MiniLM sentence embeddings in int4 and fp16 with cudatma's kernels, and compare them with fp32.
 
-    python examples/minilm.py                              # the installed package's weights, on the GPU or the CPU
-    python examples/minilm.py --export minilm              # an fp16 copy (45 MB) for a machine without the package
+    python examples/minilm.py                              # use the installed package's weights, on the GPU or the CPU
+    python examples/minilm.py --export minilm              # write an fp16 copy (45 MB) for another machine
     python examples/minilm.py --model minilm --json minilm.json
 
-The int4 model uses MarlinLinear and attention_varlen. The fp16 model uses gemm and attention_varlen. There are three
-cosines for each sentence. The cosine of int4 and fp32 shows the error of four bits. The cosine of int4 and fp32 with
-dequantized weights, and the cosine of fp16 and fp32, show the error of the kernels. The exit status is 0 if all bounds
-hold, 2 if the command line is wrong, and 1 otherwise. The example needs the package tokenizers.
+The int4 model uses MarlinLinear and attention_varlen. The fp16 model uses gemm and attention_varlen. The example prints
+three cosines for each sentence. The cosine of int4 and fp32 shows the quantization error. The cosine of int4 and fp32
+with dequantized weights, and the cosine of fp16 and fp32, show the error of the kernels. The exit status is 0 if all
+bounds hold, 2 if the command line is invalid, and 1 otherwise. The example requires the package tokenizers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minilm_model import Attention, DenseAttention, DenseLinear, Encoder, HalfLi
 import cudatma
 from cudatma.errors import ArgumentError, CudaTmaError
 
-#: Limits of the mean cosine of int4 with fp32, and of each cosine that shows the error of the kernels.
+#: Lower bounds on the mean cosine of int4 with fp32, and on each cosine that shows the error of the kernels.
 MEAN_LIMIT, EACH_LIMIT = 0.95, 0.9995
 GROUP_SIZES = (128, 64, 32)
 SENTENCES = Path(__file__).with_name("sentences.txt")
@@ -45,9 +45,9 @@ class Choice:
     Attributes
     ----------
     group_size : int
-        The largest group size to use.
+        Maximum group size.
     symmetric : bool
-        Whether to use no zero points.
+        Whether to quantize without zero points.
     clip_search : bool
         Whether to try narrower ranges for each group and keep the best.
     """
@@ -66,7 +66,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Device of the models, with the array module ``xp`` (numpy or cupy) and the backend argument for functions."""
+    """Device of the models, with the array module ``xp`` (numpy or cupy) and the argument ``backend`` of functions."""
 
     xp: Any
     backend: str | None
@@ -232,10 +232,11 @@ def _print(results: Mapping[str, Any]) -> None:
     sizes = ", ".join(str(size) for size in results["group_sizes"])
     console.print(f"backend   {results['backend']} ({results['device']})")
     console.print(f"weights   {results['weights']}", soft_wrap=True)
-    console.print(f"layers    {results['linear_layers']} in int4, group size {sizes}: {saved:.1f} % smaller than fp16")
-    console.print(f"mean      {results['mean_cosine_fp32']:.4f} of int4 with fp32, required: {MEAN_LIMIT}")
-    console.print(f"minimum   {results['min_cosine_dequantized']:.7f} of int4 with dequantized, required: {EACH_LIMIT}")
-    console.print(f"minimum   {results['min_cosine_fp16']:.7f} of fp16 with fp32, required: {EACH_LIMIT}")
+    console.print(f"layers    {results['linear_layers']} in int4, group size {sizes}: {saved:.1f}% smaller than fp16")
+    console.print(f"mean      {results['mean_cosine_fp32']:.4f} (int4, fp32), must be at least {MEAN_LIMIT}")
+    minimum = results["min_cosine_dequantized"]
+    console.print(f"minimum   {minimum:.7f} (int4, dequantized), must be at least {EACH_LIMIT}")
+    console.print(f"minimum   {results['min_cosine_fp16']:.7f} (fp16, fp32), must be at least {EACH_LIMIT}")
     console.print("All bounds hold." if results["passed"] else "A bound is MISSED.")
 
 
@@ -248,20 +249,20 @@ def _place(backend: str) -> Place:
         import cupy
     except ImportError as error:
         remedy = "run: pip install cupy-cuda13x, or cupy-cuda12x for CUDA 12"
-        raise ArgumentError("cupy", f"not installed ({error})", "CuPy, for arrays on the GPU", remedy) from error
+        raise ArgumentError("cupy", f"an ImportError ({error})", "importable", remedy) from error
     return Place(cupy, None, cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, metavar="DIR", help=f"a folder with weights; default: {DISTRIBUTION}")
-    parser.add_argument("--export", type=Path, metavar="DIR", help="write the fp16 copy to this folder and stop")
+    parser.add_argument("--model", type=Path, metavar="DIR", help=f"folder with weights (default: {DISTRIBUTION})")
+    parser.add_argument("--export", type=Path, metavar="DIR", help="write an fp16 copy to this folder and exit")
     parser.add_argument("--sentences", type=Path, default=SENTENCES, metavar="FILE", help="one sentence per line")
-    parser.add_argument("--group-size", type=int, choices=GROUP_SIZES, default=128, help="largest one; default: 128")
+    parser.add_argument("--group-size", type=int, choices=GROUP_SIZES, default=128, help="maximum (default: 128)")
     parser.add_argument("--asymmetric", action="store_true", help="quantize with zero points")
-    parser.add_argument("--no-clip-search", action="store_true", help="round to nearest over each group's whole range")
+    parser.add_argument("--no-clip-search", action="store_true", help="always quantize the full range of each group")
     parser.add_argument("--backend", choices=("auto", "cuda", "reference"), default="auto", help="default: auto")
-    parser.add_argument("--batch", type=int, default=32, metavar="N", help="sentences at once; default: 32")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="sentences per batch (default: 32)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     return parser
 
@@ -276,7 +277,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     backend = cudatma.selected_backend(None if options.backend == "auto" else options.backend)
     if backend == "emulator":
-        backend = "reference"  # the emulator would need hours for a whole model
+        backend = "reference"  # The emulator would take hours for a whole model.
     place = _place(backend)
     choice = Choice(options.group_size, not options.asymmetric, not options.no_clip_search)
     sentences = read_sentences(options.sentences)

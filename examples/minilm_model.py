@@ -2,8 +2,8 @@
 
 The caller passes the linear layers and the attention, so that one encoder runs in fp32 and another on cudatma's
 kernels. The sentences of a batch are concatenated without padding. Sources: Devlin et al., "BERT"; Wang et al.,
-"MiniLM"; the model's config.json; sentence-transformers' pooling (mean over the tokens of a sentence, then unit
-length).
+"MiniLM"; the model's config.json; sentence-transformers' pooling (mean over the tokens of a sentence, normalized to
+unit length).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class EncoderConfig:
     Attributes
     ----------
     layers, heads : int
-        Numbers of encoder layers and of attention heads per layer.
+        Number of encoder layers, and of attention heads per layer.
     hidden, intermediate : int
-        Widths of the hidden state and of the feed-forward network.
+        Width of the hidden state, and of the feed-forward network.
     vocabulary, positions, token_types : int
-        Numbers of rows in the embedding tables. ``positions`` is also the maximum number of tokens in a sentence.
+        Number of rows in each embedding table. ``positions`` is also the maximum number of tokens in a sentence.
     norm_eps : float
         Number that layer norm adds to the variance.
     """
@@ -70,7 +70,7 @@ class EncoderConfig:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Prefix of the tensors' names of each layer."""
+        """Prefix of the tensor names of each layer."""
         return tuple(f"encoder.layer.{layer}" for layer in range(self.layers))
 
     @property
@@ -106,7 +106,7 @@ def erf(x: Any, xp: Any) -> Any:
     Functions", 7.1.26.
     """
     magnitude = xp.abs(x)
-    t = 1.0 / (1.0 + 0.3275911 * magnitude)  # a Python float keeps an fp32 array fp32
+    t = 1.0 / (1.0 + 0.3275911 * magnitude)  # Python floats do not promote an fp32 array.
     polynomial = xp.zeros_like(x)
     for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
         polynomial = (polynomial + coefficient) * t
@@ -147,7 +147,7 @@ class HalfLinear:
 
 @dataclass(frozen=True, slots=True)
 class DenseAttention:
-    """Attention in fp32, one sentence at a time. ``xp`` is the arrays' module."""
+    """Attention in fp32, one sentence at a time. ``xp`` is the array module."""
 
     xp: Any
 
@@ -188,8 +188,8 @@ class Encoder:
     def embed(self, ids: Any, mask: Any) -> Any:
         """Return sentence embeddings, fp32 (batch, hidden), of unit length.
 
-        ``ids`` are integers (batch, tokens), and ``mask`` is False at padding. Raise ArgumentError for a wrong shape or
-        a sentence without a token.
+        ``ids`` are integers (batch, tokens), and ``mask`` is False at padding. Raise ArgumentError if a shape is wrong
+        or a sentence contains no tokens.
         """
         self._check(ids, mask)
         hidden = self._embeddings(ids, mask)
@@ -201,11 +201,13 @@ class Encoder:
 
     def _check(self, ids: Any, mask: Any) -> None:
         if ids.ndim != 2 or not 1 <= ids.shape[1] <= self.config.positions:
-            raise ArgumentError("ids", tuple(ids.shape), f"(batch, tokens), 1..{self.config.positions} tokens")
+            raise ArgumentError("ids", tuple(ids.shape), f"(batch, tokens) with 1 to {self.config.positions} tokens")
         if mask.shape != ids.shape or mask.dtype != np.bool_:
             raise ArgumentError("mask", f"{mask.dtype} {tuple(mask.shape)}", f"bool {tuple(ids.shape)}, like ids")
         if not bool(mask.any(axis=1).all()):
-            raise ArgumentError("mask", "a row without True", "a token in every sentence", "leave empty sentences out")
+            raise ArgumentError(
+                "mask", "a row without True", "True for at least one token per row", "omit empty sentences"
+            )
 
     def _embeddings(self, ids: Any, mask: Any) -> Any:
         """Return the tokens of all sentences, (tokens, hidden), without padding."""

@@ -1,12 +1,12 @@
-"""Write your own kernel: copy a 2D array box by box with TMA loads and stores through a ring of stages.
+"""Copy a 2D array box by box with TMA loads and stores through a ring of stages, as a model for your own kernels.
 
-    python examples/tile_copy.py                       # copy on the GPU, compare and measure
-    python examples/tile_copy.py --emulator            # a small array on the CPU, with its hazards and a picture
-    python examples/tile_copy.py --target sm_120a      # only compile; needs no GPU
+    python examples/tile_copy.py                       # copy on the GPU, verify and measure
+    python examples/tile_copy.py --emulator            # copy a small array on the CPU, and draw the pipeline
+    python examples/tile_copy.py --target sm_120a      # only compile; requires no GPU
 
-A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen config with the numbers that the template
-reads, and an operation that checks the arrays and names the launch's arguments. All three are in
-cudatma/kernels/data_movement/tile_copy.py, the smallest kernel.
+A kernel consists of a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen config with the values that the
+template uses, and an operation that validates the arrays and provides the launch arguments. The config and operation
+are in cudatma/kernels/data_movement/tile_copy.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         cudatma.detect()
     except cudatma.errors.CudaTmaError as error:
-        parser.exit(2, f"no GPU to copy on ({error}); --emulator runs on the CPU\n")
+        parser.exit(2, f"no GPU is available ({error}); pass --emulator to run on the CPU\n")
     import cupy
 
     source = cupy.random.default_rng(0).random((8192, 8200), dtype=cupy.float32)

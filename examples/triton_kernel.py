@@ -1,11 +1,11 @@
-"""A Triton kernel on the emulator: no GPU, and NumPy arrays instead of torch tensors.
+"""Run a Triton kernel on the emulator, without a GPU and with NumPy arrays instead of torch tensors.
 
     pip install triton
-    python examples/triton_kernel.py             # no hazards, and the sums are right
-    python examples/triton_kernel.py --broken    # adds without an atomic: the emulator names the line
+    python examples/triton_kernel.py             # no hazards and a correct result
+    python examples/triton_kernel.py --broken    # adds without an atomic; the emulator reports the line
 
-Each program sums a tile of a matrix along its rows and adds the sums to the result. All programs of a row of tiles add
-to the same elements, so the additions have to be atomic.
+Each program sums the rows of a tile of the matrix and adds the sums to the result. All programs in a row of tiles add
+to the same elements, so the additions must be atomic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def row_sums(x_ptr, sums_ptr, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 
 def main() -> int:
-    """Run the kernel, print what the emulator found, and return 1 for a hazard or a wrong result."""
+    """Run the kernel, print the emulator's report, and return 1 if there is a hazard or a wrong result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--broken", action="store_true", help="add with a load and a store")
     options = parser.parse_args()

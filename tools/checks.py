@@ -1,4 +1,4 @@
-"""Checks of ``cudatma doctor``. They query this machine through a Machine, so that tests can pass a fake one."""
+"""Checks of ``cudatma doctor``. They query the machine through a Machine object, which tests replace."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Check:
     found : str
         Result of the check and its effect.
     remedy : str
-        Remedy, or "".
+        Suggested action, or "".
     missing : bool
         Whether the subject is absent or unusable.
     """
@@ -172,7 +172,7 @@ def examine(machine: Machine, root: Path | None = None) -> list[Check]:
 
 
 def _guarded(run_check: Callable[[Machine], list[Check]], machine: Machine) -> list[Check]:
-    """Run a check. Report an unexpected error as a failed check instead of a traceback."""
+    """Run a check. Report an unexpected error as a failed check, without a traceback."""
     try:
         return run_check(machine)
     except Exception as error:  # a broken installation may raise anything
@@ -203,11 +203,11 @@ def check_driver(machine: Machine) -> list[Check]:
     except (DriverError, ImportError) as error:
         # A missing GPU is an error if the user has selected the GPU.
         status = "fail" if os.environ.get("CUDATMA_BACKEND") == "cuda" else "warn"
-        remedy = "install NVIDIA's driver; without a driver, kernels compile for a --target and run on the emulator"
+        remedy = "install NVIDIA's driver to launch kernels; compilation and the emulator do not require a driver"
         return [Check("driver", status, f"none; no kernel can be launched ({_why(error)})", remedy, missing=True)]
     result = f"CUDA {version[0]}.{version[1]}"
     if version < (12, 0):
-        return [Check("driver", "fail", f"{result}; TMA needs 12.0", "install a newer driver", missing=True)]
+        return [Check("driver", "fail", f"{result}; TMA requires CUDA 12.0", "install a newer driver", missing=True)]
     return [Check("driver", "ok", result)]
 
 
@@ -224,7 +224,7 @@ def check_gpus(machine: Machine) -> list[Check]:
     except (DriverError, ImportError) as error:
         return [Check("GPU", "warn", f"none ({_why(error)})", missing=True)]
     if not gpus:
-        remedy = "check CUDA_VISIBLE_DEVICES, or pass a GPU into the container"
+        remedy = "check CUDA_VISIBLE_DEVICES, or give the container access to a GPU"
         return [Check("GPU", "warn", "the driver reports no GPU", remedy, missing=True)]
     return [_gpu_check(gpu) for gpu in gpus]
 
@@ -240,7 +240,8 @@ def _gpu_check(gpu: Gpu) -> Check:
     result += f", target {target.name}"
     if gpu.smem_optin_bytes < target.smem_per_block_bytes:
         remedy = (
-            f"{target.name} assumes {target.smem_per_block_bytes} bytes; kernels that use all of it will not launch"
+            f"choose configs with at most {gpu.smem_optin_bytes} bytes; "
+            f"kernels for {target.name} may use up to {target.smem_per_block_bytes} bytes"
         )
         return Check("GPU", "warn", result, remedy)
     return Check("GPU", "ok", result)
@@ -294,7 +295,7 @@ def _targets_of_gpus(machine: Machine) -> set[str]:
 def check_cupy(machine: Machine) -> list[Check]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CuPy warns if there is no CUDA toolkit, but arrays do not need one
+            warnings.simplefilter("ignore")  # CuPy warns if there is no CUDA toolkit, but arrays do not require one.
             cupy = machine.import_module("cupy")
     except ImportError as error:
         result = f"cannot be imported ({error}); CuPy arrays and weights on the GPU do not work"
@@ -319,7 +320,7 @@ def check_templates() -> Check:
     try:
         files = {path for entry in REGISTRY.values() for path in template_files(entry.template)}
     except CudaTmaError as error:
-        remedy = "install cudatma again, because its templates are missing"
+        remedy = "reinstall cudatma to restore its templates"
         return Check("templates", "fail", str(error).splitlines()[0], remedy, missing=True)
     return Check("templates", "ok", f"{len(files)} files for {counted(len(REGISTRY), 'kernel')}")
 
@@ -333,10 +334,10 @@ def check_cache(root: Path | None = None) -> Check:
             cache = Cache(folder)
         used = usage(folder)
     except CudaTmaError as error:
-        return Check("cache", "fail", str(error), "set CUDATMA_CACHE_DIR to a folder of your own")
+        return Check("cache", "fail", str(error), "set CUDATMA_CACHE_DIR to a folder that you own")
     if cache.folder is None:
         result = f"{folder} is not writable; each process compiles its kernels again"
-        return Check("cache", "warn", result, "set CUDATMA_CACHE_DIR to a folder of your own")
+        return Check("cache", "warn", result, "set CUDATMA_CACHE_DIR to a folder that you own")
     took = duration(time.perf_counter() - started)
     size = f"{megabytes(used.size_bytes)} of {megabytes(used.limit_bytes)}"
     return Check("cache", "ok", f"{folder}: {counted(used.entries, 'kernel')}, {size}, private, opened in {took}")

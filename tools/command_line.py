@@ -25,7 +25,7 @@ _MISSING = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser for a subcommand that raises ArgumentError for a wrong command line."""
+    """An ArgumentParser for a subcommand that raises ArgumentError if the command line is invalid."""
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
-        """Raise ArgumentError for the first of these arguments, which no parser accepts."""
+        """Raise ArgumentError for the first of some arguments that no parser accepts."""
         known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
         got = "an unexpected argument" if not rest[0].startswith("-") else "an unknown option"
         words = [name.lstrip("-") for name in known]
@@ -114,9 +114,16 @@ class Parser(argparse.ArgumentParser):
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the compilation of a .cu or .j2 file."""
-    group = parser.add_argument_group("the source")
+    group = parser.add_argument_group("source options")
     add = group.add_argument
-    add("-I", "--include-dir", action="append", default=[], metavar="DIR", help="folder of included files; repeatable")
+    add(
+        "-I",
+        "--include-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder to search for included files; repeatable",
+    )
     add("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro; repeatable")
     add("--std", metavar="STD", help="language standard, such as c++20 (default: c++17)")
     add("--include", action="append", default=[], metavar="FILE", help="include a file before the source; repeatable")
@@ -204,7 +211,7 @@ def _output(text: str, is_folder: bool) -> Path:
 
 
 def output_problem(path: Path, is_folder: bool = False) -> str:
-    """Return why a file or folder cannot be written, or "" if it can. Missing folders can be created."""
+    """Return why a file or folder cannot be written, or "" if it can. Its parent folders may be missing."""
     try:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         if existing.is_dir() != (is_folder or existing != path):

@@ -1,7 +1,7 @@
 """Print a script that completes cudatma's commands, options, kernels, kinds of hazards and files in bash or zsh.
 
-bash loads the script from the folder in the example when it first completes the command. In zsh, source the script
-after compinit. Run this command again after an upgrade. The script was tested with bash 5.2 and zsh 5.9.
+bash loads the script from the folder in the example the first time that it completes the command. In zsh, source the
+script after compinit. Run this command again after an upgrade. The script was tested with bash 5.2 and zsh 5.9.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLES = """examples:
   cudatma completion bash > ~/.local/share/bash-completion/completions/cudatma
   cudatma completion zsh > ~/.cudatma.zsh
 """
-#: Further words for the arguments of commands, which also take files and the choices of their parsers.
+#: Completions for the arguments of commands, in addition to files and the choices of the parsers.
 _ARGUMENTS: dict[str, Iterable[str]] = {
     "dump": (*REGISTRY, *FAMILIES),
     "emulate": EMULATED,
@@ -96,7 +96,7 @@ def script(shell: str) -> str:
 def parser() -> Parser:
     """Return the parser of ``cudatma completion``."""
     result = Parser("cudatma completion", __doc__, EXAMPLES)
-    result.add_argument("shell", choices=("bash", "zsh"), help="bash or zsh")
+    result.add_argument("shell", choices=("bash", "zsh"), help="shell that reads the script")
     return result
 
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cudatma.errors import ArgumentError, counted
+from cudatma.errors import ArgumentError, alternatives, counted
 from cudatma.kernels.explain import table_text
 from cudatma.quantization.conversion import Conversion, LayerReport, convert_checkpoint
 from cudatma.quantization.weight_format import WEIGHT_FORMATS
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 float_options[0],
                 "a command without --quantize",
                 "combined with --quantize",
-                "omit it for a quantized model, whose integers are kept",
+                f"omit {float_options[0]} if the model is already quantized",
             )
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(done: Conversion) -> str:
-    """Return the report, which lists the layers by name, then everything that was left out, then the totals."""
+    """Return the report: the packed layers by name, the omitted layers and files, and the totals."""
     kinds: dict[tuple[str, ...], list[LayerReport]] = defaultdict(list)
     for layer in done.layers:
         kinds[_kind(layer)].append(layer)
@@ -136,7 +136,7 @@ def _kind(layer: LayerReport) -> tuple[str, ...]:
 
 def _errors_explained(done: Conversion) -> str:
     if done.method == "float":
-        return "errors: maximum relative to the layer's largest weight, mean relative to its mean weight"
+        return "errors: the maximum is relative to the layer's largest weight, the mean to its mean weight"
     if any(layer.max_error for layer in done.layers):
         return f"errors: relative errors of scales rounded to {done.dtype}; the integers are unchanged"
     return "integers, zero points and scales are unchanged"
@@ -159,15 +159,14 @@ def parser() -> Parser:
     add = result.add_argument
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model to convert")
     add("out", metavar="OUT", type=Path, help="new folder, or folder of an interrupted conversion")
-    add("--quantize", action="store_true", help="round a float model's weights to --format")
-    add(
-        "--format", choices=tuple(WEIGHT_FORMATS), metavar="FORMAT", help=f"{', '.join(WEIGHT_FORMATS)} (default: int4)"
-    )
+    add("--quantize", action="store_true", help="quantize the weights of a float model to --format")
+    help_format = f"format of the weights: {alternatives(WEIGHT_FORMATS)} (default: int4)"
+    add("--format", choices=tuple(WEIGHT_FORMATS), metavar="FORMAT", help=help_format)
     help_size = "number of weights that share a scale, or -1 for one scale per output (default: 128 if possible)"
     add("--group-size", type=int, metavar="N", help=help_size)
     add("--asymmetric", action="store_true", help="quantize with zero points (int4 only)")
     add("--clip-search", action="store_true", help="search for the range with the least squared error (20x slower)")
-    help_exclude = "name pattern of layers to leave unchanged, such as 'model.layers.0.*' (quote it); repeatable"
+    help_exclude = "quoted name pattern of layers to leave unchanged, such as 'model.layers.0.*'; repeatable"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
     add("--vision-tower", action="store_true", help="also quantize the image, video and audio encoders")
     help_dtype = "type of scales and activations, float16 or bfloat16 (default: the model's type)"

@@ -89,7 +89,7 @@ class Result:
     milliseconds : float
         Wall time in milliseconds.
     compiling : float
-        Part of the wall time that NVRTC takes, in milliseconds.
+        Compilation time, which is part of the wall time, in milliseconds.
     """
 
     tokens: int
@@ -130,7 +130,7 @@ def choose_backend(requested: str) -> tuple[str, str]:
             remedy = f"pass --backend emulator to compute on the CPU, because {source} requests the GPU"
             raise DriverError(error.call, error.code, error.detail, remedy) from None
     if requested == "auto" and not os.environ.get(BACKEND_VARIABLE):
-        return "emulator", "runs the GPU's kernel on the CPU, because this machine has no usable GPU"
+        return "emulator", "runs the GPU kernel on the CPU, because this machine has no usable GPU"
     try:
         return backend, f"requested instead of the GPU, {detect().name}"
     except CudaTmaError:
@@ -235,18 +235,18 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console()
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)  # wrapped paths could not be copied
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)  # A wrapped path cannot be copied.
     k, n = result["shape"]
     dense, packed = result["fp16_bytes"], result["packed_bytes"]
     say(f"backend  {result['backend']} ({result['why']})")
     say(f"layer    {result['layer']}")
     if result["remedy"]:
-        say(f"         real weights: {result['remedy']}")
+        say(f"         to use real weights: {result['remedy']}")
     say(f"weight   K = {k}, N = {n}, int4, group size {result['group_size']}")
     saved = 100 * (1 - packed / dense)
-    say(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f} % saved")
-    say(f"error    quantization changes the weight by {100 * result['weight_error']:.2f} % of its norm")
-    table = Table(title="GEMM against float64 on the same int4 weights")
+    say(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f}% saved")
+    say(f"error    quantization changes the weight by {100 * result['weight_error']:.2f}% of its norm")
+    table = Table(title="GEMM compared with float64 on the same int4 weights")
     for column in ("M", "relative error", "first call", "NVRTC"):
         table.add_column(column, justify="right")
     for item in result["results"]:
@@ -254,8 +254,8 @@ def _print(result: dict[str, Any]) -> None:
         times = duration(1e-3 * item["milliseconds"]), duration(1e-3 * item["compiling"])
         table.add_row(str(m), f"{item['error']:.2e}", *times)
     console.print(table)
-    verdict = "within" if result["passed"] else "BEYOND"
-    say(f"All errors are {verdict} the limit of {result['error_limit']:g}.")
+    largest, limit = max(item["error"] for item in result["results"]), result["error_limit"]
+    say(f"The largest error is {'within' if largest <= limit else 'BEYOND'} the limit of {limit:g}.")
     if result["checked"]:
         checked = result["checked"]
         hazards = "; ".join(checked["hazards"]) or "none"
@@ -271,7 +271,7 @@ def parser() -> Parser:
     choices = ("auto", "cuda", "emulator", "reference")
     help_backend = "where to run the GEMM (default: the GPU, or the emulator if there is no GPU)"
     result.add_argument("--backend", choices=choices, default="auto", help=help_backend)
-    help_group = "number of rows that share a scale; -1: all rows (default: 128)"
+    help_group = "number of rows that share a scale, or -1 for all rows (default: 128)"
     result.add_argument("--group-size", type=int, default=128, metavar="G", help=help_group)
     help_out = "output folder (default: out)"
     result.add_argument("--out", type=output_folder, default=Path("out"), metavar="DIR", help=help_out)

@@ -1,4 +1,4 @@
-"""Check driver, GPUs, NVRTC, CuPy, emulator, templates, cache and disassemblers.
+"""Check the driver, GPUs, NVRTC, CuPy, the emulator, the templates, the cache and the disassemblers.
 
 Each line shows the result of one check. If a check fails, the line also shows the effect and the remedy.
 """
@@ -56,7 +56,7 @@ def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
 
 
 def passed(checks: Sequence[Check], *, gpu: bool) -> bool:
-    """Return whether no check failed. With ``gpu``, also require that the machine can launch kernels."""
+    """Return True if no check failed. If ``gpu`` is True, also require that the machine can launch kernels."""
     broken = any(check.status == "fail" for check in checks)
     return not broken and (not gpu or abilities(checks)["launch kernels"][0])
 
@@ -78,7 +78,7 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
     remedies = {""}
     for check in checks:
         say(Text.assemble((f"{check.status:<5}", _STYLES[check.status]), f"{check.name:<14}"), check.found)
-        if check.remedy not in remedies:  # several parts may come in one package
+        if check.remedy not in remedies:  # Several checks may have the same remedy.
             say(" " * 19, check.remedy, "italic")
             remedies.add(check.remedy)
     print()

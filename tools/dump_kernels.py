@@ -1,4 +1,4 @@
-"""Write the PTX, cubin and SASS of kernels and a report. No GPU is needed.
+"""Write the PTX, cubin, SASS and a report of kernels. No GPU is needed.
 
 KERNEL is one of cudatma's kernels or families. FILE is one of the following:
 
@@ -90,7 +90,7 @@ class Job:
 def parse_config(pairs: Sequence[str]) -> dict[str, object]:
     """Parse fields, for example ``["stages=3", "dtype=bfloat16"]`` into ``{"stages": 3, "dtype": "bfloat16"}``.
 
-    A value that is not a Python literal is text. Raise ArgumentError for a field without "=".
+    A value that is not a Python literal becomes a string. Raise ArgumentError for a field without "=".
     """
     config: dict[str, object] = {}
     for pair in pairs:
@@ -208,7 +208,7 @@ def _progress(what: str, total: int) -> Iterator[Callable[[Sequence[KernelReport
         bar = progress.add_task("", total=total)
 
         def advance(reports: Sequence[KernelReport], show: Show) -> None:
-            progress.stop()  # the bar and stdout may share a terminal
+            progress.stop()  # The bar and stdout may share a terminal.
             for report in reports:
                 show(report)
             progress.start()
@@ -267,9 +267,9 @@ def family_and_version(name: str) -> tuple[str, str] | None:
 def jobs_of_problem(
     name: str, problem: dict[str, Any], target: Target, sm_count: int | None, version: Any = "auto"
 ) -> list[Job]:
-    """Return the kernels that a family runs for a problem on a GPU with this number of SMs.
+    """Return the kernels that a family runs for a problem on a GPU with ``sm_count`` SMs.
 
-    The default number of SMs is that of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
+    Default: the number of SMs of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
     """
     kernel_family = family(name)
     selected, selected_by = kernel_family.versions.chosen(version) if kernel_family.versions else ("", "")
@@ -283,7 +283,7 @@ def jobs_of_problem(
 
 
 def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] | None:
-    """Return the family, the sizes and options of its problem, and the version, or None for a command without sizes.
+    """Return the family, the sizes and options of its problem, and the version, or None if there are no sizes.
 
     Raise ArgumentError if the sizes are incomplete or do not fit the kernel.
     """
@@ -292,7 +292,7 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
         return None
     selected = family_and_version(options.kernel)
     if selected is None:
-        allowed = f"{alternatives(FAMILIES)}, or the kernel of one of their versions"
+        allowed = f"{alternatives(FAMILIES)}, or a kernel of one of their versions"
         raise ArgumentError("kernel", options.kernel, allowed, "omit --m, --n and --k to dump this kernel")
     if options.config:
         raise ArgumentError("--config", options.config[0], "omitted if --m, --n and --k select the config")
@@ -373,14 +373,12 @@ def parser() -> Parser:
     add(
         "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of each config; repeatable"
     )
-    sizes = result.add_argument_group(
-        "the problem", f"Sizes and options for {', '.join(FAMILIES)} or one of their versions."
-    )
+    sizes = result.add_argument_group("problem options", f"Problem for {', '.join(FAMILIES)} or one of their versions.")
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
     help_jobs = "number of compiler processes (default: one per core)"
     add("--jobs", type=integer(1), default=usable_cores(), metavar="N", help=help_jobs)
-    files = result.add_argument_group("files", "Launch parameters for the occupancy in the report.")
+    files = result.add_argument_group("file options", "Launch parameters for the occupancy in the report.")
     add_source_options(result)
     files.add_argument("--block", type=integer(1, 1024), metavar="N", help="number of threads per CTA")
     files.add_argument("--shared-bytes", type=integer(0), metavar="N", help="dynamic shared memory per CTA in bytes")

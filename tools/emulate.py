@@ -4,11 +4,11 @@ KERNEL is one of the following:
 
 - a .ptx or .cu file, or a launch file (.toml, .json);
 - one of cudatma's kernels, with generated operands (see `cudatma emulate KERNEL --help` for its options);
-- a Python program (.py), whose kernel launches run on the emulator (arguments after its name are passed to it);
+- a Python program (.py), whose kernel launches run on the emulator (later arguments are passed to the program);
 - a folder written by `cudatma record`, whose launches run again.
 
-With --coverage, the command does not run a kernel. It lists the instructions of a PTX file that the emulator supports
-and those that it does not.
+With --coverage, the command does not run a kernel. It lists the supported and the unsupported instructions of a PTX
+file.
 
 The exit status is 0 if there are no hazards and the result is correct, 1 if there is a hazard, a wrong result or an
 infinite loop, and 2 if the command line is invalid.
@@ -115,7 +115,7 @@ _SIZES = {
     "path": "staged: through shared memory; direct: from global memory; copy: not permuted",
     "zeros": "whether the weight has zero points",
     "permute": "whether the weight has an activation order",
-    "ranks": "number of GPUs that add up their arrays",
+    "ranks": "number of GPUs in the all-reduce",
     "rank": "rank of the emulated GPU",
     "blocks": "maximum number of CTAs",
 }
@@ -154,7 +154,7 @@ def extents(text: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"must be one to three numbers of at least 1, such as 4 or 4,2,1, got {text}")
+        raise argparse.ArgumentTypeError(f"must be one to three positive integers, such as 4 or 4,2,1, got {text}")
     return sizes
 
 
@@ -166,7 +166,7 @@ def parser() -> Parser:
     result.add_argument("--coverage", metavar="FILE.ptx", help="PTX file to check, or - for standard input")
     add_launch_options(result)
     _add_run_options(result)
-    launches = result.add_argument_group("launches of a program or of a folder")
+    launches = result.add_argument_group("options for programs and folders")
     launches.add_argument("--only", metavar="NAME", help="check only kernels whose names contain NAME (programs)")
     help_launch = "run only this launch (folders; default: all)"
     launches.add_argument("--launch", type=integer(0), metavar="N", help=help_launch)
@@ -176,7 +176,7 @@ def parser() -> Parser:
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe the source and the launch of a kernel in a file."""
     add_source_options(parser)
-    add, extent = parser.add_argument_group("the launch").add_argument, "X[,Y[,Z]]"
+    add, extent = parser.add_argument_group("launch options").add_argument, "X[,Y[,Z]]"
     add("--entry", metavar="NAME", help="name of the kernel or a part of the name (default: the only kernel)")
     add("--grid", type=extents, metavar=extent, help="number of CTAs (default: 1)")
     add("--block", type=extents, metavar=extent, help="number of threads per CTA (default: 32)")
@@ -186,18 +186,24 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     add("--programmatic", action="store_true", default=None, help=help_programmatic)
     add("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     add("--arg", action="append", default=[], metavar="ARG", help="next argument of the kernel (see below)")
-    add("--array", action="append", default=[], metavar="ARRAY", help="array that only tensor maps use")
+    add(
+        "--array",
+        action="append",
+        default=[],
+        metavar="ARRAY",
+        help="array that the kernel accesses only through tensor maps",
+    )
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("the run").add_argument
+    add = parser.add_argument_group("run options").add_argument
     default = f"{_SCHEDULES}, or {_SCHEDULES_OF_LAUNCHES} for each launch of a program or folder"
     add("--schedules", type=integer(1), metavar="N", help=f"number of schedules (default: {default})")
     add("--seed", type=integer(0), default=0, metavar="S", help="seed of the random schedules (default: 0)")
     add("--replay", type=integer(0), metavar="K", help="run only schedule K")
     help_limit = f"maximum number of steps per schedule (default: {STEP_LIMIT})"
     add("--step-limit", type=integer(1), metavar="N", help=help_limit)
-    result = parser.add_argument_group("the result")
+    result = parser.add_argument_group("result options")
     add, file = result.add_argument, "NAME=FILE.npy"
     add("--save", action="append", default=[], metavar=file, help="after the run, write an array to a file")
     add("--expect", action="append", default=[], metavar=file, help="after the run, compare an array with a file")
@@ -252,7 +258,7 @@ def _sample_of(name: str) -> Callable[..., Any]:
             "KERNEL",
             name,
             f"a file or one of {', '.join(EMULATED)}",
-            "pass one of these names, because cudatma generates operands only for these kernels",
+            f"dump its PTX with `cudatma dump {name}`, and pass the file and its launch",
         )
     return make
 

@@ -46,7 +46,7 @@ MAX_ARRAY_BYTES = 1 << 30
 
 @dataclass(slots=True)
 class LaunchFile:
-    """Description of a launch: the fields of _FIELDS that are given, the arrays and the arguments."""
+    """Description of a launch: the specified fields of _FIELDS, the arrays and the arguments."""
 
     launch: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -54,11 +54,11 @@ class LaunchFile:
     folder: Path = Path()
 
     def add_argument(self, text: str) -> None:
-        """Add an argument in the command line's grammar."""
+        """Parse an ``--arg`` option and add the argument."""
         self.args.append(self._parse(text, "--arg"))
 
     def add_array(self, text: str) -> None:
-        """Add an array that the kernel reaches only through a tensor map."""
+        """Parse an ``--array`` option and add the array that the kernel accesses only through tensor maps."""
         if "array" not in self._parse(text, "--array"):
             raise ArgumentError("--array", text, "in the form NAME:DTYPE[SHAPE]=FILL")
 
@@ -81,7 +81,7 @@ class LaunchFile:
     def check_array(self, name: str, option: str) -> dict[str, Any]:
         """Return the description of a named array, or raise ArgumentError."""
         if name not in self.arrays:
-            raise ArgumentError(option, name, ", ".join(self.arrays) or "omitted (the launch has no array)")
+            raise ArgumentError(option, name, ", ".join(self.arrays) or "omitted (the launch has no arrays)")
         return self.arrays[name]
 
 
@@ -175,7 +175,9 @@ def _array(name: str, described: Mapping[str, Any], folder: Path) -> npt.NDArray
     if isinstance(fill, str) and fill.endswith(".npy"):
         loaded = load_array(folder / fill, f"{place}.fill")
         if loaded.shape != shape or loaded.dtype.itemsize != dtype.itemsize:
-            raise ArgumentError(f"{place}.fill", f"{loaded.shape} of {loaded.dtype}", f"an array {shape} of {dtype}")
+            raise ArgumentError(
+                f"{place}.fill", f"{loaded.dtype} {loaded.shape}", f"an array with dtype {dtype} and shape {shape}"
+            )
         return np.ascontiguousarray(loaded).view(dtype)
     try:
         number = {"zeros": 0.0, "ones": 1.0}.get(fill) if isinstance(fill, str) else fill
@@ -188,7 +190,7 @@ def _shape(described: Mapping[str, Any], place: str) -> tuple[int, ...]:
     shape = described.get("shape")
     extents = [shape] if isinstance(shape, int) else shape
     if not isinstance(extents, list) or not all(type(extent) is int and extent > 0 for extent in extents):
-        raise ArgumentError(f"{place}.shape", shape, "a list of extents of at least 1")
+        raise ArgumentError(f"{place}.shape", shape, "a list of positive integers")
     return tuple(extents)
 
 
@@ -234,7 +236,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
 
 def _named(name: str, arrays: Mapping[str, npt.NDArray[Any]], place: str) -> npt.NDArray[Any]:
     if not isinstance(name, str) or name not in arrays:
-        raise ArgumentError(place, name, ", ".join(arrays) or "omitted (the launch has no array)")
+        raise ArgumentError(place, name, ", ".join(arrays) or "omitted (the launch has no arrays)")
     return arrays[name]
 
 

@@ -1,6 +1,6 @@
 """Run the kernel launches of a Python program on the emulator, for `cudatma emulate program.py`.
 
-Options before the program's name are for the emulator. The program gets the arguments after its name.
+Options before the program's name apply to the emulator. Arguments after the name are passed to the program.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def run_program(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             )
         )
         status = run_script(program, arguments)
-        if os.getpid() != process:  # a fork of the program; the parent writes the reports
+        if os.getpid() != process:  # The program has forked this process. The parent writes the reports.
             sys.stdout.flush()
             os._exit(status)
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()  # as Python does at the end of a program
+                thread.join()  # Python also joins these threads at the end of a program.
     if not status and not any(entry.is_checked for entry in log):
         which = f" whose name contains {options.only!r}" if options.only else ""
         print(f"cudatma: {program} launched no kernel{which} through a supported library", file=sys.stderr)
@@ -117,7 +117,7 @@ def _print_traceback(error: Exception, program: str) -> None:
 
 
 def _print(entry: LaunchEntry, reported: set[tuple[Any, ...]]) -> None:
-    """Print a line for a launch, and the hazards that no earlier launch has shown."""
+    """Print a launch in one line, then those of its hazards that are not yet in ``reported``."""
     print(entry)
     for hazard in entry.report.hazards:
         key = hazard.kind, hazard.kernel, hazard.ptx_line, hazard.source

@@ -61,7 +61,7 @@ def run_recording(options: argparse.Namespace) -> int:
 
 
 def _report(launch: RecordedLaunch, replay: Replay, tolerance: float) -> Report:
-    """Return the report of a launch with its place and its results, for a page."""
+    """Return the report of a launch with its place in the program and its results, for an HTML page."""
     report = replay.report
     report.title, report.place = f"{launch.entry} ({launch.library})", launch.place
     for result in replay.comparisons:

@@ -78,10 +78,10 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[in
     rest = (TimeRemainingColumn(), TextColumn("left"))
     console = Console(stderr=True)
     hidden = not (is_shown and console.is_terminal)
-    # A schedule may take minutes, but rich estimates the remaining time from a short period.
+    # A schedule may take minutes, so estimate the remaining time from a long period.
     with Progress(*columns, *rest, console=console, disable=hidden, transient=True, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=total)
-        bar.advance(task, 0)  # the estimate starts here
+        bar.advance(task, 0)  # The estimate starts here.
 
         began = time.monotonic()
         next_at = began + _FIRST_S
@@ -274,7 +274,7 @@ def run_launch(options: argparse.Namespace) -> Outcome:
         Comparison(name, _relative_error(operands.arrays[name], array), tolerance)
         for name, (array, tolerance) in expected.items()
     ]
-    # Hazards refer to a template without its suffix, and to a PTX file with the name "".
+    # Hazards refer to a template by its name without the suffix, and to a PTX file by the name "".
     name = kernel.name.removesuffix(TEMPLATE_SUFFIX) if source.lines else ""
     report.sources = replace(report.sources, paths={**report.sources.paths, name: str(kernel)})
     return outcome

@@ -74,7 +74,7 @@ def parser() -> Parser:
     help_out = "write the broken and the fixed kernel of each kind to this folder"
     result.add_argument("--out", type=output_folder, metavar="DIR", help=help_out)
     result.add_argument("--json", action="store_true", help="print JSON")
-    sizes = result.add_argument_group("the problem", f"Sizes and options for {alternatives(FAMILIES)}.")
+    sizes = result.add_argument_group("problem options", f"Problem for {alternatives(FAMILIES)}.")
     add_size_options(sizes.add_argument)
     sizes.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     add_problem_options(sizes.add_argument)

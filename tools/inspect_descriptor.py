@@ -5,7 +5,7 @@ SOURCE is one of the following:
 - 256 hex digits in memory order;
 - the output of x/16gx, x/32wx or p/x in cuda-gdb;
 - the repr() of a Python bytes object;
-- a file in one of these forms or with the 128 bytes, or - for standard input.
+- a file that contains one of these or the 128 bytes, or - for standard input.
 
 Dimensions and coordinates are in TMA order, innermost first.
 """
@@ -58,9 +58,9 @@ EXAMPLES = """examples:
   cudatma inspect --batch --json - < one_descriptor_a_line.txt
   cudatma inspect --table
 
-exit status: 1 if a line of --batch is not a tensor map, --diff found a difference, --lint found an error, --at found a
-trap or an overwrite, or --bits found an invalid map; 2 if the command line is wrong or SOURCE is not a tensor map;
-otherwise 0.
+The exit status is 1 if a line of --batch is not a tensor map, --diff finds a difference, --lint finds an error, --at
+finds a trap or an overwrite, or --bits finds an invalid map; 2 if the command line is invalid or SOURCE is not a tensor
+map; and 0 otherwise.
 """
 
 
@@ -84,7 +84,7 @@ def read_source(source: str) -> bytes:
 
 @contextmanager
 def open_source(source: str, field: str) -> Iterator[BinaryIO]:
-    """Open a file, or standard input for ``-``. If that fails, raise an ArgumentError with this field."""
+    """Open a file, or standard input for ``-``. Raise ArgumentError for ``field`` if that fails."""
     try:
         if source != "-":
             with open(source, "rb") as stream:
@@ -100,7 +100,7 @@ def open_source(source: str, field: str) -> Iterator[BinaryIO]:
 
 
 def _lines(source: str) -> Iterator[bytes]:
-    """Yield lines without line endings. A line that exceeds MAX_INPUT_BYTES is cut, but still exceeds the limit."""
+    """Yield lines, each truncated to at most MAX_INPUT_BYTES + 1 bytes."""
     with open_source(source, "SOURCE") as stream:
         while line := stream.readline(MAX_INPUT_BYTES + 1):
             rest = line
@@ -202,7 +202,7 @@ def _explain(inspection: Inspection, options: argparse.Namespace) -> int:
     if options.html is not None:
         _write(options.html, inspection.html(coords, offsets, target=options.target, **drawn), "--html")
     if "-" in (options.svg, options.html):
-        pass  # standard output is the file
+        pass  # Standard output contains the picture or page.
     elif options.json:
         details = {"at": report and report.to_json(), "element": mark and asdict(mark), "lint": lint and lint.to_json()}
         extra = {name: value for name, value in details.items() if value is not None}
@@ -230,7 +230,7 @@ def parser() -> Parser:
     add("--object", metavar="MODULE:NAME", help="inspect a Python object (imports, and thereby runs, the module)")
     add("--json", action="store_true", help="print JSON")
     add("--at", metavar="C0,C1,...", help="show the effect of a load and of a store at these coordinates")
-    add("--offsets", metavar="W,...", help="filter offsets of the im2col load")
+    add("--offsets", metavar="W,...", help="im2col offsets of the load, W first")
     add("--element", metavar="R,C", help="show the address of element C in row R of the box")
     add("--base", default="0", metavar="BYTES", help="shared-memory address of the box (default: 0)")
     add("--lint", action="store_true", help="list risks, each with its rule, source and remedy")
@@ -273,7 +273,7 @@ def _source(source: str | None) -> str:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """Replace ``--at -8,0`` with ``--at=-8,0``, because argparse takes ``-8,0`` for an option."""
+    """Replace ``--at -8,0`` with ``--at=-8,0``, because argparse interprets ``-8,0`` as an option."""
     words: list[str] = []
     for word in argv:
         if words and words[-1] in ("--at", "--offsets") and word[:1] == "-" and word[1:2].isdigit():

@@ -83,7 +83,7 @@ class Result:
             return f"{self.title}: the unchanged kernel has hazards ({kinds}), so no mutant was run\n{self.unchanged}"
         counts = by_verdict(self.outcomes)
         rows = [*by_operator(self.outcomes).items(), ("all", counts)]
-        lines = [f"{self.title}: {counted(len(self.outcomes), 'mutant')}; the unchanged kernel is clean", ""]
+        lines = [f"{self.title}: {counted(len(self.outcomes), 'mutant')}; the unchanged kernel has no hazards", ""]
         lines.append(f"{'operator':<21}" + "".join(f"{_TITLES[verdict]:>11}" for verdict in VERDICTS))
         lines += [f"{name:<21}" + "".join(f"{row[verdict]:>11}" for verdict in VERDICTS) for name, row in rows]
         lines += ["", *(_missed(outcome) for outcome in self.outcomes if outcome.verdict != REPORTED)]

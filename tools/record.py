@@ -36,7 +36,7 @@ def parser() -> Parser:
     result = Parser("cudatma record", __doc__, EXAMPLES)
     result.add_argument("--out", type=output_folder, metavar="FOLDER", help="output folder (default: PROGRAM.rec)")
     result.add_argument("--only", metavar="NAME", help="record only kernels whose names contain NAME")
-    limit = f"maximum memory per launch in MiB; larger launches are only listed (default: {DEFAULT_LIMIT_MIB})"
+    limit = f"maximum MiB per launch; larger launches are listed but not recorded (default: {DEFAULT_LIMIT_MIB})"
     result.add_argument("--limit-mib", type=integer(1), default=DEFAULT_LIMIT_MIB, metavar="N", help=limit)
     result.add_argument("program", metavar="PROGRAM.py", nargs="?", help="program, followed by its arguments")
     return result

@@ -1,4 +1,4 @@
-"""List the architectures for which cudatma generates code and their features."""
+"""List the architectures for which cudatma generates code, with their features."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         "launched on": ["yes" if row["launched_on"] else "-" for row in rows],
     }
     lines |= {feature: ["yes" if row["features"][feature] else "-" for row in rows] for feature in FEATURES}
-    # On a narrow terminal, the columns are in several tables, one below the other.
+    # On a narrow terminal, print several tables, one below the other.
     widths = [len(row["name"]) + 1 for row in rows]
     first = max(map(len, lines))
     per_table = max(1, (shutil.get_terminal_size().columns - first) // max(widths))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a file, without an installed checkout
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -58,8 +58,8 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu | None = None) -> int:
     """Run ``cudatma tune``. Return 0 if all problems are measured (or compiled), 1 if some failed, 130 if interrupted.
 
-    Tests pass ``bench`` to replace the installed GPU, and ``gpu`` to describe the replaced GPU. Raise ArgumentError for
-    invalid options, GpuLostError if a candidate traps, and the errors of a missing GPU or compiler.
+    Tests pass ``bench`` and ``gpu`` to replace the installed GPU and its description. Raise ArgumentError for invalid
+    options, GpuLostError if a candidate traps, and the errors of a missing GPU or compiler.
     """
     options = parser().parse_args(argv)
     measured = family(options.family)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     if imagined and not _needs_no_gpu(options):
         allowed = "combined with --dry-run or --compile-only"
         field, got = ("--target", options.target) if options.target else ("--sm-count", options.sm_count)
-        raise ArgumentError(field, got, allowed, "omit it, because only an installed GPU can be measured")
+        raise ArgumentError(field, got, allowed, f"omit {field} to measure the installed GPU")
     gpu = gpu or _gpu(options, imagined)
     tasks = plan(measured, shapes, options.m, problem_options(measured.name, options), gpu, options.candidates)
     console = Console(stderr=True)
@@ -117,7 +117,7 @@ def _tune(
     todo = [task for task in tasks if task.problem not in known]
     interrupted = False
     try:
-        # With --jobs 1, each kernel is compiled immediately before its measurement.
+        # If --jobs is 1, each kernel is compiled immediately before its measurement.
         kernels = _compile(todo, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
@@ -275,8 +275,8 @@ def parser() -> Parser:
     help_jobs = "number of compiler processes; 1: compile each kernel just before it runs (default: one per core)"
     add("--jobs", type=integer(1, 10_000), default=cores, metavar="N", help=help_jobs)
     instead = result.add_mutually_exclusive_group().add_argument
-    instead("--dry-run", action="store_true", help="print the plan and exit (without a GPU: the plan for an H200)")
-    instead("--compile-only", action="store_true", help="fill the cache without measuring; needs no GPU")
+    instead("--dry-run", action="store_true", help="print the plan and exit (if there is no GPU, for an H200)")
+    instead("--compile-only", action="store_true", help="fill the kernel cache without measuring; requires no GPU")
     add("--target", metavar="NAME", help="with --dry-run or --compile-only: target, such as sm_90a")
     help_sms = "with --target: number of SMs (default: 132; 170 for sm_120a)"
     add("--sm-count", type=integer(1, 10_000), metavar="N", help=help_sms)

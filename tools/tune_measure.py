@@ -20,8 +20,8 @@ from cudatma.kernels.choice import Listed
 from cudatma.kernels.sample import Launch, Trial
 from cudatma.library_streams import stream_handle
 
-#: Duration of a graph, which is so long that the cost of its launch (a few microseconds) is negligible, and the maximum
-#: number of launches in a graph.
+#: Duration of a graph, long enough to make its launch cost (a few microseconds) negligible, and maximum number of
+#: launches in a graph.
 _GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
 #: Minimum M at which clock rates fall in long runs. At or above this M, candidates run one by one, in periods of
 #: _PERIOD_US.
@@ -97,7 +97,7 @@ class GpuBench:
         """Return the median time per launch of each candidate in microseconds.
 
         For small M, graphs take turns in a changing order, and the GPU is idle before each graph. For large M, each
-        candidate runs alone for its share of the time, twice, and only the second halves count.
+        candidate runs alone twice, for its share of the time, and only the second half of each run counts.
         """
         launchers = [self._launcher(candidate, self._trial.copies) for candidate in candidates]
         graphs = [self._captured(launch) for launch in launchers]
@@ -118,7 +118,7 @@ class GpuBench:
         return self._trial.launcher(candidate, copies, stream_handle(self._stream, "cupy", self.device))
 
     def _captured(self, launch: Launch) -> _Graph:
-        """Return a graph that takes about _GRAPH_US and launches equally often with each copy of the operand."""
+        """Return a graph that takes about _GRAPH_US and uses each copy of the operand equally often."""
         copies = self._trial.copies
 
         def all_copies() -> None:

@@ -81,9 +81,9 @@ class Outcome:
     def __str__(self) -> str:
         task = str(self.task)
         if self.status == "known":
-            return f"{task}: measured before"
+            return f"{task}: already measured"
         if self.winner is None:
-            why = next(iter(self.dropped.values()), "nothing could be measured")
+            why = next(iter(self.dropped.values()), "no candidate could be measured")
             return f"{task}: failed: {why}"
         time, rule_time = duration(1e-6 * self.us), duration(1e-6 * self.rule_us)
         gain = f"{time}, the untuned choice {rule_time} ({self.rule_us / self.us:.2f} x)"
@@ -142,11 +142,11 @@ def tune_problem(
     try:
         bench.prepare(task.problem)
         reference = bench.keep(bench.result(rule))
-    except Exception as error:  # such as too little memory; another problem may work
+    except Exception as error:  # For example, the GPU is out of memory. Other problems may fit.
         _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome
-    right = [rule]
+    correct = [rule]
     for candidate in others:
         if candidate.label in skip:
             outcome.dropped[candidate.label] = "skipped by --skip"
@@ -162,31 +162,31 @@ def tune_problem(
         if problem:
             outcome.dropped[candidate.label] = problem
         else:
-            right.append(candidate)
-    if len(right) > _FINALISTS:
-        right = _finalists(right, bench, outcome)
+            correct.append(candidate)
+    if len(correct) > _FINALISTS:
+        correct = _finalists(correct, bench, outcome)
     try:
-        times = bench.times(right, seconds)
+        times = bench.times(correct, seconds)
     except Exception as error:
         _require_gpu(bench, rule)
         outcome.dropped[rule.label] = one_line(error)
         return outcome
-    outcome.times = {candidate.label: us for candidate, us in zip(right, times, strict=True)}
+    outcome.times = {candidate.label: us for candidate, us in zip(correct, times, strict=True)}
     outcome.rule_us = times[0]
     best = min(range(len(times)), key=times.__getitem__)
     if times[best] > outcome.rule_us * (1 - _MIN_GAIN):
         best = 0
-    outcome.winner, outcome.us = right[best], times[best]
+    outcome.winner, outcome.us = correct[best], times[best]
     outcome.status = "tuned" if best else "kept"
     return outcome
 
 
-def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
+def _finalists(candidates: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
     """Return the untuned choice, then the fastest candidates in screening.
 
     Drop candidates that cannot be timed.
     """
-    rule, *others = right
+    rule, *others = candidates
     for candidate in others:
         try:
             outcome.glances[candidate.label] = bench.screen(candidate)
@@ -198,7 +198,7 @@ def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> 
 
 
 def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:
-    """Return the entry of an outcome for the file."""
+    """Return an outcome's entry for the tuning file."""
     return Entry(outcome.task.problem, winner.config, outcome.us, outcome.rule_us)
 
 

@@ -76,8 +76,8 @@ class Field:
 def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int], vllm: Path | None = None) -> Field:
     """Return the libraries with these names on a layer.
 
-    ``m_values`` contains the M of every call, so that a library can compile all of its kernels together. ``vllm`` is
-    the folder with the libraries of vLLM's wheel.
+    ``m_values`` contains the values of M of all calls, so that a library can compile all of its kernels together.
+    ``vllm`` is the folder with the libraries of vLLM's wheel.
     """
     rivals = Field()
     for name in names:

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.attention import CUDNN, FA2, FA3, FA4, FLASHINFER, Operands, entrant
 from benchmarks.contest import Entrant, Rival
 
-#: Paths in installed packages of FA3's library, which xformers' wheel contains, and of the CUDA runtime for it.
+#: Paths of FA3's library (from xformers' wheel) and of its CUDA runtime in the installed packages.
 _FA3 = ("flash_attn_3/_C*.so", "xformers/flash_attn_3/_C*.so")
 _RUNTIME = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cu12/lib/libcudart.so.12")
 _WORKSPACE_BYTES = 256 << 20

@@ -24,7 +24,7 @@ WORKSPACE_BYTES = 32 << 20
 
 
 class Cublas:
-    """cuBLAS on one layer. The errors name cuBLASLt if only cuBLASLt cannot run."""
+    """cuBLAS on one layer. ``errors`` contains cuBLASLt if only cuBLASLt cannot run."""
 
     name = "cublas"
 

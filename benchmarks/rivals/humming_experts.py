@@ -1,6 +1,6 @@
 """Humming's experts with W4A16 weights, as vLLM 0.33 runs them: alignment, two products, activation, weighted sum.
 
-The packages humming-kernels and vllm are needed. vLLM provides the alignment and the sum.
+The packages humming-kernels and vllm are required. vLLM provides the alignment and the sum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class HummingExperts:
         self.locks = torch.zeros(8 * sms, dtype=torch.int32, device="cuda")
 
     def caller(self, x: Any, topk_weights: Any, ids: Any, out: Any) -> Any:
-        """Return a function of the index of a copy that computes the layer. x and out have K padded columns."""
+        """Return a function that computes the layer from the copy with a given index.
+
+        ``x`` and ``out`` have K padded columns.
+        """
         import torch
         from humming.forward import humming_forward, may_process_input
         from humming.kernel.humming import HummingKernel

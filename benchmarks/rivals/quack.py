@@ -16,7 +16,7 @@ from benchmarks.rivals.common import Int4Rival, cloned, fastest
 #: QuACK's name for int4 weights with an offset of 8 and one scale per 128 values along K.
 _FORMAT = "int4"
 _TILE_CHANNELS = 128
-#: Smallest M at which other tiles are tried, the tiles' sizes along the tokens, and the cluster sizes along the tokens.
+#: Smallest M at which other tiles are tried, and the sizes of these tiles and of their clusters along the tokens.
 _TUNED_FROM, _TILE_TOKENS, _CLUSTERS = 128, (128, 192, 256), (1, 2)
 
 

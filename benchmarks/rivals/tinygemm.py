@@ -12,7 +12,7 @@ from benchmarks.rivals.common import Int4Rival, cloned
 
 #: Largest M. With more rows, tinygemm takes milliseconds, which is ten times as long as other kernels.
 MAX_M = 128
-#: Parameter of torch's packing. K must be a multiple of 16 times this number.
+#: Parameter of torch's packing. K must be a multiple of 16 times this parameter.
 _INNER_K_TILES = 8
 
 

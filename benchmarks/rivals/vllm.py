@@ -1,4 +1,4 @@
-"""vLLM's W4A16 kernels Marlin and Machete, for fp16 and bf16 and symmetric weights with group size 128.
+"""vLLM's W4A16 kernels Marlin and Machete, for fp16 or bf16 activations and symmetric weights with group size 128.
 
 The kernels are operators in ``_C_stable_libtorch.abi3.so`` from vLLM's wheel. This library is loaded without importing
 vLLM. ``--vllm`` specifies its folder. The calls match version 0.25.1, whose library requires torch 2.11:

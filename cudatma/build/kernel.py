@@ -360,7 +360,7 @@ def _from_template(
     def source() -> str:
         text = render(template, config, chosen, debug=debug)
         if _file_digests(template) != files:
-            raise TemplateError(f"template {template!r} changed while it was compiled; compile the kernel again")
+            raise TemplateError(f"template {template!r} changed while it was being compiled; compile the kernel again")
         return text
 
     return Order(facts, source, chosen, entry, options, _smem_layout(config))

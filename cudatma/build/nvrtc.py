@@ -164,7 +164,7 @@ def _check_options(options: Sequence[str]) -> None:
                 f"options[{index}]",
                 option,
                 "an option that changes neither the target nor the output",
-                "select the target with target=",
+                "select the target with the argument `target`",
             )
 
 

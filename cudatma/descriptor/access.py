@@ -1,8 +1,9 @@
-"""Checks of hardware requirements that the driver does not validate.
+"""Checks for hardware requirements that the driver does not validate.
 
-The driver accepts tensor maps and coordinates with which an access later traps (CUDA_ERROR_ILLEGAL_INSTRUCTION, which
-destroys the context) or writes past the end of a row without an error. The functions in this module detect these cases
-before a launch. Rules without a cited source were measured on an H200. Coordinates are in TMA order, innermost first.
+The driver accepts some tensor maps through which no access is safe. With such a map, or at invalid coordinates, an
+access traps (CUDA_ERROR_ILLEGAL_INSTRUCTION, which destroys the context) or silently writes past the end of a row. The
+functions in this module detect these cases before a launch. Rules without a cited source were measured on an H200.
+Coordinates are in TMA order, innermost first.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from cudatma.target import Target
 _INT32 = 1 << 31
 _ARITHMETIC = ("uint32", "int32", "uint64", "int64", "float16", "bfloat16")
 
-#: Maximum size of a dimension that can be accessed. The driver accepts larger dimensions, but every access traps.
+#: Maximum size of a dimension. The driver accepts larger dimensions, but every access through such a map traps.
 MAX_REACHED_DIM = 1 << 31
 _SUMMED_FLOATS = ("float32", "float32_ftz", "tfloat32", "tfloat32_ftz", "float64", "float16", "bfloat16")
-#: Maps each tensor reduction to its element types. All other types trap. [PTX ISA, cp.reduce.async.bulk.tensor;
-#: measured: and, or and xor trap on int64; add accepts f32.ftz, tf32 and f64]
+#: Element types that each tensor reduction supports. Reductions of other types trap. [PTX ISA,
+#: cp.reduce.async.bulk.tensor; measured: and, or and xor trap on int64; add accepts f32.ftz, tf32 and f64]
 REDUCE_TYPES: dict[str, tuple[str, ...]] = {
     "add": ("uint32", "int32", "uint64", *_SUMMED_FLOATS),
     "min": _ARITHMETIC,
@@ -36,11 +37,11 @@ REDUCE_TYPES: dict[str, tuple[str, ...]] = {
 
 
 def check_target(spec: AnySpec, target: Target) -> None:
-    """Check that GPUs of an architecture support a map.
+    """Check that a target architecture supports a map.
 
-    Raises TargetError if the map requires TMA, packed types, ATOM swizzles or the wide im2col modes and the target does
-    not support them. Raises DescriptorError if the box is larger than shared memory, or if an interleaved box has more
-    than one channel slice or an unsupported swizzle.
+    Raises TargetError if the target does not support TMA, or the map's packed type, ATOM swizzle or wide im2col mode.
+    Raises DescriptorError if the box is larger than shared memory, or if an interleaved box has more than one channel
+    slice or an unsupported swizzle.
     """
     target.require("tma", "a tensor map")
     if spec.dtype.packed:
@@ -52,8 +53,8 @@ def check_target(spec: AnySpec, target: Target) -> None:
     if spec.footprint_bytes > target.smem_per_block_bytes:
         raise DescriptorError(
             "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
-            f"{spec.footprint_bytes} bytes of shared memory",
-            f"at most {target.smem_per_block_bytes} bytes on {target.name}",
+            f"{spec.footprint_bytes} bytes",
+            f"at most {target.smem_per_block_bytes} bytes of shared memory on {target.name}",
             "use a smaller box or several boxes",
         )
     check_described_bytes(spec, target)
@@ -64,7 +65,7 @@ def check_target(spec: AnySpec, target: Target) -> None:
 def check_described_bytes(spec: AnySpec, target: Target) -> None:
     """Check that ``described_bytes`` is at most the driver's limit, the shared memory of an SM (228 KiB on an H200).
 
-    Raises DescriptorError if it is larger. The limit is measured on an H200 and inferred for other GPUs.
+    Raises DescriptorError if it is larger. The limit was measured on an H200 and is inferred for other GPUs.
     """
     if spec.described_bytes > target.smem_per_sm_bytes:
         raise DescriptorError(
@@ -102,17 +103,17 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
     """Check that a load or prefetch at ``coords`` is legal. Coordinates may be negative or outside the tensor.
 
     ``coords`` must meet the requirements of check_traps(). ``offsets`` applies only to im2col loads. It has rank - 2
-    values, W first, each from 0 to 2**16 - 1 at rank 3, 2**8 - 1 at rank 4 and 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1]
-    Raises DescriptorError if the load is illegal.
+    values, W first. Each value must be at least 0, and at most 2**16 - 1 at rank 3, 2**8 - 1 at rank 4 and 2**5 - 1 at
+    rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError if the load is illegal.
     """
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
-        raise DescriptorError("swizzle", spec.swizzle.label, f"a swizzle that supports loads for {spec.dtype.name}")
+        raise DescriptorError("swizzle", spec.swizzle.label, f"a mode that supports loads of {spec.dtype.name}")
     check_traps(spec, coords)
     if isinstance(spec, Im2colWideSpec):
         # The first pixel may be to the left of the bounding box, but not to the right. [PTX ISA 5.5.5.1, not measured]
         last = spec.dims[1] - 1 + spec.upper_corner_w
         if rules.as_int(coords[1], "coords[1]") > last:
-            raise DescriptorError("coords[1]", coords[1], f"at most {last}, the right edge of the bounding box")
+            raise DescriptorError("coords[1]", coords[1], f"at most {last} (the right edge of the bounding box)")
     if offsets is None:
         return
     if not isinstance(spec, Im2colSpec):
@@ -145,7 +146,7 @@ def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) ->
     if op not in REDUCE_TYPES:
         raise DescriptorError("op", op, ", ".join(REDUCE_TYPES))
     if spec.dtype.name not in REDUCE_TYPES[op]:
-        remedy = "describe the bits as uint32 or uint64" if op in ("and", "or", "xor") else ""
+        remedy = "create the map with dtype uint32 or uint64" if op in ("and", "or", "xor") else ""
         raise DescriptorError("dtype", spec.dtype.name, f"{alternatives(REDUCE_TYPES[op])} for reduction {op}", remedy)
     _check_write(spec, coords)
 
@@ -154,7 +155,7 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
     # Sources for the types and swizzles that allow only one direction: PTX ISA 5.5.1.1 and 5.5.7, CUDA driver API.
     if spec.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B:
         raise DescriptorError(
-            "swizzle", spec.swizzle.label, "a swizzle that supports stores", "use 128B_ATOM_32B for stores"
+            "swizzle", spec.swizzle.label, "a mode that supports stores", "use 128B_ATOM_32B for stores"
         )
     if spec.dtype.name == "16u4_align16b":
         raise DescriptorError("dtype", spec.dtype.name, "a type that supports stores", "use 16u4_align8b for stores")
@@ -172,22 +173,22 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
 
 
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the requirements of every access, which otherwise traps with an illegal instruction.
+    """Check the requirements of every access. An access that violates one traps with an illegal instruction.
 
-    ``coords`` must contain one int32 per dimension. Without interleave, the innermost coordinate must be the start of a
-    16-byte chunk; this also applies to im2col maps. An im2col column must start inside the bounding box. A dimension
-    must have at most 2**31 elements. Raises DescriptorError if a requirement is not met.
+    ``coords`` must contain one int32 per dimension. Without interleaving, the innermost coordinate of a tiled or im2col
+    map must be the start of a 16-byte chunk. An im2col column must start inside the bounding box. A dimension must have
+    at most 2**31 elements. Raises DescriptorError if a requirement is not met.
     """
     values = _coordinates(spec, coords)
     for index, dim in enumerate(spec.dims):
         if dim > MAX_REACHED_DIM:
             raise DescriptorError(
-                f"dims[{index}]", dim, "1 to 2**31 in an access", "describe only a part of the tensor"
+                f"dims[{index}]", dim, "1 to 2**31 for an access", "create a map of a part of the tensor"
             )
     if isinstance(spec, Im2colSpec):
         for index, (low, high) in enumerate(zip(*bounding_box(spec), strict=True), first_pixel_dim(spec)):
             if not low <= values[index] <= high:
-                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high}, within the bounding box")
+                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high} (inside the bounding box)")
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
@@ -199,7 +200,7 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     check_traps(spec, coords)
     for index, value in enumerate(coords):
         if value < 0:
-            raise DescriptorError(f"coords[{index}]", value, "at least 0 in a store", "begin the box inside the tensor")
+            raise DescriptorError(f"coords[{index}]", value, "at least 0 in a store", "start the box inside the tensor")
     if isinstance(spec, Im2colSpec):
         for name, corner, beyond in (("lower_corner", spec.lower_corner, -1), ("upper_corner", spec.upper_corner, 1)):
             for index, value in enumerate(corner):
@@ -209,19 +210,19 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def first_pixel_dim(spec: Im2colSpec) -> int:
-    """Return the index of dimension W in an im2col map: 0 with interleave, otherwise 1."""
+    """Return the index of dimension W in an im2col map: 0 with interleaving, otherwise 1."""
     return 1 if spec.interleave is Interleave.NONE else 0
 
 
 def bounding_box(spec: Im2colSpec) -> tuple[list[int], list[int]]:
-    """Return the first and last position of an im2col map's bounding box in each dimension, W first."""
+    """Return the first and last positions of an im2col map's bounding box in each dimension, W first."""
     first = first_pixel_dim(spec)
     dims = spec.dims[first : first + spec.rank - 2]
     return list(spec.lower_corner), [dim - 1 + upper for dim, upper in zip(dims, spec.upper_corner, strict=True)]
 
 
 def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
-    """Return whether a box at ``coords`` covers the last element of a row. Without coordinates, return True."""
+    """Return whether a box at ``coords`` covers the last element of a row, or True if ``coords`` is None."""
     if coords is None:
         return True
     inner = spec.box[0] if isinstance(spec, TiledSpec) else spec.channels_per_pixel
@@ -231,7 +232,7 @@ def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
 def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
     """Return the coordinates as ints after validation.
 
-    There must be one int32 per dimension. Without interleave, the first coordinate must be the start of a 16-byte
+    There must be one int32 per dimension. Without interleaving, the first coordinate must be the start of a 16-byte
     chunk.
     """
     values = rules.as_ints(coords, "coords")
@@ -247,6 +248,6 @@ def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
                 "coords[0]",
                 values[0],
                 f"a multiple of {multiple} ({rules.CHUNK_BYTES} bytes)",
-                "begin the box at a multiple of 16 bytes and skip the extra elements in shared memory",
+                "start the box at a multiple of 16 bytes and skip the extra elements in shared memory",
             )
     return values

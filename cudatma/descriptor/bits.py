@@ -17,8 +17,8 @@ from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import DescriptorError
 
 _PACKED_FORMATS = {t.descriptor_format for t in TMA_TYPES.values() if t.packed}
-#: Drivers set this bit on sm_100 and later. It must be cleared for a tensor that is not contiguous in a small
-#: allocation. The meaning of the bit is not published. [NVIDIA driver 595.71.05, release notes]
+#: Drivers set this bit on sm_100 and later. It must be cleared if the tensor is not contiguous and its allocation is
+#: small. The meaning of the bit is not published. [NVIDIA driver 595.71.05, release notes]
 ALLOCATION_BIT = 85
 
 
@@ -62,11 +62,11 @@ class BitRange:
 
 
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
-    """Return ranges that cover all 1024 bits of a map, valid or not, in ascending order.
+    """Return ranges that cover all 1024 bits of a valid or invalid map, in ascending order.
 
-    Bits outside all fields are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, because no published bit
-    identifies one. Only the fields that all kinds of maps share are then named, and their positions are assumed. Raises
-    DescriptorError unless ``data`` has 128 bytes.
+    Bits outside all fields are named ``"unknown"``. Pass ``wide=True`` for an im2col wide map, which the published bits
+    do not identify. In this case, only the fields that all kinds of maps share are named, and their positions are
+    assumed. Raises DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
     value = int.from_bytes(bytes(data), "little")
@@ -123,7 +123,7 @@ class Difference:
     others : str
         Documented behavior of sm_100a and sm_120a.
     source : str
-        Documents that describe the behavior.
+        Documentation of the behavior.
     """
 
     what: str
@@ -132,11 +132,11 @@ class Difference:
     source: str
 
 
-#: Known differences. The values of ``others`` are taken from documents and have not been verified.
+#: Known differences. The values of ``others`` come from documentation and have not been verified on a GPU.
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "bits 65-67, `version`",
-        "0; other values load the same box",
+        "0; maps with other values load the same box",
         "unknown; handwritten Hopper maps reportedly trap on GB10 (sm_121), where the driver's maps work",
         "public reports",
     ),
@@ -144,8 +144,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "bit 85",
         "0, regardless of the allocation",
         "set by drivers; must be cleared if the allocation is below 128 KiB and the tensor is not contiguous",
-        "NVIDIA driver 595.71.05, release notes; CUTLASS clears it up to CUDA 13.1; Triton pull request 11011 also "
-        "mentions 13.2 and 13.3",
+        "NVIDIA driver 595.71.05, release notes; CUTLASS clears it for CUDA 13.1 and earlier; Triton pull request "
+        "11011 also mentions 13.2 and 13.3",
     ),
     Difference(
         "allocation class",
@@ -322,9 +322,6 @@ def _differences(left: int, right: int) -> Iterator[FieldDifference]:
 
 
 def _place(bit: int, kinds: list[str]) -> tuple[str, int, int]:
-    """Return field_at() if both kinds of map have the same field at the bit.
-
-    Otherwise, return the single bit with the names of both fields.
-    """
+    """Return the field at a bit if both kinds of map have the same one, otherwise the bit with both fields' names."""
     left, right = (field_at(bit, kind) for kind in kinds)
     return left if left == right else (f"{left[0]} / {right[0]}", bit, 1)

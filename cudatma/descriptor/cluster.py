@@ -36,7 +36,7 @@ def multicast_mask(
     axis : {"x", "y", "z"}, optional
         Select only the CTAs on the line through ``block`` along this axis.
     block : sequence of int, default: (0, 0, 0)
-        Position (x, y, z) of a CTA in the cluster. It has an effect only with ``axis``.
+        Position (x, y, z) of a CTA in the cluster. Ignored unless ``axis`` is given.
     ranks : iterable of int, optional
         Select the CTAs with these ranks.
 

@@ -1,17 +1,18 @@
 """Pure-Python encoder and decoder for the 128 bytes of a tensor map.
 
-Bit n of the map is bit n % 8 of byte n // 8. FIELDS defines the layout, which rests on the following evidence.
+Bit n of the map is bit n % 8 of byte n // 8. FIELDS defines the layout. The evidence for it is as follows.
 
-- Most fields equal the bytes that an H200's driver writes, bit for bit, and the driver sets no other bits
+- Most fields are identical to those that the driver of an H200 writes, and this driver sets no bits outside the fields
   (docs/lab/emulator.md has the counts). The exceptions are swizzle atomicity, the packed formats and im2col wide.
-- Swizzle atomicity (sm_100 and later) and the packed formats follow public descriptions; no such GPU was available.
-- Each 16-bit half of the im2col corners stores W in its lowest bits.
-- No document states the positions of the corners, pixels and mode of an im2col wide map (sm_100 and later).
+- Swizzle atomicity (sm_100 and later) and the packed formats follow public documentation; they were not tested on a
+  GPU that supports them.
+- Each 16-bit im2col corner field stores W in its lowest bits.
+- The positions of the corners, pixels and mode of an im2col wide map (sm_100 and later) are not published.
   encode_shared() assumes that the other fields have the same positions as in tiled and im2col maps.
 - ``version`` is 0 on an H200 and in a map that tensormap.replace builds from zeros. Other GPUs may use other values.
 - ``smem_bytes`` equals the spec's ``described_bytes``. ``smem_pattern`` is the number of bytes after which the swizzle
-  repeats: 8 spans, or 16 bytes without a swizzle. In a map that tensormap.replace builds from zeros, both fields are 0,
-  and loads through the map give the same result.
+  repeats: 8 spans, or 16 bytes if there is no swizzle. In a map that tensormap.replace builds from zeros, both fields
+  are 0, and loads through the map give the same result.
 
 Element types have three numberings: the driver's enumeration, the enumeration of tensormap.replace in PTX, and the
 numbering in the map (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
@@ -52,7 +53,7 @@ _COMMON: dict[str, tuple[int, int]] = {
     "smem_bytes": (512, 32),
     "smem_pattern": (576, 16),
 }
-#: Maps each kind of map to its fields, and each field to its first bit and number of bits.
+#: First bit and number of bits of each field, by kind of map.
 FIELDS: dict[str, dict[str, tuple[int, int]]] = {
     "tiled": {**_COMMON, **{f"box_minus_1[{i}]": (440 + 8 * i, 8) for i in range(5)}},
     "im2col": {
@@ -63,7 +64,7 @@ FIELDS: dict[str, dict[str, tuple[int, int]]] = {
         "pixels_minus_1": (480, 10),
     },
 }
-#: Fields that no argument of the driver's functions sets. decode() accepts any value in them.
+#: Fields that cannot be set through arguments of the driver's functions. decode() accepts any value in them.
 DERIVED = ("version", "smem_bytes", "smem_pattern")
 #: Positions of the fields that field_writer() can write.
 _DIM_WORD, _STRIDE_WORD = _COMMON["dim_minus_1[0]"][0] // 32, _COMMON["stride_low[0]"][0] // 32
@@ -84,7 +85,8 @@ class Decoded:
     version, smem_bytes, smem_pattern : int
         Values of the fields that the encoder derives.
     unknown : int
-        The map's bits as an integer, in which only bits outside all fields, or of dimensions beyond the rank, are set.
+        The map as an integer, with all bits cleared except those outside all fields and those of dimensions beyond the
+        rank.
     """
 
     spec: TiledSpec | Im2colSpec
@@ -129,7 +131,7 @@ def field_writer(
 
     ``words`` and ``raw`` are views of the map as 32-bit words and as bytes. ``spec`` provides the rank and dtype.
     ``fields`` lists the kind ("dim", "stride" or "box") and the index of each value. Only the returned function may
-    write these fields, because it skips strides that have not changed.
+    write these fields, because it skips strides that have not changed since its last call.
     """
     dims: list[tuple[int, int]] = []
     strides: list[tuple[int, int, int, int]] = []
@@ -189,7 +191,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
-        # No GPU can load a box of 4 GiB, but its spec is valid. The mask keeps its size out of the next field.
+        # No GPU can load a box of 4 GiB, but its spec is valid. The mask prevents an overflow into the next field.
         "smem_bytes": spec.described_bytes & _MASK_32,
         "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }
@@ -215,8 +217,8 @@ def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, in
 def decode(data: bytes | bytearray | memoryview) -> Decoded:
     """Return the spec that 128 bytes encode, with the derived fields and the unknown bits.
 
-    Raises DescriptorError if ``data`` does not have 128 bytes, if the value of a field is undefined (such as format 14,
-    swizzle atomicity without a 128B swizzle, or a rank above 5), or if the spec is invalid.
+    Raises DescriptorError if ``data`` does not have 128 bytes, if the spec is invalid, or if the value of a field is
+    undefined, such as format 14, a rank above 5, or swizzle atomicity without a 128B swizzle.
     """
     kind, fields = read_fields(data)
     rank = fields["rank_minus_1"] + 1
@@ -265,9 +267,7 @@ def _dtype(fields: dict[str, int]) -> TmaType:
     for candidate in TMA_TYPES.values():
         if candidate.descriptor_format == number and candidate.name.startswith("tfloat32") == tf32:
             return candidate
-    raise DescriptorError(
-        "format", f"{number} with tf32 bit {int(tf32)}", "from 0 to 13, or 7 or 8 if the tf32 bit is set"
-    )
+    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0 to 13 (7 or 8 if the tf32 bit is set)")
 
 
 def _swizzle(fields: dict[str, int]) -> Swizzle:

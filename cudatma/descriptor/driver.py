@@ -46,8 +46,8 @@ def encode(spec: AnySpec, device: int | None = None) -> bytes:
 def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
     """Call a cuTensorMapEncode function.
 
-    The three functions take different arguments only between the strides and the element strides, except that the wide
-    function also takes a mode.
+    The argument lists of the three functions differ only between the strides and the element strides, except that the
+    wide function also takes a mode.
     """
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:
@@ -102,7 +102,7 @@ def has_driver() -> bool:
 
 @contextmanager
 def _context(driver: Any, device: int | None) -> Iterator[None]:
-    """Make the primary context of ``device`` current within the block, or keep the current context if it is None."""
+    """Make the primary context of ``device``, if given, current within the block."""
     if device is None:
         yield
         return

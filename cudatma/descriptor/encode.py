@@ -25,7 +25,7 @@ from cudatma.descriptor.spec import (
     tma_strides,
 )
 from cudatma.dtypes import TmaType, tma_type
-from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
+from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, counted
 from cudatma.layout import Interleave, Swizzle
 from cudatma.target import Target, detect, get_target
 
@@ -46,12 +46,13 @@ class TensorMap:
     spec : TiledSpec, Im2colSpec or Im2colWideSpec
         Specification of the map.
     device : int, optional
-        CUDA ordinal of the device that holds the memory. Default: the current device with the driver, None with the
-        codec.
+        CUDA ordinal of the device that holds the memory. Default: the current device if the driver encodes the map,
+        otherwise None.
     owner : object, optional
         Object that owns the memory. The map keeps this object alive.
     target : Target or str, optional
-        Architecture that must support the map. Default: the device's architecture with the driver, none with the codec.
+        Architecture that must support the map. Default: the device's architecture if the driver encodes the map,
+        otherwise none.
     encoder : {"auto", "driver", "codec"}, default: "auto"
         Encoder to use. "auto" selects the driver if one is available, otherwise the codec.
     on_host : bool, default: False
@@ -135,8 +136,8 @@ class TensorMap:
         interleave, swizzle, l2_promotion, oob_fill : enumeration member or str, optional
             Modes of the map. See ``TiledSpec``.
         target : Target or str, optional
-            Architecture that must support the map. Default: the device's architecture with the driver, none with the
-            codec.
+            Architecture that must support the map. Default: the device's architecture if the driver encodes the map,
+            otherwise none.
         encoder : {"auto", "driver", "codec"}, default: "auto"
             Encoder to use. "auto" selects the driver if one is available and the array is on a device, otherwise the
             codec.
@@ -167,8 +168,8 @@ class TensorMap:
             raise DescriptorError(
                 "dtype",
                 kind.name,
-                f"{info.dtype.itemsize} bytes wide",
-                "pass a view of the array with that item size",
+                f"a type of {counted(info.dtype.itemsize, 'byte')} (the item size of the array)",
+                "pass a view of the array with a matching item size",
             )
         order = array_axes(info.shape, info.strides_bytes, kind, axes)
         spec = TiledSpec.from_strided(
@@ -266,7 +267,7 @@ class TensorMap:
         Raises
         ------
         DescriptorError, TargetError, DriverError
-            If a rule is violated, if the target does not support the map, or if the driver fails.
+            If a field is invalid, if the target does not support the map, or if the driver fails.
         """
         _expect(spec, TiledSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
@@ -405,7 +406,7 @@ class TensorMap:
         return compare(encoded, codec.encode(self.spec), ("driver", "codec"))
 
     def replace_address(self, array: object) -> None:
-        """Replace the map's global address with that of other memory of the same shape.
+        """Replace the map's global address with that of another array of the same shape.
 
         The map keeps the new array alive. If ``array`` is an address, the caller must keep the memory alive.
 
@@ -441,7 +442,7 @@ class TensorMap:
         info, spec = describe(array), self._spec
         if info.device != self.device:
             raise ArgumentError(
-                "array", f"an array on device {info.device}", f"on device {self.device}", "create one map per device"
+                "array", f"an array {_place(info.device)}", _place(self.device), "create one map per device"
             )
         if info.dtype.itemsize != spec.dtype.element_bytes or spec.dtype.packed:
             raise ArgumentError(
@@ -470,6 +471,10 @@ def _counted_as(order: Sequence[int]) -> Iterator[None]:
         raise error.renamed(array_fields(order)) from None
 
 
+def _place(device: int | None) -> str:
+    return "in host memory" if device is None else f"on device {device}"
+
+
 def _choose(encoder: str, on_host: bool) -> str:
     if encoder not in ENCODERS:
         raise ArgumentError("encoder", encoder, ", ".join(ENCODERS))
@@ -485,7 +490,7 @@ def _choose(encoder: str, on_host: bool) -> str:
 def _dense_strides(sizes: Sequence[int], dtype: TmaType) -> tuple[int, ...]:
     if dtype.packed:
         raise DescriptorError(
-            "dtype", dtype.name, "an unpacked type", "pass a TiledSpec, whose dims count values (not bytes)"
+            "dtype", dtype.name, "an unpacked type", "pass a TiledSpec to TensorMap.tiled(), with dims in packed values"
         )
     strides = [dtype.element_bytes]
     for size in reversed(sizes[1:]):

@@ -168,10 +168,10 @@ def create_scale_tma_desc(
     Parameters
     ----------
     scales : array, shape (N,), (1, N) or (groups, N)
-        Scales or zero points. For a single row, the map is 1D with box (tile_n,) and coordinate (n,). For several rows,
-        it is 2D with box (tile_n, block_groups) and coordinates (n, group).
+        Scales or zero points. If there is one row, the map is 1D with box (tile_n,) and coordinate (n,). Otherwise, it
+        is 2D with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
-        Number of columns per load, 1 to 256. Their size must be a multiple of 16 bytes.
+        Number of columns per load, 1 to 256. The size of a row of the box must be a multiple of 16 bytes.
     block_groups : int, default: 1
         Number of groups per load, 1 to 256.
     whole_column : bool, optional
@@ -204,7 +204,8 @@ def create_scale_tma_desc(
     if whole_column is None:
         whole_column = len(info.shape) == 1 or info.shape[0] == 1
     if whole_column != (len(info.shape) == 1) and info.shape[0] != 1:
-        raise DescriptorError("scales.shape", info.shape, "(N,) or (1, N)" if whole_column else "(groups, N)")
+        allowed = "(N,) or (1, N) if whole_column is True" if whole_column else "(groups, N) if whole_column is False"
+        raise DescriptorError("scales.shape", info.shape, allowed)
     if whole_column and block_groups != 1:
         raise DescriptorError("block_groups", block_groups, "1 if whole_column is True")
     if whole_column:
@@ -344,7 +345,7 @@ def _box_extent(spec: AnySpec) -> tuple[int, ...]:
     """
     if not isinstance(spec, TiledSpec):
         raise DescriptorError(
-            "spec", type(spec).__name__, "TiledSpec", "pass a TiledSpec, because im2col boxes vary in size"
+            "spec", type(spec).__name__, "a TiledSpec (the positions of im2col boxes do not form a grid)"
         )
     return spec.box
 

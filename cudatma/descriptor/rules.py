@@ -98,11 +98,12 @@ def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
     """Check that there are exactly ``length`` values."""
     if len(values) != length:
-        raise DescriptorError(field, values, f"a sequence of {counted(length, 'value')} for rank {rank}")
+        allowed = f"a sequence of {counted(length, 'value')}" if length else "empty"
+        raise DescriptorError(field, values, f"{allowed} for rank {rank}")
 
 
 def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
-    """Check that the rank is ``min_rank`` to 5, and at least 3 with interleave."""
+    """Check that the rank is ``min_rank`` to 5, and at least 3 with interleaving."""
     if interleave is not Interleave.NONE:
         min_rank = max(min_rank, 3)
     if not min_rank <= rank <= MAX_RANK:
@@ -113,7 +114,7 @@ def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
 
 
 def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
-    """Check that each dimension has 1 to 2**32 elements, and that dims[0] is a multiple of the packing group."""
+    """Check that each dimension has 1 to 2**32 elements, and that dims[0] is a multiple of the packing group size."""
     for index, dim in enumerate(dims):
         if not 1 <= dim <= MAX_DIM:
             raise DescriptorError(f"dims[{index}]", dim, "1 to 2**32 elements")
@@ -149,7 +150,7 @@ def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
         raise DescriptorError("address", address, "0 to 2**64 - 1")
     if address % multiple:
         raise DescriptorError(
-            "address", hex(address), f"a multiple of {multiple} bytes", "begin the view at an aligned element"
+            "address", hex(address), f"a multiple of {multiple} bytes", "start the view at an aligned element"
         )
 
 
@@ -163,8 +164,8 @@ def check_element_strides(element_strides: Sequence[int]) -> None:
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
     """Check that the innermost box extent is 1 to 256 elements, a multiple of 16 bytes, and within the swizzle span.
 
-    The documentation requires a multiple of 16 bytes only without interleave, but the driver of an H200 always requires
-    it. The span limit applies only without interleave.
+    The documentation requires a multiple of 16 bytes only without interleaving, but the driver of an H200 always does.
+    The span limit applies only without interleaving.
     """
     if not 1 <= elems <= MAX_BOX:
         raise DescriptorError(field, elems, f"1 to {MAX_BOX} elements", "use several boxes or a wider element type")
@@ -194,7 +195,7 @@ def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzl
 
 
 def check_interleave(interleave: Interleave, dtype: TmaType) -> None:
-    """Check that a map of the 6-bit type has no interleave."""
+    """Check that a map of the 6-bit type is not interleaved."""
     if interleave is not Interleave.NONE and dtype.name == "16u6_align16b":
         raise DescriptorError("interleave", interleave.label, f"none for {dtype.name}")
 
@@ -220,7 +221,7 @@ def check_corners(
     """Check that the im2col corners (W first) are in range and that the bounding box is not empty.
 
     The corners are signed numbers of 16, 8 or 5 bits, depending on the rank. In dimension i + first, the box extends
-    from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of W: 0 with interleave, otherwise 1. If
+    from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of W: 0 with interleaving, otherwise 1. If
     ``wide`` is True, there is one corner of 16 bits along W at any rank. Like the driver, this function truncates the
     extent to a signed 32-bit number.
     """
@@ -260,7 +261,7 @@ def check_pixels(pixels: int) -> None:
 
 
 def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:
-    """Check that an im2col wide map has no interleave, and swizzle 64B, 128B or 128B_ATOM_32B."""
+    """Check that an im2col wide map is not interleaved and has swizzle 64B, 128B or 128B_ATOM_32B."""
     if interleave is not Interleave.NONE:
         raise DescriptorError("interleave", interleave.label, "none in im2col wide mode")
     if swizzle not in _WIDE_SWIZZLES:

@@ -44,7 +44,7 @@ class MapSpec(ABC):
     strides_bytes : tuple of int
         Pitch of dimensions 1 to rank - 1 in bytes.
     element_strides : tuple of int
-        Traversal stride of each dimension in elements, 1 to 8. Default: 1 in each dimension. Without interleave, the
+        Traversal stride of each dimension in elements, 1 to 8. Default: 1 in each dimension. Without interleaving, the
         hardware ignores the innermost traversal stride.
     interleave : Interleave or str, default: "none"
         Layout of the channel slices.
@@ -60,7 +60,7 @@ class MapSpec(ABC):
     Raises
     ------
     DescriptorError
-        If a field is invalid. The error states the field and its index.
+        If a field is invalid. The error names the field and the index.
     """
 
     dtype: TmaType
@@ -86,7 +86,7 @@ class MapSpec(ABC):
     @property
     @abstractmethod
     def described_bytes(self) -> int:
-        """Box size in bytes as the driver stores it in bits 512-543 and compares it with its shared-memory limit.
+        """Box size in bytes that the driver stores in bits 512-543 and compares with its shared-memory limit.
 
         The driver counts floor(box / element_strides) elements in each dimension, including the innermost, and ignores
         padding and interleave. ``expected_bytes`` is the number of bytes that one load transfers, and
@@ -97,7 +97,7 @@ class MapSpec(ABC):
     def expected_bytes(self) -> int:
         """Number of bytes by which one load advances the mbarrier's transaction count.
 
-        For the padded packed types, this number includes the padding.
+        The padding of the padded packed types is included.
         """
         return self.box_layout.expected_bytes
 
@@ -148,7 +148,7 @@ class MapSpec(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiledSpec(MapSpec):
-    """Specification of a tensor map that copies boxes of a tensor of rank 1 to 5.
+    """Specification of a tiled tensor map over a tensor of rank 1 to 5.
 
     Sequences are in TMA order, innermost dimension first.
 
@@ -159,7 +159,7 @@ class TiledSpec(MapSpec):
     interleave, swizzle, l2_promotion, oob_fill, address : optional
         Modes and global address. See ``MapSpec``.
     box : tuple of int
-        Extent of the box in each dimension in elements, 1 to 256, before traversal strides apply. With interleave,
+        Extent of the box in each dimension in elements, 1 to 256, before traversal strides apply. With interleaving,
         box[0] counts the pixels of a channel slice, and box[-2] counts the channels of a slice. See ``Interleave`` for
         the order of the dimensions.
 
@@ -269,7 +269,7 @@ class TiledSpec(MapSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Im2colSpec(MapSpec):
-    """Specification of a tensor map that copies columns of pixels from a batch of NWC, NHWC or NDHWC images.
+    """Specification of an im2col tensor map over a batch of NWC, NHWC or NDHWC images.
 
     Sequences are in TMA order, innermost dimension first.
 
@@ -280,10 +280,10 @@ class Im2colSpec(MapSpec):
     interleave, swizzle, l2_promotion, oob_fill, address : optional
         Modes and global address. See ``MapSpec``.
     lower_corner, upper_corner : tuple of int
-        Offsets of the bounding box's corners from those of the image, rank - 2 values, W first. They apply from
-        dims[1], or from dims[0] with interleave.
+        Offsets of the bounding box's corners from those of the image, rank - 2 values, W first. W is dims[1], or
+        dims[0] with interleaving.
     channels_per_pixel : int
-        Number of channels per box, 1 to 256. With interleave, a load always transfers one channel slice.
+        Number of channels per box, 1 to 256. With interleaving, a load always transfers one channel slice.
     pixels_per_column : int
         Number of pixels per box, 1 to 1024. Traversal strides do not change it.
 
@@ -332,7 +332,7 @@ class Im2colSpec(MapSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Im2colWideSpec(MapSpec):
-    """Specification of a tensor map that copies pixels only along W, on sm_100 and later.
+    """Specification of an im2col wide tensor map (sm_100 and later), which loads pixels only along W.
 
     Sequences are in TMA order, innermost dimension first. ``expected_bytes`` and ``footprint_bytes`` do not include
     halo pixels.

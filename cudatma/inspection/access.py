@@ -27,7 +27,7 @@ from cudatma.inspection.placement import Placement, check_size
 
 #: Maximum number of overwritten rows in a report.
 MAX_ROWS = 16
-_TRAPS = "illegal instruction, which destroys the context"
+_TRAPS = "traps with an illegal instruction, which destroys the context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class AccessReport:
-    """The effect of accesses at given coordinates. ``str()`` returns a readable text.
+    """Effects of a load, a store and reductions at given coordinates. ``str()`` returns them as text.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal
             trap()
         except DescriptorError:
             return Refusal(error.field, _rule(error), _TRAPS)
-        return Refusal(error.field, _rule(error), "not allowed by NVIDIA's documentation")
+        return Refusal(error.field, _rule(error), "illegal according to NVIDIA's documentation")
     return None
 
 
@@ -281,5 +281,5 @@ def _store_line(report: AccessReport) -> str:
         return "writes nothing, because the box is outside the tensor"
     clipped = (report.elements or report.stored) - report.stored
     return f"writes {counted(report.stored, 'element')}" + (
-        f"; {clipped} elements outside the tensor are clipped" if clipped else ""
+        f" and clips {counted(clipped, 'element')} outside the tensor" if clipped else ""
     )

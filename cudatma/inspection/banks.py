@@ -1,6 +1,6 @@
-"""Bank conflicts of reads from a box in shared memory, and the table of swizzle modes.
+"""Bank conflicts in reads from a box in shared memory, and the table of swizzle modes.
 
-Shared memory has 32 banks of 4 bytes. A read takes one wavefront unless lanes access different words of the same bank.
+Shared memory has 32 banks of 4 bytes. A read takes one wavefront unless lanes access different words in the same bank.
 cudatma.layout computes the wavefronts.
 """
 
@@ -77,7 +77,7 @@ def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
 
 
 def _lines(spec: AnySpec) -> tuple[int, int, int]:
-    """Return the number, size and pitch of the rows. With interleave, a row is the channel slice of a pixel."""
+    """Return the number, size and pitch of the rows. With interleaving, a row is the channel slice of a pixel."""
     layout = spec.box_layout
     if spec.interleave is Interleave.NONE:
         return layout.rows, layout.row_bytes, layout.pitch_bytes
@@ -141,7 +141,7 @@ def _row(mode: Swizzle) -> SwizzleRow:
     spec = TiledSpec(dtype=tma_type("uint8"), dims=(width, 8), strides_bytes=(width,), box=(width, 8), swizzle=mode)
     ldmatrix = next(cost for cost in read_costs(spec) if cost.pattern == "ldmatrix")
     if mode is Swizzle.NONE:
-        use = "linear layout for 1D copies, tables, and rows that are read whole"
+        use = "linear layout for 1D copies, tables, and rows that each warp reads as a whole"
     elif mode.is_atom:
         use = "operands swizzled in larger chunks, on sm_100 and later"
     else:

@@ -14,7 +14,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def print_rows(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """Print a table without lines. Only the last column is wrapped."""
+    """Print a table without borders. Only the last column is wrapped."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

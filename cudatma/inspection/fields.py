@@ -7,7 +7,7 @@ from typing import Any
 from cudatma.descriptor.codec import DESCRIPTOR_BYTES, Decoded, decode
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 
-#: Note on every im2col wide map.
+#: Note in the description of every im2col wide map.
 WIDE_NOTE = "im2col wide (sm_100 and later): based on NVIDIA's documentation, not verified on a GPU"
 
 

@@ -1,4 +1,4 @@
-"""``cudatma.inspect``, which explains a tensor map, and its result, the class Inspection."""
+"""The function ``cudatma.inspect``, which explains a tensor map, and the class Inspection, its result."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Inspection:
 
     @property
     def bits(self) -> tuple[BitRange, ...]:
-        """All 1024 bits by field, or an empty tuple for a map without bytes."""
+        """All 1024 bits by field, or an empty tuple if the bytes of the map are unknown."""
         return explain(self.data) if self.data is not None else ()
 
     def at(self, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
@@ -188,7 +188,7 @@ class Inspection:
         Raises
         ------
         DescriptorError
-            If one of the two maps has no bytes.
+            If the bytes of one of the maps are unknown.
         """
         theirs = other if isinstance(other, Inspection) else inspect(other)
         if self.data is None or theirs.data is None:
@@ -209,7 +209,7 @@ class Inspection:
         element: tuple[int, int] | None = None,
         theme: str = "auto",
     ) -> str:
-        """Draw a box in the tensor, and in shared memory with the memory banks.
+        """Draw the position of a box in the tensor and in the banks of shared memory.
 
         Parameters
         ----------

@@ -38,13 +38,13 @@ class Finding:
     severity : str
         "error", "warning" or "note".
     message : str
-        Finding for this map.
+        Description of the problem in this map.
     rule : str
-        The rule, stated without reference to the map.
+        General statement of the rule.
     source : str
         Document or measurement on which the rule is based.
     remedy : str
-        Remedy.
+        Suggested change, or "".
     """
 
     name: str
@@ -110,7 +110,7 @@ def l2(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "rows-across-sectors",
             "note",
-            f"{what} is not a multiple of {_SECTOR_BYTES}, so each row touches an additional sector",
+            f"{what} is not a multiple of {_SECTOR_BYTES}, so a row can span one more sector than necessary",
             "memory is read in sectors of 32 bytes",
             "CUDA C++ Best Practices Guide, coalesced access",
             f"pad the pitch to a multiple of {_SECTOR_BYTES} bytes, preferably 128"
@@ -128,11 +128,11 @@ def outside(spec: AnySpec) -> Iterator[Finding]:
             counts = traversed(spec.box, spec.element_strides, spec.interleave)
             boxes = prod(-(-dim // span) for dim, span in zip(spec.dims, spans, strict=True))
             moved = boxes * prod(counts)
-            shown = ", ".join(f"dims[{i}] is {spec.dims[i]}, box {spans[i]}" for i in tails)
+            shown = "; ".join(f"dims[{i}] is {spec.dims[i]}, box[{i}] is {spans[i]}" for i in tails)
             yield Finding(
                 "tail-boxes",
                 "note",
-                f"the box does not divide the tensor ({shown}); the boxes that cover it have {moved} elements",
+                f"the box does not divide the tensor ({shown}); the boxes that cover it have {moved} elements in total",
                 "the last box of a dimension extends beyond the tensor, and the mbarrier counts the filled elements",
                 "measured on an H200",
                 "expect the same number of bytes from every box",
@@ -141,7 +141,7 @@ def outside(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "nan-fill",
             "note",
-            "loads fill each 16 bits outside the tensor with 0x7FF7, regardless of the element type",
+            "loads fill every 16 bits outside the tensor with 0x7FF7, regardless of the element type",
             "the NaN fill value is a pattern of 16 bits",
             "measured on an H200",
             "fill with zeros unless the consumer checks for this NaN",
@@ -162,7 +162,7 @@ def address(spec: AnySpec) -> Iterator[Finding]:
 
 
 def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
-    """Find set bits that do not follow from the spec."""
+    """Find bits that are set although the spec does not require them."""
     spec, unknown = decoded.spec, decoded.unknown
     if unknown >> ALLOCATION_BIT & 1:
         yield Finding(
@@ -171,14 +171,14 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             f"bit {ALLOCATION_BIT} is set; drivers set it on sm_100 and later",
             "accesses may fault if the bit is set, the allocation is below 128 KiB and the tensor is not contiguous",
             _RELEASE_NOTES,
-            "clear the bit for such a tensor, or use a fixed driver; do not change the address of the map",
+            "clear the bit for such a tensor, or use a driver with the fix; do not change the address of the map",
         )
     elif target is not None and target.tensormap_knows_allocation and _is_small_and_sparse(spec):
         yield Finding(
             "small-allocation",
             "note",
             f"the tensor spans less than {_SMALL_ALLOCATION_BYTES >> 10} KiB and is not contiguous",
-            f"drivers for {target.name} may set bit {ALLOCATION_BIT} for such a tensor, so that some accesses fault",
+            f"drivers for {target.name} may set bit {ALLOCATION_BIT} for such a tensor, and some accesses then fault",
             _RELEASE_NOTES,
             f"clear bit {ALLOCATION_BIT} after encoding, or allocate more than 128 KiB",
         )
@@ -231,7 +231,7 @@ _SMALL_BOX_BYTES = 4096
 
 
 def padding(spec: AnySpec) -> Iterator[Finding]:
-    """Find rows that are narrower than the swizzle span, which TMA pads."""
+    """Find rows that TMA pads because they are narrower than the swizzle span."""
     layout = spec.box_layout
     if layout.footprint_bytes == layout.expected_bytes:
         return
@@ -254,7 +254,7 @@ def alignment(spec: AnySpec) -> Iterator[Finding]:
             "smem-alignment",
             "note",
             f"swizzle {spec.swizzle.label} repeats every {need} bytes, so the box must start at a multiple of {need}",
-            "TMA requires only 128 bytes, but the XOR applies to absolute addresses and would shift the pattern",
+            "TMA requires only 128 bytes, but the swizzle XORs absolute addresses, so the pattern would be shifted",
             "PTX ISA 5.5.7; measured on an H200",
             f"declare the buffer with __align__({need}), or round up the address of dynamic shared memory",
         )
@@ -308,7 +308,7 @@ def steps(spec: AnySpec) -> Iterator[Finding]:
             "inner-step-ignored",
             "warning",
             f"element_strides[0] is {spec.element_strides[0]} but has no effect, because a load copies whole box rows",
-            "without interleave, the innermost traversal stride changes only the driver's smem_bytes",
+            "without interleaving, the innermost traversal stride changes only the driver's smem_bytes",
             "CUDA driver API, cuTensorMapEncodeTiled; measured on an H200",
             "set element_strides[0] to 1, and describe skipped elements as another dimension",
         )
@@ -330,9 +330,9 @@ def size(spec: AnySpec) -> Iterator[Finding]:
     counts = traversed(spec.box, spec.element_strides, spec.interleave)
     wide = [i for i, (count, dim) in enumerate(zip(counts, spec.dims, strict=True)) if count > dim]
     if spec.interleave is not Interleave.NONE:
-        wide = [i for i in wide if i != spec.rank - 2]  # Here, the box counts channels and the tensor counts slices.
+        wide = [i for i in wide if i != spec.rank - 2]  # There, box counts channels, and dims counts slices.
     if wide:
-        shown = ", ".join(f"box[{i}] is {spec.box[i]}, dims[{i}] is {spec.dims[i]}" for i in wide)
+        shown = "; ".join(f"box[{i}] is {spec.box[i]}, dims[{i}] is {spec.dims[i]}" for i in wide)
         yield Finding(
             "box-beyond-tensor",
             "note",
@@ -437,7 +437,7 @@ def _accesses(spec: AnySpec) -> Iterator[Finding]:
             f"{error.field} is {error.got}, so every access traps",
             f"{error.field}: {error.allowed}",
             "descriptor.access.check_traps, measured on an H200",
-            error.remedy or "describe a part of the tensor",
+            error.remedy or "create a map of a part of the tensor",
         )
 
 

@@ -1,7 +1,7 @@
 """Picture of a box in the tensor and in shared memory, with addresses, banks and padding.
 
-Each cell of the two grids is 16 bytes, and its color identifies its four banks. A warp that reads a column of the left
-grid has bank conflicts between cells of the same color.
+Each cell of the two grids represents 16 bytes, and its color identifies its four banks. If a warp reads a column of the
+left grid, cells of the same color conflict.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BANKS = {
     "light": ("#ffbcb5", "#e6b285", "#efe3a2", "#9fcc99", "#a9ece5", "#86c7ed", "#d3d2ff", "#e1a9d4"),
     "dark": ("#8f4a45", "#6b3a00", "#7d6c10", "#265421", "#0b7a73", "#004e73", "#5d599b", "#66325c"),
 }
-_COLOURS = {
+_COLORS = {
     "light": {
         "paper": "#ffffff", "panel": "#f6f7f9", "ink": "#1d2330", "faint": "#5a6475", "rule": "#ccd2dc",
         "accent": "#2f62b0", "bad": "#c0262d", "good": "#2c7a4b", "hatch": "#aab2c0", "gap": "#eceff4",
@@ -51,22 +51,22 @@ def check_theme(theme: str) -> str:
 
 
 def style(theme: str) -> str:
-    """Return the CSS for a light or dark picture, or one that follows the reader's settings."""
+    """Return the CSS for a theme."""
     fixed = (
         f".{ROOT}{{font-family:{_FONT}}}.{ROOT} .m{{font-family:{_MONO}}}.{ROOT} .h{{font-weight:600}}"
         f".{ROOT} .clear{{fill:none}}.{ROOT} .hot rect{{stroke-width:2.5}}.{ROOT} .out rect:first-of-type{{opacity:.4}}"
     )
     if theme == "auto":
-        return fixed + _colours("light") + f"@media(prefers-color-scheme:dark){{{_colours('dark')}}}"
-    return fixed + _colours(theme)
+        return fixed + _colors("light") + f"@media(prefers-color-scheme:dark){{{_colors('dark')}}}"
+    return fixed + _colors(theme)
 
 
-def _colours(theme: str) -> str:
-    rules = [f".{name}{{fill:{colour}}}" for name, colour in _COLOURS[theme].items()]
-    rules += [f".s-{name}{{stroke:{colour}}}" for name, colour in _COLOURS[theme].items()]
-    rules += [f".b{index}{{fill:{colour}}}" for index, colour in enumerate(_BANKS[theme])]
-    ink = _COLOURS[theme]["ink"]
-    rules += [f".hot rect{{stroke:{ink}}}", f".out text{{fill:{_COLOURS[theme]['faint']}}}"]
+def _colors(theme: str) -> str:
+    rules = [f".{name}{{fill:{color}}}" for name, color in _COLORS[theme].items()]
+    rules += [f".s-{name}{{stroke:{color}}}" for name, color in _COLORS[theme].items()]
+    rules += [f".b{index}{{fill:{color}}}" for index, color in enumerate(_BANKS[theme])]
+    ink = _COLORS[theme]["ink"]
+    rules += [f".hot rect{{stroke:{ink}}}", f".out text{{fill:{_COLORS[theme]['faint']}}}"]
     return "".join(f".{ROOT} {rule}" for rule in rules)
 
 
@@ -139,7 +139,7 @@ def draw_minimap(out: Drawing, placed: Placement, x: float, y: float, width: flo
 
 
 def _fit(across: float, down: float, width: float, height: float) -> tuple[float, float]:
-    """Return the width and height of a rectangle with about these proportions and visible sides."""
+    """Return the size of a rectangle within ``width`` x ``height`` with about the proportions ``across`` : ``down``."""
     ratio = min(max(across / down, 0.22), 6.0)
     wide = min(width, height * ratio)
     return wide, max(10.0, min(height, wide / ratio))
@@ -166,7 +166,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
     box_tall = max(5.0, min(1.2, (spec.box[1] if spec.rank > 1 else 1) / outer) * tall)
     at_x = x + min(max(placed.coords[0] / inner, -0.1), 1.05) * body
     at_y = top + (min(max(placed.coords[1] / outer, -0.1), 1.05) * tall if spec.rank > 1 else 0)
-    # The box may be drawn larger than it is. Keep it inside the plane if the real box is inside.
+    # A small box is drawn larger than it is. Keep the drawn box inside the plane if the real box is inside.
     if placed.coords[0] + spec.box[0] <= inner:
         at_x = min(at_x, x + body - box_wide)
     if spec.rank > 1 and placed.coords[1] + spec.box[1] <= outer:

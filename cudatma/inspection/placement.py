@@ -1,9 +1,9 @@
 """Position of each element of a box in global memory, in shared memory and in the banks.
 
-The emulator computes the geometry (cudatma.emulator.async_copy.tensor_box); it matches an H200 bit for bit. Sequences
-are in TMA order. Element (r, c) of a box is element c of row r. Rows are numbered in the order of shared memory, with
-dimension 1 fastest. In im2col mode, r is a pixel and c is a channel. With interleave, a row consists of pixels, and c
-counts the values of their channel slices.
+The emulator computes the positions (cudatma.emulator.async_copy.tensor_box), which match those of an H200 bit for bit.
+Sequences are in TMA order. Element (r, c) of a box is element c of row r. Rows are numbered in the order of shared
+memory, with dimension 1 fastest. In im2col mode, r is a pixel and c is a channel. With interleaving, a row consists of
+pixels, and c counts the values of their channel slices.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def check_size(spec: AnySpec) -> None:
     """Raise DescriptorError if the box is larger than the shared memory of a block on any supported GPU."""
     size = max(spec.footprint_bytes, spec.expected_bytes)
     if size > MAX_SMEM_BYTES:
-        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES} bytes on any GPU")
+        raise DescriptorError("box", f"{size} bytes", f"at most {MAX_SMEM_BYTES} bytes of shared memory on any GPU")
 
 
 def origin(spec: AnySpec) -> tuple[int, ...]:

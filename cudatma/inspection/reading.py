@@ -4,8 +4,8 @@ The parsers never execute code. They reject pickles, because loading a pickle ca
 DescriptorError with a one-line message.
 
 A dump (``x/16gx &map``, ``x/32wx``, ``x/64hx``, ``x/128bx``, ``p/x map``) may contain addresses, symbols, prompts and
-line breaks, even inside a word. The number of words determines the word size. Addresses must increase with the words,
-so that a missing line is detected. Source: GDB manual, "Examining Memory" and "Output Formats".
+line breaks, even inside a word. The number of words determines the word size. Addresses must be consecutive so that a
+missing line is detected. Source: GDB manual, "Examining Memory" and "Output Formats".
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def words_to_bytes(words: Sequence[int], width: int) -> bytes:
             raise DescriptorError(
                 f"word {index}",
                 shown,
-                f"{'an' if width == 8 else 'a'} {width}-byte word (there are {len(words)} words)",
+                f"{'an' if width == 8 else 'a'} {width}-byte word (the input has {len(words)} words)",
                 _PRINT_IT,
             )
     return b"".join(word.to_bytes(width, "little") for word in words)
@@ -330,7 +330,7 @@ def _of_array(source: object) -> bytes:
 def _at_pointer(pointer: int, device: int | None) -> bytes:
     """Copy 128 bytes from device memory. [CUDA driver API, cuMemcpyDtoH]"""
     if device is None:
-        raise ArgumentError("device", None, "the CUDA ordinal of the pointer's memory")
+        raise ArgumentError("device", None, "the CUDA ordinal of the device that holds the memory")
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:
         raise ArgumentError("device", device, "a CUDA ordinal of at least 0")
     if not 0 < pointer < 1 << 64:

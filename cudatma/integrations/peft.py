@@ -1,4 +1,4 @@
-"""Support for MarlinLinear as a target module of peft's LoRA, for inference."""
+"""Register MarlinLinear as a target module for peft's LoRA, for inference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
     def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
         if config.use_dora or getattr(config, "use_qalora", False):
             variant = "use_dora" if config.use_dora else "use_qalora"
-            raise ArgumentError(f"LoraConfig.{variant}", True, "False", "an adapter cannot rescale packed weights")
+            remedy = "train a plain LoRA adapter; packed weights cannot be rescaled"
+            raise ArgumentError(f"LoraConfig.{variant}", True, "False", remedy)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Unsupported layer type")
             super().__init__(base_layer, adapter_name, config=config, **options)
@@ -34,7 +35,7 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Register MarlinLinear as a target module of peft's LoRA. Repeated calls have no effect."""
+    """Register MarlinLinear as a target module for peft's LoRA. Repeated calls have no effect."""
     create = LoraModel._create_new_module
     if getattr(create, "_takes_marlin", False):
         return

@@ -154,7 +154,7 @@ def _loaded_kernel(template: str, config: Any, target: Target, device: int, stre
     """Return a loaded kernel. Raises LaunchError if the kernel is not loaded and the stream is being captured."""
     kernel = known_kernel(template, config, target)
     if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
-        allowed = f"outside a graph capture for the first call to {function} of this kind"
+        allowed = f"outside a graph capture until the kernel for this call to {function} is loaded"
         remedy = f"call {function} or warm_up() before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
     kernel = load_kernel(template, config, target)

@@ -60,7 +60,7 @@ def sample_dtype(dtype: str) -> np.dtype[Any]:
     try:
         return np.dtype(dtype)
     except TypeError as error:
-        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+        raise ArgumentError("dtype", dtype, "the name of a NumPy dtype") from error
 
 
 def relative_error(result: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:

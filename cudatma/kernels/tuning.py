@@ -111,7 +111,7 @@ def user_file() -> Path | None:
     if named:
         path = Path(os.path.expanduser(named))
         if not path.is_absolute():
-            raise ArgumentError(FILE_VARIABLE, named, f'an absolute path, or "{NOTHING}"')
+            raise ArgumentError(FILE_VARIABLE, named, f'an absolute path or "{NOTHING}"')
         return path
     base = os.environ.get("XDG_DATA_HOME", "")
     # The XDG base directory specification requires that relative paths are ignored.
@@ -166,7 +166,7 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
         raise ArgumentError(
             "config",
             ", ".join(unknown),
-            f"a mapping of fields of {kernel.__name__} that the problem does not determine",
+            f"a mapping that contains only fields of {kernel.__name__} that the problem does not determine",
         )
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
@@ -360,7 +360,7 @@ def pinned_config(family: Family[P, S], problem: P, gpu: Gpu, versions: Collecti
     for name in family.problem_fields:
         if (got := getattr(config, name)) != given[name]:
             raise ArgumentError(
-                f"pinned config: {name}", got, f"{given[name]}, the value in the problem", "pin another config"
+                f"pinned config: {name}", got, f"{given[name]} (the value in the problem)", "pin another config"
             )
     config.check(problem, get_target(gpu.target))
     return config

@@ -60,7 +60,7 @@ class Versions:
                 raise ArgumentError(f"{path}: section name", name, alternatives(SECTIONS))
         section = content.get(self.family, {})
         if not isinstance(section, dict):
-            raise ArgumentError(f"{path}: {self.family}", section, f"a section, [{self.family}]")
+            raise ArgumentError(f"{path}: {self.family}", section, f"a section [{self.family}]")
         for name in section:
             if name != "version":
                 raise ArgumentError(f"{path}: key in [{self.family}]", name, "version")

@@ -114,7 +114,7 @@ def check_max_m(max_m: Any) -> None:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
         raise ArgumentError(
-            "max_m", max_m, f"1 to {LARGEST_M}", "pass the maximum, because larger calls compile their own kernels"
+            "max_m", max_m, f"1 to {LARGEST_M}", f"pass {LARGEST_M}; larger calls compile their own kernels"
         )
 
 

@@ -163,8 +163,8 @@ class Workspace:
         if partials_bytes > self.partials_bytes or flags_bytes > self.flags_bytes:
             raise LaunchError(
                 "workspace",
-                f"{self.partials_bytes} bytes of partial sums, {self.flags_bytes} bytes of flags",
-                f"at least {partials_bytes} bytes of partial sums and {flags_bytes} bytes of flags",
+                f"a workspace for {self.partials_bytes} bytes of partial sums and {self.flags_bytes} bytes of flags",
+                f"large enough for {partials_bytes} bytes of partial sums and {flags_bytes} bytes of flags",
                 "use a schedule with fewer CTAs",
             )
 

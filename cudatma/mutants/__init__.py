@@ -1,4 +1,4 @@
-"""Mutants of a kernel, in each of which one synchronization is removed or changed, and the hazards that result.
+"""Mutants of a kernel, each with one synchronization removed or changed, and the hazards that result.
 
 >>> trial = Trial(ptx, lambda: Call("kernel", grid, block, (array, 64)))
 >>> for outcome in trial.outcomes(schedules=8):

@@ -20,15 +20,15 @@ from cudatma.mutants.ptx_text import (
     is_bulk_copy,
     is_copy,
     is_load,
-    is_meeting,
     is_release,
+    synchronizes_warp,
     touches_memory,
     touches_shared,
 )
 
 
 class Exemptions:
-    """Rules that find another instruction with the effect of the mutated one."""
+    """Search for another instruction that enforces the same order as the mutated one."""
 
     def __init__(self, ptx: str) -> None:
         self.functions = {name: function for name, function in parse(ptx).functions.items() if function.is_defined}
@@ -40,7 +40,7 @@ class Exemptions:
         if mutant.operator == "map_base":
             return self._replaced_address()
         if mutant.operator == "wgmma_swizzle":
-            return self._tiles_of_no_map()
+            return self._no_map_loads_tiles()
         rules = _RULES.get(mutant.operator, ())
         if mutant.function not in self.functions:
             return ""
@@ -55,34 +55,31 @@ class Exemptions:
                 return f"`{instruction.opcode}` overwrites the address"
         return ""
 
-    def _tiles_of_no_map(self) -> str:
-        """Return a reason if no tensor map loads tiles.
-
-        There is then no tensor-map swizzle that the wgmma descriptor could contradict.
-        """
+    def _no_map_loads_tiles(self) -> str:
+        """Return a reason if no tensor map loads tiles, so that no swizzle can differ from the descriptor's."""
         copies = [instruction for instruction in self.all if instruction.parts[:2] == ("cp", "async")]
         if not copies or any("tensor" in instruction.parts for instruction in copies):
             return ""
         return f"`{copies[0].opcode}` writes elements to explicit addresses, without a swizzle"
 
 
-def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
+def _no_asynchronous_user(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt fence.mbarrier_init if neither the async proxy nor another CTA uses the mbarriers."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
-    for other in known.all:
+    for other in exemptions.all:
         parts = set(other.parts)
         if is_bulk_copy(other) or ("async" in parts and other.parts[0] in ("st", "red")) or "shared::cluster" in parts:
             return ""
-    return "`bar.sync` orders mbarrier.init within the CTA, and no async proxy or other CTA uses the mbarriers"
+    return "`bar.sync` orders mbarrier.init within the CTA; neither the async proxy nor another CTA uses the mbarriers"
 
 
-def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
+def _proxy_fence_follows(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt an init fence before fence.proxy.async, because fence.proxy.async also publishes mbarrier.init."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
     fence: Instruction | None = None
-    for instruction, halts in graph.walk(at, True, lambda i: _is_proxy_fence(i) or is_meeting(i) or is_copy(i)):
+    for instruction, halts in graph.walk(at, True, lambda i: _is_proxy_fence(i) or synchronizes_warp(i) or is_copy(i)):
         if halts and not _is_proxy_fence(instruction):
             return ""
         fence = instruction if halts else fence
@@ -93,7 +90,7 @@ def _is_proxy_fence(instruction: Instruction) -> bool:
     return instruction.parts[:3] == ("fence", "proxy", "async") and instruction.guard is None
 
 
-def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
+def _another_wgmma_fence(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt wgmma.fence if every path passes an earlier one, after which only wgmmas write the accumulator registers.
 
     Wgmmas of the same shape accumulate into the same registers in order.
@@ -110,10 +107,10 @@ def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
     without = replace(graph.function, body=[*body[:at], nothing, *body[at + 1 :]])
     if fence is None or unfenced_wgmmas(Flow(without)):
         return ""
-    return f"`{fence.opcode}` before this instruction, because only wgmmas have written the registers since"
+    return f"`{fence.opcode}` before this instruction is sufficient: only wgmmas have written the registers since then"
 
 
-def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
+def _release_follows(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a fence immediately before a release, because the release publishes the same writes."""
     if graph.body[at].parts[1].startswith(("proxy", "mbarrier_init", "fence")):
         return ""
@@ -121,8 +118,8 @@ def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
     return f"`{release.opcode}` after this instruction is a release" if release else ""
 
 
-def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a relaxed write after a fence (release pattern) and a relaxed read before a fence (acquire pattern)."""
+def _fence_precedes(exemptions: Exemptions, graph: Graph, at: int) -> str:
+    """Exempt a relaxed write after a fence, because the two form a release pattern."""
     instruction = graph.body[at]
     if instruction.parts[0] not in ("st", "atom", "red"):
         return ""
@@ -135,16 +132,16 @@ def _is_fence(instruction: Instruction) -> bool:
     return parts[0] == "membar" or (parts[0] == "fence" and bool({"acq_rel", "sc"} & set(parts)))
 
 
-def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
+def _nothing_to_publish(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt an arrival if it follows only copies into shared memory."""
     mine = graph.body[at].parts
     arrives = mine[0] == "mbarrier" and mine[1].startswith("arrive")
     if not arrives or graph.any_before(at, lambda i: touches_shared(i) and not is_load(i)):
         return ""
-    return "`mbarrier complete_tx` of the copies, which are the only earlier accesses to shared memory"
+    return "`mbarrier complete_tx` orders the copies, which are the only earlier accesses to shared memory"
 
 
-def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
+def _nothing_left_to_order(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt an instruction if neither this thread nor a thread that waits for it accesses memory afterward."""
     mine = graph.body[at]
     if mine.parts[:2] == ("barrier", "cluster") or _touches_later(graph, at):
@@ -153,9 +150,7 @@ def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
     if publishes and any(_could_wait_elsewhere(graph, at, wait) for wait in graph.places(_waits)):
         return ""
     cluster = graph.any_after(at, lambda i: i.parts[:2] == ("barrier", "cluster"))
-    return (
-        f"`{'barrier.cluster' if cluster else 'ret'}` after this instruction: no memory access follows the instruction"
-    )
+    return f"no memory access follows this instruction before `{'barrier.cluster' if cluster else 'ret'}`"
 
 
 def _touches_later(graph: Graph, at: int) -> bool:
@@ -174,56 +169,56 @@ def _could_wait_elsewhere(graph: Graph, at: int, wait: int) -> bool:
     return wait != at and _touches_later(graph, wait) and not graph.reaches(wait, at)
 
 
-def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
+def _other_warp_sync(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a warp barrier if no memory access separates it from another instruction that synchronizes the warp.
 
     An instruction that synchronizes the warp and also accesses memory (stmatrix) orders only earlier accesses, because
     its access follows the synchronization.
     """
-    after = graph.ends_on(at, True, is_meeting)
+    after = graph.ends_on(at, True, synchronizes_warp)
     if after:
         return f"`{after.opcode}` after this instruction synchronizes the lanes of the warp"
-    before = graph.ends_on(at, False, lambda i: is_meeting(i) and not touches_memory(i))
+    before = graph.ends_on(at, False, lambda i: synchronizes_warp(i) and not touches_memory(i))
     return f"`{before.opcode}` before this instruction has synchronized the lanes of the warp" if before else ""
 
 
-def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str:
+def _warp_sync_in_loop(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a warp barrier in a loop if an earlier instruction of the loop synchronizes the lanes.
 
     The first iteration needs no exemption, because no slot has been released yet.
     """
     for instruction in graph.main_path_before(at):
-        if is_meeting(instruction) and not touches_memory(instruction):
+        if synchronizes_warp(instruction) and not touches_memory(instruction):
             return f"`{instruction.opcode}` before this instruction synchronizes the lanes after their last access"
         if touches_memory(instruction):
             return ""
     return ""
 
 
-def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
+def _every_lane_waits(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a warp barrier next to an mbarrier wait by every lane, with only copies and arrivals in between."""
 
     def halts(instruction: Instruction) -> bool:
         plain = touches_memory(instruction) and not is_copy(instruction)
-        return plain or is_meeting(instruction) or _is_mbarrier_wait(instruction)
+        return plain or synchronizes_warp(instruction) or _is_mbarrier_wait(instruction)
 
     after = [i for i, halted in graph.walk(at, True, halts) if halted]
     before = [i for i, halted in graph.walk(at, False, halts) if halted]
-    if any(touches_memory(i) and not is_meeting(i) for i in before):
+    if any(touches_memory(i) and not synchronizes_warp(i) for i in before):
         return ""
     wait = next((i for i in [*before, *after] if _is_mbarrier_wait(i)), None)
     if wait is None or not (all(map(_is_mbarrier_wait, before)) or all(map(_is_mbarrier_wait, after))):
         return ""
-    return f"`{wait.opcode}`, which every lane executes, with only copies and arrivals in between"
+    return f"`{wait.opcode}` is executed by every lane, with only copies and arrivals in between"
 
 
-def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
+def _cluster_barrier_follows(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a barrier before barrier.cluster, which also synchronizes the threads of the CTA."""
     barrier = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
     return f"`{barrier.opcode}` after this instruction also synchronizes the threads of the CTA" if barrier else ""
 
 
-def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
+def _other_wait(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt one of two waits for the same groups if no access to shared memory separates the two waits."""
     mine = graph.body[at]
     if "bulk" not in mine.parts:
@@ -235,7 +230,7 @@ def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
     wait = graph.ends_on(at, True, same) or graph.ends_on(at, False, same)
     if wait and "read" in wait.parts and "read" not in mine.parts and _touches_later(graph, at):
-        return ""  # The source may be reused after .read, but the results may not be read.
+        return ""  # After a wait with .read, the source may be reused, but the results must not be read yet.
     return f"`{wait.opcode} {_count(wait)}` next to this instruction waits for the same groups" if wait else ""
 
 
@@ -244,7 +239,7 @@ def _count(instruction: Instruction) -> int:
     return operand.bits if isinstance(operand, Imm) else 0
 
 
-def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
+def _other_wgmma_wait(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt wgmma.wait_group if the next one, or the previous one in the loop, precedes the release of a slot.
 
     Accumulator registers need no rule, because the emulator checks the registers of all pending groups.
@@ -261,7 +256,7 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
     after = [i for i, halted in graph.walk(at, True, lambda i: waits(i) or publishes(i)) if halted]
     if after and all(map(waits, after)):
-        return f"`{after[0].opcode} {_count(after[0])}` after this instruction, before a slot is released"
+        return f"`{after[0].opcode} {_count(after[0])}` follows this instruction before a slot is released"
     for instruction in graph.main_path_before(at):
         if publishes(instruction):
             return ""
@@ -270,7 +265,7 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
     return ""
 
 
-def _arrivals_cover_copies(known: Exemptions, graph: Graph, at: int) -> str:
+def _arrivals_cover_copies(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a wait if cp.async.mbarrier.arrive follows every copy, because the readers then wait for the mbarrier."""
     if "bulk" in graph.body[at].parts:
         return ""
@@ -288,7 +283,7 @@ def _is_copy_arrival(instruction: Instruction) -> bool:
     return instruction.parts[0] == "cp" and "arrive" in instruction.parts
 
 
-def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
+def _mbarrier_wait_precedes(exemptions: Exemptions, graph: Graph, at: int) -> str:
     """Exempt the last barrier.cluster.wait if an mbarrier wait follows every remote access."""
     if "wait" not in graph.body[at].parts or graph.body[at].parts[0] != "barrier":
         return ""
@@ -302,15 +297,15 @@ def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
     return f"`{wait.opcode}` before this instruction waits for the other CTAs' arrivals" if wait else ""
 
 
-def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt griddepcontrol.wait in a warp that waits for a slot of a ring whose producer warp executes it, too."""
+def _producer_has_waited(exemptions: Exemptions, graph: Graph, at: int) -> str:
+    """Exempt griddepcontrol.wait in a warp that waits for ring slots if the producer warp also executes it."""
     others = [place for place in graph.places(lambda i: i.parts[:2] == ("griddepcontrol", "wait")) if place != at]
     fills = any(graph.any_after(place, lambda i: is_copy(i) or is_release(i)) for place in others)
     after = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))
     wait = next((i for i in (*after, *graph.main_path_before(at)) if _is_mbarrier_wait(i)), None)
     if not fills or wait is None or any(graph.reaches(at, place) for place in others):
         return ""
-    return f"`griddepcontrol.wait` of the producer warp, and `{wait.opcode}` for the slots that this warp fills"
+    return f"`griddepcontrol.wait` in the producer warp precedes the copies for which `{wait.opcode}` waits"
 
 
 def _is_mbarrier_wait(instruction: Instruction) -> bool:
@@ -320,16 +315,16 @@ def _is_mbarrier_wait(instruction: Instruction) -> bool:
 Rule = Callable[[Exemptions, Graph, int], str]
 _RULES: dict[str, tuple[Rule, ...]] = {
     "drop_fence": (_no_asynchronous_user, _proxy_fence_follows, _release_follows, _another_wgmma_fence),
-    "relax": (_fence_comes_before, _nothing_to_publish, _nothing_left_to_order),
+    "relax": (_fence_precedes, _nothing_to_publish, _nothing_left_to_order),
     "drop_warp_sync": (
-        _lanes_meet_anyway,
+        _other_warp_sync,
         _nothing_left_to_order,
-        _every_lane_waits_itself,
-        _lanes_have_met_in_the_loop,
+        _every_lane_waits,
+        _warp_sync_in_loop,
     ),
     "drop_barrier": (_cluster_barrier_follows, _nothing_left_to_order),
-    "drop_wait": (_nothing_left_to_order, _waited_at_an_mbarrier),
-    "drop_dependency_wait": (_others_have_waited,),
+    "drop_wait": (_nothing_left_to_order, _mbarrier_wait_precedes),
+    "drop_dependency_wait": (_producer_has_waited,),
     "drop_group_wait": (_other_wait, _other_wgmma_wait, _arrivals_cover_copies),
     "weaken_group_wait": (_other_wait, _arrivals_cover_copies),
 }

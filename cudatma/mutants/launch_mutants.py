@@ -67,7 +67,7 @@ def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
 
 
 def _boxes(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """Yield mutants whose load transfers one row fewer or more than the mbarrier expects. Stores keep their box."""
+    """Yield mutants in which loads transfer one row less or more than the mbarrier expects."""
     outer = spec.rank - 1
     for step in (-1, 1):
         if outer and 1 <= spec.box[outer] + step <= 256:
@@ -109,7 +109,10 @@ def _bases(ptx: str, call: Call) -> Iterator[Mutant]:
 
 
 def _base(text: str, array: re.Match[str], step: int, places: Sequence[int]) -> Mutant:
-    """Return a mutant with a moved array. The array and the launch's shared memory grow by ``step`` bytes."""
+    """Return a mutant in which an array is moved by ``step`` bytes.
+
+    The array grows by as much. If it has no size, the launch's shared memory grows instead.
+    """
     name, size = array[2], array[3]
     grown = [(array.start(3), array.end(3), str(int(size) + step))] if size else []
     return Mutant(

@@ -13,7 +13,7 @@ from cudatma.emulator import EmulatedModule, Report
 class Call:
     """Arguments of ``EmulatedModule.launch`` except schedules and hazards.
 
-    ``options`` contains further keyword arguments. ``keep`` contains objects that own the memory of address arguments.
+    ``options`` contains further keyword arguments. ``keep`` refers to the owners of memory that is passed by address.
     """
 
     entry: str
@@ -81,7 +81,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """``operator:line``, or the operator and the text for a change of the launch."""
+        """``operator:line``, or ``operator:text`` for a change of the launch."""
         return f"{self.operator}:{self.line}" if self.line else f"{self.operator}:{self.text}"
 
     def apply(self, ptx: str) -> str:

@@ -23,7 +23,7 @@ _TX_STEP = 16
 OPERATORS: dict[str, str] = {
     "drop_fence": "a fence (mbarrier_init, proxy, acq_rel, membar, wgmma) is removed",
     "drop_init": "an mbarrier.init is removed",
-    "drop_arrive": "an arrive on an mbarrier, named or cluster barrier is removed",
+    "drop_arrive": "an arrive on an mbarrier, named barrier or cluster barrier is removed",
     "repeat_arrive": "an arrive on an mbarrier is executed twice",
     "drop_expect": "an arrive.expect_tx arrives without expecting bytes, or an expect_tx is removed",
     "drop_wait": "a wait on an mbarrier or cluster barrier returns immediately",
@@ -43,7 +43,7 @@ OPERATORS: dict[str, str] = {
     "stages_more": "a ring wraps one slot late on one side",
     "other_barrier": "a wait uses the mbarrier 8 bytes after its own",
     "barrier_count": "a named barrier expects one more warp",
-    "multicast_mask": "a multicast omits one CTA",
+    "multicast_mask": "a multicast reaches only the first CTA",
     "wgmma_swizzle": "a wgmma descriptor has another swizzle mode",
     "move_base": "a shared array starts at a misaligned address",
     "map_swizzle": "a tensor map has another swizzle mode",
@@ -73,7 +73,7 @@ def _mutant(operator: str, site: Site, replacement: str, expected: frozenset[str
         operator,
         site.line,
         text,
-        f"{OPERATORS[operator]}: line {site.line} `{text}`",
+        f"{OPERATORS[operator]}: `{text}`",
         expected,
         site.function.name,
         site.at,
@@ -114,7 +114,7 @@ def _mbarrier(site: Site) -> Iterator[Change]:
     elif form in ("arrive", "arrive_drop"):
         yield "drop_arrive", "", HANG
         if "expect_tx" in site.parts:
-            # The release orders only the copies, and complete_tx orders them as well.
+            # Only the copies need the order of the release, and complete_tx also orders them.
             plain = site.opcode.replace(".expect_tx", "")
             yield "drop_expect", site.spelled(operands[:-1], plain), HANG | EARLY_READ
             yield from _bytes(site)
@@ -149,7 +149,7 @@ def _relaxed(site: Site) -> str:
 
 def _bytes(site: Site) -> Iterator[Change]:
     last = len(site.operands) - 1
-    # An expect_tx of 0 bytes is not reduced, because a count is never negative. A CTA may receive no data.
+    # A CTA that receives no data expects 0 bytes. The reduced number then wraps around and traps.
     yield "expect_less", _moved(site, last, -_TX_STEP), frozenset({"byte_count", "trap"})
     yield "expect_more", _moved(site, last, _TX_STEP), frozenset({"byte_count"})
 
@@ -241,7 +241,7 @@ def _ordered(site: Site) -> Iterator[Change]:
 
 
 def _tensor_map(site: Site) -> Iterator[Change]:
-    """Yield mutants of tensormap.cp_fenceproxy that copy the map without a release."""
+    """Yield a mutant without tensormap.cp_fenceproxy, which copies and publishes a tensor map."""
     if site.parts[1] == "cp_fenceproxy":
         yield "drop_fence", "", frozenset({"tensor_map_fence", "out_of_bounds", "trap"})
 

@@ -107,7 +107,7 @@ def split_operands(text: str) -> Iterator[str]:
 _SHARED_ACCESS = {"ld", "st", "atom", "red", "ldmatrix", "stmatrix", "wgmma", "tensormap"}
 _NOT_SHARED = {"global", "local", "param", "const"}
 #: Instructions that synchronize the lanes of a warp.
-_MEETINGS = {
+_WARP_SYNCHRONIZING = {
     "shfl",
     "vote",
     "match",
@@ -159,7 +159,7 @@ def is_load(instruction: Instruction) -> bool:
     return is_copy(instruction) and spaces[:1] == ["shared"]
 
 
-def is_meeting(instruction: Instruction) -> bool:
+def synchronizes_warp(instruction: Instruction) -> bool:
     """Return whether an instruction synchronizes the lanes of a warp and makes their writes visible to each other.
 
     A relaxed barrier synchronizes the lanes but does not make writes visible.
@@ -167,7 +167,7 @@ def is_meeting(instruction: Instruction) -> bool:
     parts = instruction.parts
     if parts[0] in ("bar", "barrier"):
         return "relaxed" not in parts
-    return parts[0] in _MEETINGS and ("sync" in parts or "aligned" in parts)
+    return parts[0] in _WARP_SYNCHRONIZING and ("sync" in parts or "aligned" in parts)
 
 
 def is_release(instruction: Instruction) -> bool:
@@ -229,7 +229,10 @@ class Graph:
                 self.before[other].append(at)
 
     def walk(self, at: int, forward: bool, stop: Callable[[Instruction], bool]) -> Iterator[tuple[Instruction, bool]]:
-        """Yield the instructions that may follow or precede ``at``."""
+        """Yield the instructions that may follow or precede ``at``, each with the result of ``stop``.
+
+        Paths end at instructions for which ``stop`` returns True.
+        """
         edges = self.after if forward else self.before
         seen: set[int] = set()
         todo = list(edges[at])

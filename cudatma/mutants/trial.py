@@ -19,7 +19,7 @@ from cudatma.mutants.operators import OPERATORS, mutants_of
 #: instruction. Survived: no hazard was reported, and no reason is known.
 REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
 _GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*")
-#: A mutant is stopped as an infinite loop after this multiple of the original kernel's steps.
+#: Multiple of the original kernel's number of steps after which a mutant counts as an infinite loop.
 _PATIENCE = 20
 _MIN_STEPS = 20_000
 #: Number of schedules in which an exempt mutant runs: one in order, and one with maximum delays.

@@ -1,4 +1,4 @@
-"""Convert kernel arguments of other libraries for the emulator, and find the memory at their addresses."""
+"""Convert kernel arguments from other libraries for the emulator, and find the memory to which they point."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cudatma.programs.log import LaunchLog, naming
 
 
 def argument_of(value: Any, parameter: KernelParameter, field: str) -> Any:
-    """Return an argument for the emulator. Raise ArgumentError if a number has the wrong type.
+    """Return an argument in the form that the emulator accepts. Raise ArgumentError if a number has the wrong type.
 
     CuPy and cuda.core do not convert a number to the type of its parameter. They pass a Python float as a double, a
-    Python integer as an integer, and the bytes of a NumPy scalar as they are.
+    Python int as an integer, and the bytes of a NumPy scalar unchanged.
     """
     size, kind = parameter.size_bytes, parameter.kind
     array = host_array(value)
@@ -36,34 +36,36 @@ def argument_of(value: Any, parameter: KernelParameter, field: str) -> Any:
     is_number = is_float or isinstance(value, int | np.integer | np.bool_)
     if is_number and kind in ("f16", "f32", "f64") and not (is_float and value_bytes == size):
         remedy = f"pass a numpy.float{8 * size}, because the library does not convert the value"
-        raise ArgumentError(field, f"{value!r} ({type(value).__name__})", f"a {size}-byte float", remedy)
+        raise ArgumentError(field, f"{value!r} ({type(value).__name__})", f"a float of {size} bytes", remedy)
     if is_number and not is_float and value_bytes != size:
-        remedy = "convert the value, because the library passes its bytes"
+        remedy = f"pass a NumPy scalar of {size} bytes, because the library does not convert the value"
         raise ArgumentError(field, f"{value!r} ({counted(value_bytes, 'byte')})", f"a value of {size} bytes", remedy)
     return value
 
 
 def require_opt_in(launch: ProgramLaunch, opt_in: int | None, remedy: str) -> None:
-    """Raise LaunchError if the dynamic shared memory exceeds the maximum that the program has set, or the default."""
+    """Raise LaunchError if the dynamic shared memory exceeds ``opt_in`` or, if it is None, the default maximum."""
     static = launch.module.resources(launch.entry).static_shared_bytes
     limit = SHARED_BYTES - static if opt_in is None else opt_in
     if launch.shared_bytes > limit:
         allowed = f"at most {limit}" + (
-            " bytes without an opt-in" if opt_in is None else " bytes, the maximum that the program set"
+            " bytes without an opt-in" if opt_in is None else " bytes (the maximum that the program has set)"
         )
         raise LaunchError("dynamic shared memory", counted(launch.shared_bytes, "byte"), allowed, remedy)
 
 
 def run_with_memory(log: LaunchLog, launch: ProgramLaunch, memory: HostMemory) -> None:
-    """Run a launch with the device's allocations and with the program's arrays whose addresses are arguments.
+    """Run a launch that can access the device's allocations and the program's arrays to which its arguments point.
 
-    Raise ArgumentError if an argument points to any other memory.
+    Raise ArgumentError if an argument points to other memory.
     """
     __tracebackhide__ = True
     with naming(launch.library, launch.entry, launch.place):
         numbers = (int(value) for value in launch.args if isinstance(value, int | np.integer))
-        reached = memory.reached([*numbers, *words_of(value for value in launch.args if isinstance(value, bytes))])
+        program_arrays = memory.program_arrays(
+            [*numbers, *words_of(value for value in launch.args if isinstance(value, bytes))]
+        )
     args = (f"args[{index}]" for index in range(len(launch.args)))
     blocks = (f"an allocation of {counted(block.size, 'byte')}" for block in memory.blocks)
-    arrays = (*memory.blocks, *(array for _, array in reached))
-    log.run(replace(launch, arrays=arrays, names=(*args, *blocks, *(name for name, _ in reached))))
+    arrays = (*memory.blocks, *(array for _, array in program_arrays))
+    log.run(replace(launch, arrays=arrays, names=(*args, *blocks, *(name for name, _ in program_arrays))))

@@ -1,4 +1,4 @@
-"""Compile the CUDA C++ source of a program to PTX with the options of the program."""
+"""Compile a program's CUDA C++ source to PTX with the program's compiler options."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cudatma.build.nvrtc import nvrtc_version, require_nvrtc_for
 from cudatma.errors import ArgumentError, CompileError, check
 from cudatma.target import get_target
 
-#: Options with these beginnings name an architecture or the kind of output.
-_REPLACED = ("-arch", "--gpu-architecture", "-dlto", "--dlink-time-opt", "-rdc", "--relocatable-device-code")
+#: Prefixes of options that select an architecture or the kind of output.
+_IGNORED_OPTIONS = ("-arch", "--gpu-architecture", "-dlto", "--dlink-time-opt", "-rdc", "--relocatable-device-code")
 _MAX_PROGRAMS = 128
 _ANONYMOUS = "kernel.cu"
 
@@ -20,17 +20,17 @@ _ANONYMOUS = "kernel.cu"
 def compile_to_ptx(
     source: str, target: str, options: tuple[str, ...] = (), names: tuple[str, ...] = (), file_name: str = _ANONYMOUS
 ) -> tuple[str, dict[str, str]]:
-    """Compile CUDA C++ and return the PTX, and a dict of C++ name expressions to names in the PTX.
+    """Compile CUDA C++. Return the PTX, and a dict that maps C++ name expressions to names in the PTX.
 
-    Replace options for the architecture and the kind of output. The PTX contains line information in which the source
-    is called ``file_name``. Raise CompileError with the compiler's messages.
+    Ignore options that select an architecture or the kind of output. In the line information of the PTX, the source is
+    called ``file_name``. Raise CompileError with the compiler log if the source cannot be compiled.
     """
     from cuda.bindings import nvrtc
 
     version = nvrtc_version()
     require_nvrtc_for(get_target(target), version)
     flags = [f"--gpu-architecture={target}", "--generate-line-info"]
-    flags += [option for option in options if not option.startswith(_REPLACED)]
+    flags += [option for option in options if not option.startswith(_IGNORED_OPTIONS)]
     flags += [f"--include-path={folder}" for folder in cuda_headers(version[0])]
     program = check(
         nvrtc.nvrtcCreateProgram(source.encode(), f"/{file_name}".encode(), 0, [], []), "nvrtcCreateProgram"
@@ -56,13 +56,13 @@ def compile_to_ptx(
 
 
 def entry_of(ptx_entries: tuple[str, ...], name: str, lowered: dict[str, str]) -> str:
-    """Return the PTX name of a kernel from its name in the program, or raise ArgumentError."""
+    """Return a kernel's PTX name from its name in the program. Raise ArgumentError if the PTX does not contain it."""
     entry = lowered.get(name, name)
     if entry not in ptx_entries:
         remedy = 'declare the kernel extern "C" or list its name in name_expressions'
-        raise ArgumentError(
-            "name", name, ", ".join(ptx_entries) or "the name of a kernel (the module contains no kernel)", remedy
-        )
+        if not ptx_entries:
+            raise ArgumentError("module", "a module without kernels", "a module with at least one kernel", remedy)
+        raise ArgumentError("name", name, ", ".join(ptx_entries), remedy)
     return entry
 
 

@@ -1,7 +1,7 @@
-"""Programs that use cuda.core on the emulator.
+"""Emulate or record programs that use cuda.core.
 
-cuda.core calls libcuda from compiled code, so these classes replace its classes. Device memory is host memory, and
-every call finishes its work before it returns.
+cuda.core calls libcuda from compiled code, so the emulator replaces the public classes of cuda.core with the classes in
+this module. Device memory is host memory, and all calls are synchronous.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from cudatma.emulator import EmulatedModule, KernelParameter
 from cudatma.emulator.api import natural
-from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, counted, quoted
 from cudatma.programs.arguments import argument_of, run_with_memory
 from cudatma.programs.compiling import compile_to_ptx, entry_of
 from cudatma.programs.device import device_attributes, device_name
@@ -36,11 +36,11 @@ _LIBRARY = "cuda.core"
 
 
 class EmulatedDevice:
-    """State shared by the objects of an emulated device."""
+    """State that the objects of an emulated device share."""
 
     def __init__(self, log: LaunchLog) -> None:
         self.log, self.memory = log, HostMemory()
-        #: Subclasses for the program, which refer to this device, by their names in cuda.core.
+        #: Replacements for classes of cuda.core, by name. They refer to this device.
         self.classes: dict[str, Any] = {
             kind.__name__: type(kind.__name__, (kind,), {"emulated": self})
             for kind in (Device, Program, MemoryResource)
@@ -85,7 +85,7 @@ class Device:
 
     def __init__(self, device_id: Any = None) -> None:
         if device_id not in (None, 0) and not isinstance(device_id, Device):
-            raise ArgumentError("device_id", device_id, "0 because the emulator has one device")
+            raise ArgumentError("device_id", device_id, "0 (the emulator has one device)")
         self.device_id = 0
         self.default_stream = Stream()
         self.memory_resource = self.emulated.classes["MemoryResource"]()
@@ -98,7 +98,7 @@ class Device:
 
     @classmethod
     def get_all_devices(cls) -> tuple[Device, ...]:
-        """Return the emulated device."""
+        """Return a tuple that contains the emulated device."""
         return (cls(),)
 
     def set_current(self, context: Any = None) -> None: ...
@@ -106,15 +106,13 @@ class Device:
     def sync(self) -> None: ...
 
     def create_stream(self, obj: Any = None, options: Any = None) -> Stream:
-        """Return a stream."""
         return Stream()
 
     def create_event(self, options: Any = None) -> Event:
-        """Return an event."""
         return Event()
 
     def allocate(self, size: int, *, stream: Any = None) -> Buffer:
-        """Return memory of the device."""
+        """Return a new buffer in device memory."""
         buffer: Buffer = self.memory_resource.allocate(size)
         return buffer
 
@@ -161,7 +159,7 @@ class Event:
 
 
 class Buffer:
-    """Memory of the emulated device, which the host can also read: ``numpy.from_dlpack(buffer)``."""
+    """Memory of the emulated device. The host can access the memory with ``numpy.from_dlpack(buffer)``."""
 
     is_device_accessible = is_host_accessible = True
     device_id = 0
@@ -178,36 +176,36 @@ class Buffer:
     def __dlpack__(self, **options: Any) -> Any:
         options.pop("stream", None)
         memory: Any = (ctypes.c_uint8 * self.size).from_address(self.handle)
-        memory.owner = self  # arrays of this memory keep the buffer alive
+        memory.owner = self  # arrays that use this memory keep the buffer alive
         return np.frombuffer(memory, np.uint8).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0
 
     def copy_to(self, dst: Buffer | None = None, *, stream: Any = None) -> Buffer:
-        """Copy the memory to another buffer, or to a new buffer, and return that buffer."""
+        """Copy the memory to ``dst``, or to a new buffer, and return the destination."""
         if dst is None:
             if self.memory_resource is None:
-                raise ArgumentError(
-                    "dst", None, "a Buffer", "pass a Buffer, because this buffer has no memory resource"
-                )
+                raise ArgumentError("dst", None, "a Buffer (this buffer cannot allocate one without a memory resource)")
             dst = self.memory_resource.allocate(self.size)
         dst.copy_from(self)
         return dst
 
     def copy_from(self, src: Buffer, *, stream: Any = None) -> None:
-        """Copy the memory of another buffer with the same size."""
+        """Copy the memory of a buffer of the same size to this buffer."""
         if src.size != self.size:
-            raise ArgumentError("src", counted(src.size, "byte"), f"a buffer of {self.size} bytes, like this buffer")
+            raise ArgumentError(
+                "src", counted(src.size, "byte"), f"a buffer of {counted(self.size, 'byte')}, the size of this buffer"
+            )
         bytes_at(self.handle, self.size)[:] = bytes_at(src.handle, src.size).copy()
 
     def fill(self, value: int | Any, *, stream: Any = None) -> None:
-        """Fill the memory with a byte, or with the bytes of a scalar or buffer."""
+        """Fill the memory with a byte value, or with the repeated bytes of a scalar or buffer."""
         if isinstance(value, int) and not 0 <= value < 256:
             raise ArgumentError("value", value, "0 to 255")
         pattern = np.frombuffer(bytes([value]) if isinstance(value, int) else bytes(value), np.uint8)
         if pattern.size not in (1, 2, 4) or self.size % pattern.size:
-            allowed = f"1, 2 or 4 bytes and a divisor of the buffer's {self.size} bytes"
+            allowed = f"1, 2 or 4 bytes long and divide the size of the buffer ({counted(self.size, 'byte')})"
             raise ArgumentError("value", counted(pattern.size, "byte"), allowed)
         bytes_at(self.handle, self.size).reshape(-1, pattern.size)[:] = pattern
 
@@ -229,7 +227,7 @@ class MemoryResource:
         self._buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
 
     def allocate(self, size: int, stream: Any = None, **_: Any) -> Buffer:
-        """Return new memory."""
+        """Return a new buffer."""
         address = self.emulated.memory.allocate(size, "size")
         if address is None and size:
             raise DriverError("MemoryResource.allocate", None, "CUDA_ERROR_OUT_OF_MEMORY")
@@ -239,10 +237,9 @@ class MemoryResource:
         return buffer
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None, **_: Any) -> None:
-        """Free memory."""
         address = int(ptr)
         self.emulated.memory.free(address, "ptr")
-        # Another buffer may get the same address, so the finalizer of the old one must not free it.
+        # A new buffer may have the same address, so the finalizer of the old buffer must not free the address.
         if (buffer := self._buffers.pop(address, None)) is not None and buffer._free is not None:
             buffer._free.detach()
 
@@ -256,13 +253,13 @@ class Program:
     def __init__(self, code: Any, code_type: str, options: Any = None) -> None:
         if str(code_type).lower() not in ("c++", "ptx"):
             raise ArgumentError(
-                "code_type", code_type, "c++, ptx", "compile to PTX, because the emulator runs only PTX"
+                "code_type", code_type, quoted(("c++", "ptx")), "compile to PTX, because the emulator runs only PTX"
             )
         self._code, self._type, self._options = code, str(code_type).lower(), options
         self.is_closed = False
 
     def compile(self, target_type: str, name_expressions: Sequence[str] = (), logs: Any = None, **_: Any) -> ObjectCode:
-        """Compile to PTX. The requested type has no effect."""
+        """Compile to PTX, regardless of ``target_type``."""
         if self._type == "ptx":
             return ObjectCode(ptx_of(self._code))
         options = self._options
@@ -301,7 +298,7 @@ class ObjectCode:
 
     @classmethod
     def from_ptx(cls, module: Any, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> ObjectCode:
-        """Return the object code for PTX text or a PTX file."""
+        """Return the object code from PTX text or a PTX file."""
         is_path = isinstance(module, str | Path) and ".version" not in str(module)
         return cls(ptx_of(Path(module).read_bytes() if is_path else module), symbol_mapping)
 
@@ -309,7 +306,7 @@ class ObjectCode:
     def from_cubin(cls, module: Any, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> ObjectCode:
         """Raise ArgumentTypeError, because the emulator runs only PTX."""
         raise ArgumentTypeError(
-            "module", "a cubin", "PTX", "use ObjectCode.from_ptx, because the emulator runs only PTX"
+            "module", "a cubin", "PTX", "compile to PTX and use ObjectCode.from_ptx, because the emulator runs only PTX"
         )
 
     from_fatbin = from_ltoir = from_object = from_library = from_cubin
@@ -342,7 +339,7 @@ class Kernel:
 
 
 class LaunchConfig:
-    """Shape of a launch. ``grid`` is the number of clusters if there is a cluster, and otherwise the number of CTAs."""
+    """Shape of a launch. ``grid`` counts clusters if ``cluster`` is given, and CTAs otherwise."""
 
     def __init__(
         self,
@@ -363,9 +360,12 @@ class LaunchConfig:
 def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[Any]) -> None:
     __tracebackhide__ = True
     if not isinstance(kernel, Kernel):
-        remedy = "compile and load the kernel inside emulate_launches()"
+        remedy = "compile and load the kernel in the block"
         raise LaunchError(
-            "kernel", f"a {type(kernel).__name__} from outside the block", "a kernel of the emulator", remedy
+            "kernel",
+            f"{type(kernel).__name__} from outside the block",
+            "from inside emulate_launches()",
+            remedy,
         )
     parameters = kernel.parameters
     with naming(_LIBRARY, kernel.entry, calling_place()):
@@ -374,7 +374,9 @@ def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[A
                 "kernel_args", counted(len(args), "argument"), f"a sequence of {counted(len(parameters), 'argument')}"
             )
         if not isinstance(config, LaunchConfig):
-            raise ArgumentTypeError("config", type(config).__name__, "a LaunchConfig that was created in the block")
+            raise ArgumentTypeError(
+                "config", type(config).__name__, "a LaunchConfig that was created inside emulate_launches()"
+            )
         launch = describe_launch(kernel.ptx, kernel.entry, config, args, kernel.sources)
         fields = [f"kernel_args[{index}]" for index in range(len(args))]
         values = tuple(map(argument_of, launch.args, parameters, fields))
@@ -384,7 +386,7 @@ def _launch(emulated: EmulatedDevice, config: Any, kernel: Any, args: Sequence[A
 def describe_launch(
     ptx: str, entry: str, config: Any, args: Sequence[Any], sources: tuple[tuple[str, str], ...] | None = None
 ) -> ProgramLaunch:
-    """Return a launch of a kernel. Replace each Buffer in the arguments by its address."""
+    """Return a launch of a kernel. Replace each Buffer in the arguments with its address."""
     cluster = None if config.cluster is None else dim3(config.cluster, "cluster")
     grid = tuple(
         extent * factor for extent, factor in zip(dim3(config.grid, "grid"), cluster or (1, 1, 1), strict=True)

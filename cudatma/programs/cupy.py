@@ -1,7 +1,7 @@
-"""Launches of CuPy's RawKernel and RawModule.
+"""Emulate or record the launches of CuPy's RawKernel and RawModule.
 
-CuPy's arrays, streams and built-in kernels need a GPU, so programs pass NumPy arrays or torch CPU tensors to
-``kernel(grid, block, args)``.
+CuPy's arrays, streams and built-in kernels need a GPU, so programs on the emulator pass NumPy arrays or torch CPU
+tensors to ``kernel(grid, block, args)``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cudatma.programs.recorder import Recorder
 from cudatma.runtime.launch_config import dim3
 
 _LIBRARY = "cupy"
-#: Attributes of the module ``cupy`` that create arrays. Other functions of CuPy use them.
+#: Attributes of the module ``cupy`` that create arrays. Other CuPy functions use them.
 _CREATION = ("array", "asarray", "ascontiguousarray", "arange", "ndarray")
 _NEEDS_DEVICE = (
-    "Without a GPU, CuPy can launch only the kernels of RawKernel and RawModule objects, on NumPy arrays or torch CPU "
-    "tensors. Create these objects inside emulate_launches(), or keep them outside local variables and tuples"
+    "Without a GPU, CuPy can launch only the kernels of RawKernel and RawModule objects, with NumPy arrays or torch "
+    "CPU tensors. Create these objects inside emulate_launches(), or do not store them in local variables or tuples"
 )
 
 
@@ -49,7 +49,7 @@ class RawCode:
         return cls(raw.code, raw.file_path, tuple(raw.options), tuple(names))
 
     def compile(self, target: str) -> tuple[str, dict[str, str], tuple[tuple[str, str], ...]]:
-        """Return the PTX, a dict of name expressions to PTX names, and the sources that reports quote."""
+        """Return the PTX, a dict that maps name expressions to PTX names, and the sources that reports quote."""
         if self.code is None:
             return ptx_of(image_file(str(self.path))), {}, ()
         options = (*self.options, "--device-as-default-execution-space")
@@ -59,14 +59,14 @@ class RawCode:
     def describe(
         self, name: str, target: str, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_bytes: int
     ) -> ProgramLaunch:
-        """Return a launch of one of the kernels."""
+        """Return a launch of the kernel ``name``."""
         ptx, lowered, sources = self.compile(target)
         module = load_module(ptx, sources)
         entry = entry_of(module.entries, name, lowered)
         parameters = module.parameters(entry)
         if not isinstance(args, Sequence) or len(args) != len(parameters):
             got = counted(len(args), "value") if isinstance(args, Sequence) else type(args).__name__
-            raise ArgumentError("args", got, f"a tuple with {counted(len(parameters), 'value')}")
+            raise ArgumentError("args", got, f"a tuple of {counted(len(parameters), 'value')}")
         fields = (f"args[{index}]" for index in range(len(args)))
         return ProgramLaunch(
             ptx=ptx,
@@ -83,7 +83,7 @@ class RawCode:
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Replace cupy.RawKernel, cupy.RawModule and their existing objects, and send launches to the log."""
+    """Replace cupy.RawKernel, cupy.RawModule and their instances, and send launches to the log."""
     import cupy
 
     original_kernel, original_module = cupy.RawKernel, cupy.RawModule
@@ -116,7 +116,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
 
 
 def _explain(kind: Any, error: Any, traceback: Any) -> None:
-    """Add the supported uses of CuPy to an error that CuPy raises on a machine without a GPU."""
+    """Add the supported uses of CuPy to an error that CuPy raises because there is no GPU."""
     if getattr(kind, "__name__", "") == "CUDARuntimeError" and _NEEDS_DEVICE not in str(error):
         error.args = (f"{error}. {_NEEDS_DEVICE}",)
 
@@ -133,11 +133,10 @@ class EmulatedRawModule:
         self.name_expressions = raw.name_expressions
         #: The loaded module, or None before the first launch.
         self._loaded: EmulatedModule | None = None
-        #: Maximum dynamic shared memory in bytes that the program has set, by kernel.
+        #: Maximum number of bytes of dynamic shared memory that the program has set for each kernel.
         self._opt_ins: dict[str, int] = {}
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile the module."""
         self._raw.compile(self._log.target.name)
 
     def get_function(self, name: str) -> EmulatedRawKernel:
@@ -148,9 +147,8 @@ class EmulatedRawModule:
         """Raise LaunchError, because CuPy's memory pointers need a GPU."""
         raise LaunchError(
             "RawModule.get_global",
-            f"a call for {name}",
+            f"a call for {name} on the emulator",
             "called on a machine with a GPU",
-            "run this part of the program on a GPU",
         )
 
 
@@ -163,7 +161,7 @@ class EmulatedRawKernel(EmulatedRawModule):
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """Maximum dynamic shared memory in bytes of a launch."""
+        """Maximum number of bytes of dynamic shared memory per CTA."""
         return self._module._opt_ins.get(self.name, SHARED_BYTES)
 
     @max_dynamic_shared_size_bytes.setter
@@ -183,7 +181,7 @@ class EmulatedRawKernel(EmulatedRawModule):
 
 
 class _NoDeviceArray:
-    """Replacement for CuPy's arrays that raises LaunchError, because they need a GPU."""
+    """Replacement for CuPy's array functions. Raises LaunchError, because CuPy's arrays need a GPU."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         raise LaunchError(
@@ -195,7 +193,7 @@ class _NoDeviceArray:
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of RawKernel and RawModule. Compile their sources to PTX for the recording."""
+    """Record the launches of RawKernel and RawModule. Their sources are compiled to PTX for the recording."""
     import cupy
 
     original_kernel, original_module = cupy.RawKernel, cupy.RawModule
@@ -253,7 +251,7 @@ class _RecordedModule:
 
 
 def _cupy_stream(stream: Any) -> int:
-    """Return the handle of the stream of a launch."""
+    """Return the handle of a launch's stream."""
     import cupy
 
     if stream is None and cupy.cuda.is_available():

@@ -1,7 +1,7 @@
-"""Launches of the CuTe DSL.
+"""Emulate the launches of the CuTe DSL.
 
 The DSL compiles a host function together with its kernels. The host function encodes the tensor maps, and calls
-``_cudaLaunchKernelEx`` of the DSL's runtime library. This module replaces the functions of this library by Python
+``_cudaLaunchKernelEx`` in the DSL's runtime library. This module replaces the functions in this library with Python
 functions. It supports version 4.8 of the DSL.
 """
 
@@ -22,9 +22,9 @@ from cudatma.programs.log import LaunchLog, naming
 from cudatma.programs.patches import Patches
 
 _LIBRARY = "cute"
-#: Values of cudaLaunchAttributeID for the shape of a cluster and for programmatic dependent launch.
+#: Values of cudaLaunchAttributeID for the cluster size and for programmatic dependent launch.
 _CLUSTER, _PROGRAMMATIC = 4, 6
-#: Functions of the runtime library that have no effect and return success.
+#: Functions of the runtime library whose replacements only return success.
 _IGNORED = (
     "_cudaGetDevice",
     "_cudaDeviceGetAttribute",
@@ -70,9 +70,9 @@ _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Send launches by host functions that the CuTe DSL compiles to the log.
+    """Send the launches of the CuTe DSL's host functions to the log.
 
-    Host functions that the DSL compiled before this call still call CUDA.
+    Host functions that were compiled before this call still call CUDA.
     """
     _Interceptor().install(patches, log)
 
@@ -84,7 +84,7 @@ class _Interceptor:
         #: Name and module of each kernel, by handle.
         self._kernels: dict[int, tuple[str, EmulatedModule]] = {}
         self._module: EmulatedModule | None = None
-        #: Launches of the running host function, and the error of the last one.
+        #: Launches of the running host function, and the error if one of them failed.
         self._launches: list[ProgramLaunch] = []
         self._error: Exception | None = None
         #: Memory of the tensors that were passed to host functions, by address.
@@ -121,7 +121,7 @@ class _Interceptor:
         def load(compiled: Any) -> list[Any]:
             self._module = load_module(compiled.artifacts.PTX)
             load_library(compiled)
-            return []  # the DSL would unload these libraries with the CUDA runtime
+            return []  # the DSL would call the CUDA runtime to unload libraries in this list
 
         def run(executor: Any, arguments: list[Any]) -> Any:
             self._launches.clear()
@@ -136,7 +136,7 @@ class _Interceptor:
                 error, self._error = self._error, None
                 raise error from None
             finally:
-                self._memory.clear()  # tensors of a failed launch must not be read again
+                self._memory.clear()  # later launches must not access the tensors of a failed launch
             return result
 
         def pointers(tensor: Any) -> Any:
@@ -165,7 +165,7 @@ class _Interceptor:
         return 0
 
     def _launch(self, config: Any, kernel: int, args: Any) -> int:
-        """Record a launch, which runs after the host function. Exceptions cannot pass through C."""
+        """Store a launch, which runs after the host function. Also store exceptions, which cannot pass through C."""
         __tracebackhide__ = True
         try:
             self._launches.append(self._recorded(config[0], *self._kernels[kernel], args))
@@ -196,7 +196,7 @@ class _Interceptor:
 
 
 def _memory_of(tensor: Any) -> np.ndarray[Any, Any] | None:
-    """Return the bytes of a tensor of the DSL in host memory, or None if it has no elements."""
+    """Return the bytes of a DSL tensor in host memory, or None if the tensor has no elements."""
     extents, strides = np.ravel(tensor.shape), np.ravel(tensor.stride)
     if not extents.all():
         return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cudatma.target import Target
 
-#: Number of SMs that programs see. With few SMs, the CTAs of persistent kernels process several tiles each.
+#: Number of SMs. The number is small so that each CTA of a persistent kernel processes several tiles.
 SM_COUNT = 4
 TOTAL_BYTES = 80 << 30
 WARP_SIZE = 32
 MAX_THREADS = 1024
-#: Maximum shared memory of a CTA, static and dynamic, for a kernel without an opt-in.
+#: Maximum number of bytes of static and dynamic shared memory per CTA without an opt-in.
 SHARED_BYTES = 48 << 10
 REGISTERS = 65536
 
@@ -20,7 +20,7 @@ def device_name(target: Target) -> str:
 
 
 def device_attributes(target: Target) -> dict[str, int]:
-    """Return the attributes of the emulated device. The keys are the ends of their names in CUdevice_attribute."""
+    """Return the attributes of the emulated device. The keys are their names without CU_DEVICE_ATTRIBUTE_."""
     major, minor = target.compute_capability
     return {
         "COMPUTE_CAPABILITY_MAJOR": major,

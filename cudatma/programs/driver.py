@@ -1,4 +1,4 @@
-"""Replacements for the functions of cuda.bindings.driver. Memory is host memory, and all calls are synchronous."""
+"""Emulate the functions of cuda.bindings.driver. Device memory is host memory, and all calls are synchronous."""
 
 # ruff: noqa: N802, N815  # the names are CUDA's
 
@@ -38,7 +38,7 @@ from cudatma.programs.recorder import Recorder
 from cudatma.runtime.launch_config import dim3
 from cudatma.target import forget_detected
 
-#: Functions without effect, because all calls are synchronous.
+#: Functions that only return success.
 _NO_OPS = frozenset(
     (
         "cuCtxDestroy",
@@ -68,17 +68,17 @@ _DRIVER_VERSION = 13000
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A kernel of a loaded module."""
+    """A kernel in the module with the handle ``module``."""
 
     module: int
     name: str
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Replace the functions of cuda.bindings.driver, and send its launches to the log."""
+    """Replace the functions of cuda.bindings.driver, and send launches to the log."""
     from cuda.bindings import driver
 
-    # These results are cached for the process, so cudatma's own functions do not use the emulated device as a GPU.
+    # Cache these results before the driver is replaced, so that cudatma's own functions do not use the emulated device.
     selected_backend("auto")
     has_driver()
     patches.enter_context(using_other_devices())
@@ -102,16 +102,16 @@ class EmulatedDriver:
         self._handles = itertools.count(0x1000)
         self._modules: dict[int, EmulatedModule] = {}
         self._entries: dict[int, _Entry] = {}
-        #: Maximum dynamic shared memory in bytes that the program has set, by kernel.
+        #: Maximum number of bytes of dynamic shared memory that the program has set for each kernel.
         self._opt_ins: dict[_Entry, int] = {}
-        #: Time of the last record of each event by handle, or None before the first record.
+        #: Time at which each event was last recorded, by handle. None if the event has not been recorded.
         self._events: dict[int, float | None] = {}
         self._context = 0
         self.memory = HostMemory()
         self._ok = driver.CUresult.CUDA_SUCCESS
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return the emulated function with this name, or one that raises DriverError."""
+        """Return the emulated function with this name, or a function that raises DriverError."""
         if name in _NO_OPS:
             return lambda *_: (self._ok,)
         plain = name.removesuffix("_v2").removesuffix("_v3").removesuffix("Async")
@@ -249,7 +249,7 @@ class EmulatedDriver:
             "SHARED_SIZE_BYTES": resources.static_shared_bytes,
             "LOCAL_SIZE_BYTES": resources.local_bytes,
             "CONST_SIZE_BYTES": 0,
-            "NUM_REGS": 0,  # unknown, because PTX does not contain it
+            "NUM_REGS": 0,  # unknown, because PTX does not contain this number
         }
         if name not in values:
             raise DriverError("cuFuncGetAttribute", None, f"the emulator does not support the attribute {name}")
@@ -267,7 +267,7 @@ class EmulatedDriver:
 
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, ...]:
         variables = self._module(module).globals
-        if name.decode() not in list(variables):  # `in variables` also accepts parts of names
+        if name.decode() not in list(variables):  # `in variables` also matches parts of names
             return self._driver.CUresult.CUDA_ERROR_NOT_FOUND, None, None
         variable = variables[name.decode()]
         self.memory.add(variable)
@@ -364,8 +364,8 @@ class EmulatedDriver:
 
     def _fill(self, target: Any, value: int, count: int, size: int) -> tuple[Any, ...]:
         pattern = (int(value) % (1 << 8 * size)).to_bytes(size, "little")
-        room = self.memory.range(int(target), count * size, "cuMemset: dstDevice").reshape(-1, size)
-        room[:] = np.frombuffer(pattern, np.uint8)
+        destination = self.memory.range(int(target), count * size, "cuMemset: dstDevice").reshape(-1, size)
+        destination[:] = np.frombuffer(pattern, np.uint8)
         return (self._ok,)
 
     # Streams and events
@@ -399,7 +399,7 @@ class EmulatedDriver:
     def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[Any, ...]:
         first, last = self._seconds(start), self._seconds(end)
         if first is None or last is None:
-            raise _UnknownHandleError  # the driver returns the same error for an event that was not recorded
+            raise _UnknownHandleError  # the driver also returns this error for an event that was not recorded
         return self._ok, 1e3 * (last - first)
 
     def _seconds(self, event: Any) -> float | None:
@@ -515,7 +515,7 @@ def describe_launch(
     cluster: Dim | None,
     programmatic: bool,
 ) -> ProgramLaunch:
-    """Return a launch of a kernel. ``shape`` contains the extents of the grid and of the block."""
+    """Return a launch of a kernel. ``shape`` contains the three extents of the grid, followed by those of the block."""
     sizes = [parameter.size_bytes for parameter in module.parameters(entry)]
     return ProgramLaunch(
         ptx=module.sources.ptx,
@@ -538,14 +538,14 @@ def _require_arguments(call: str, rest: Sequence[Any], count: int) -> None:
 
 
 def _results(name: str) -> int:
-    """Return the number of values that a function with a handle returns after the error code."""
+    """Return the number of values that follow the error code in the result of a function that takes a handle."""
     if name.endswith(("GetGlobal", "GetParamInfo")):
         return 2
     return int("Get" in name or name == "cuEventElapsedTime")
 
 
 def config_shape(driver: Any, config: Any) -> tuple[tuple[int, ...], Dim | None, bool]:
-    """Return the extents of grid and block, the cluster, and the programmatic flag of a CUlaunchConfig."""
+    """Return the extents of grid and block, the cluster size, and the programmatic flag from a CUlaunchConfig."""
     names, cluster, programmatic = driver.CUlaunchAttributeID, None, False
     for attribute in config.attrs[: config.numAttrs]:
         if attribute.id == names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
@@ -561,7 +561,7 @@ def config_shape(driver: Any, config: Any) -> tuple[tuple[int, ...], Dim | None,
 
 
 def image_file(path: bytes | str | Path) -> bytes:
-    """Return the content of a file with a module image."""
+    """Return the contents of a module file."""
     try:
         return Path(os.fsdecode(path)).read_bytes()
     except OSError as error:
@@ -569,7 +569,7 @@ def image_file(path: bytes | str | Path) -> bytes:
 
 
 def _buffer(value: Any, field: str) -> Array:
-    """Return the bytes of an object with the buffer protocol."""
+    """Return the bytes of an object that supports the buffer protocol."""
     try:
         return np.frombuffer(memoryview(value), np.uint8)
     except (TypeError, ValueError):
@@ -577,7 +577,7 @@ def _buffer(value: Any, field: str) -> Array:
 
 
 def ptx_of(image: Any) -> str:
-    """Return the PTX of a module image (bytes, str, buffer or address). Raise ArgumentTypeError for a cubin."""
+    """Return the PTX in a module image (bytes, str, buffer or address). Raise ArgumentTypeError if it is not PTX."""
     if isinstance(image, str):
         raw = image.encode()
     elif isinstance(image, int | np.integer) and image:
@@ -587,7 +587,7 @@ def ptx_of(image: Any) -> str:
     if raw[:4] == b"\x7fELF" or b".version" not in raw:
         kind = "a cubin" if raw[:4] == b"\x7fELF" else "an image without PTX text"
         raise ArgumentTypeError(
-            "image", kind, "PTX", "compile with nvrtcGetPTX or nvcc -ptx, because the emulator runs only PTX"
+            "image", kind, "PTX", "pass PTX from nvrtcGetPTX or nvcc -ptx, because the emulator runs only PTX"
         )
     return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
@@ -595,8 +595,8 @@ def ptx_of(image: Any) -> str:
 def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
     """Return the bytes of each parameter in kernelParams.
 
-    ``kernel_params`` is a pair of values and ctypes types, the address of an array of pointers, or a buffer with these
-    pointers.
+    ``kernel_params`` is a pair of sequences (values and their ctypes types), the address of an array of pointers, or a
+    buffer that contains the pointers.
     """
     if (
         isinstance(kernel_params, tuple | list)
@@ -608,7 +608,7 @@ def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
             raise ArgumentError(
                 "kernelParams",
                 f"{counted(len(values), 'value')} and {counted(len(types), 'type')}",
-                f"a pair of {counted(len(sizes), 'value')} and {counted(len(sizes), 'type')}",
+                f"a pair of sequences with {counted(len(sizes), 'value')} and {counted(len(sizes), 'type')}",
             )
         pairs = zip(values, types, sizes, strict=True)
         return [_value_bytes(*pair, f"kernelParams[{index}]") for index, pair in enumerate(pairs)]
@@ -638,23 +638,25 @@ def _value_bytes(value: Any, kind: Any, size: int, field: str) -> bytes:
         else:
             raw = bytes(kind(float(value) if kind in (ctypes.c_float, ctypes.c_double) else int(value)))
     except (TypeError, ValueError) as error:
-        got = f"{type(value).__name__} with the type {getattr(kind, '__name__', kind)} ({reason_of(error)})"
-        raise ArgumentTypeError(field, got, "a value with a matching ctypes type") from None
+        got = f"{type(value).__name__} with the ctypes type {getattr(kind, '__name__', kind)} ({reason_of(error)})"
+        raise ArgumentTypeError(field, got, "convertible to its ctypes type") from None
     if len(raw) != size:
-        raise ArgumentError(field, f"{len(raw)} bytes", f"a value of {size} bytes, the size of the parameter")
+        raise ArgumentError(
+            field, counted(len(raw), "byte"), f"a value of {counted(size, 'byte')}, the size of the parameter"
+        )
     return raw
 
 
 def _host_bytes(value: Any, size: int, field: str) -> Array:
-    """Return the bytes of a host operand of a copy: an address or a buffer."""
+    """Return the bytes of a copy's host operand, which is an address or a buffer."""
     natural("ByteCount", size)
     if not hasattr(value, "__int__") or isinstance(value, np.ndarray):
         data = value if isinstance(value, np.ndarray) else _buffer(value, field)
         if data.nbytes < size:
-            raise ArgumentError(field, f"{data.nbytes} bytes", f"a buffer of at least {size} bytes")
+            raise ArgumentError(field, counted(data.nbytes, "byte"), f"a buffer of at least {counted(size, 'byte')}")
         return bytes_at(address_of(data), size)
     if size and int(value) < LOWEST_ADDRESS:
-        raise ArgumentError(field, hex(int(value)), "the address of host memory or a buffer")
+        raise ArgumentError(field, hex(int(value)), "a buffer or an address in host memory")
     return bytes_at(int(value), size)
 
 
@@ -681,11 +683,12 @@ def _map_fields(
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of kernels whose modules the program loads from PTX during the recording."""
+    """Record launches of kernels from modules that the program loads from PTX during the recording."""
     from cuda.bindings import driver
 
-    # The PTX by handle of a module or library, and the PTX and the name by handle of a function or kernel.
+    # PTX of each module or library, by handle.
     modules: dict[int, str] = {}
+    # PTX and name of each function or kernel, by handle.
     entries: dict[int, tuple[str, str]] = {}
 
     def remember(call: Callable[..., Any], note: Callable[[int, tuple[Any, ...]], None]) -> Callable[..., Any]:
@@ -710,13 +713,11 @@ def record(patches: Patches, recorder: Recorder) -> None:
         entries[handle] = entries.get(int(args[0]), ("", ""))
 
     def around(call: str, function: Any, stream: Any, describe: Any, execute: Callable[[], Any]) -> Any:
-        ptx, entry = entries.get(int(function), ("", f"a function of {call}"))
+        ptx, entry = entries.get(int(function), ("", f"unknown kernel of {call}"))
 
         def launch() -> ProgramLaunch:
             if not ptx:
-                raise ArgumentError(
-                    "module", "a module without PTX", "a module that was loaded from PTX during the recording"
-                )
+                raise ArgumentError("module", "a module without PTX", "loaded from PTX during the recording")
             return describe(ptx, entry)  # type: ignore[no-any-return]
 
         return recorder.around(launch, execute, entry=entry, library="cuda-python", stream=int(stream))

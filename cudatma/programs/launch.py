@@ -1,4 +1,4 @@
-"""A kernel launch of a program, without the types of the library that made it."""
+"""A kernel launch of a program, independent of the library that launched the kernel."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from cudatma.programs.patches import LIBRARIES
 
 Dim = tuple[int, int, int]
 
-#: A directive such as `.file 1 "path"`.
+#: Matches a directive such as `.file 1 "path"`.
 _FILE = re.compile(r'^\s*\.file\s+\d+\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
-#: Number of parsed modules that stay in memory.
+#: Maximum number of parsed modules in the cache.
 _MAX_MODULES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchFields:
-    """The fields of a launch that do not depend on memory."""
+    """Fields that program launches and recorded launches share."""
 
     library: str
     entry: str
@@ -43,17 +43,16 @@ class LaunchFields:
     from_compiler: tuple[tuple[str, str], ...] = ()
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of `LaunchFields` by name."""
+        """Return a dict of the fields of `LaunchFields`."""
         return {name: getattr(self, name) for name in LAUNCH_FIELDS}
 
 
-#: Names of the fields that program launches and recorded launches share.
 LAUNCH_FIELDS = tuple(each.name for each in dataclass_fields(LaunchFields))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProgramLaunch(LaunchFields):
-    """A kernel launch with everything that the emulator needs.
+    """A kernel launch that the emulator can run.
 
     Parameters
     ----------
@@ -64,30 +63,30 @@ class ProgramLaunch(LaunchFields):
     grid, block : tuple of int
         Number of CTAs along each axis of the grid, and number of threads along each axis of a CTA.
     cluster : tuple of int, optional
-        Number of CTAs along each axis of a cluster. Default: the cluster that the kernel declares, or one CTA.
+        Number of CTAs along each axis of a cluster. Default: the cluster size that the kernel declares, or one CTA.
     shared_bytes : int, default 0
         Number of bytes of dynamic shared memory per CTA.
     programmatic : bool, default False
         Whether the launch is a programmatic dependent launch.
     place : str, default ""
-        Line of the program that launches the kernel, such as "file.py:12".
+        Source line that launches the kernel, such as "file.py:12".
     registers : int, optional
-        Registers per thread, as in the cubin.
+        Number of registers per thread in the cubin.
     from_compiler : tuple of (str, str)
-        Hazards that the library's compiler causes, each as a kind and an opcode. The program cannot avoid these
-        hazards, so they are warnings.
+        Kind and opcode of each hazard that the library's compiler causes. The program cannot avoid these hazards, so
+        they are reported as warnings.
     ptx : str
         PTX of the module.
     args : tuple
-        One value for each kernel parameter, as for `EmulatedModule.launch`.
+        One value for each kernel parameter, as in `EmulatedModule.launch`.
     arrays : tuple of ndarray
-        Arrays that the kernel reaches through addresses in memory.
+        Arrays that the kernel can access through addresses in its arguments or in memory.
     names : tuple of str
-        Names of `args`, then of `arrays`, for reports.
+        Names of the elements of `args`, followed by those of `arrays`, for reports.
     sources : tuple of (str, str)
-        Paths and texts of source files that reports quote. Default: the files that the PTX names, if they exist.
+        Path and text of each source file that reports quote. Default: the existing files that the PTX names.
     loaded : EmulatedModule, optional
-        The loaded module, whose variables keep their values between launches. Default: each launch has new variables.
+        Loaded module, whose variables keep their values between launches. Default: a new module for each launch.
     """
 
     ptx: str = field(repr=False)
@@ -99,7 +98,7 @@ class ProgramLaunch(LaunchFields):
 
     @property
     def module(self) -> EmulatedModule:
-        """`loaded`, or a module with new variables."""
+        """The loaded module, or a new module whose variables have their initial values."""
         return self.loaded or load_module(self.ptx, self.sources)
 
     def run(self, **options: Any) -> Report:
@@ -113,12 +112,12 @@ class ProgramLaunch(LaunchFields):
         Returns
         -------
         Report
-            Hazards and warnings of all schedules.
+            Hazards and warnings from all schedules.
 
         Raises
         ------
         HazardError
-            If there are hazards, unless `hazards` is "collect" or "off".
+            If there are hazards and `hazards` is "raise", the default.
         """
         __tracebackhide__ = True
         is_raising = options.get("hazards", "raise") == "raise"
@@ -142,9 +141,9 @@ class ProgramLaunch(LaunchFields):
         return report
 
     def trial(self) -> Trial:
-        """Return mutants of the launch. In each mutant, one synchronization is removed or changed.
+        """Return mutants of the launch, each with one synchronization removed or changed.
 
-        Every run starts with the current contents of the arrays.
+        Each mutant starts with the contents that the arrays have when this method is called.
 
         Returns
         -------
@@ -171,7 +170,7 @@ class ProgramLaunch(LaunchFields):
 
 
 def load_module(ptx: str, sources: tuple[tuple[str, str], ...] | None = None) -> EmulatedModule:
-    """Return a module with its own variables. The same PTX is parsed only once."""
+    """Return a module with its own variables. The parsed PTX is cached."""
     return _parsed(ptx, sources).twin()
 
 
@@ -186,19 +185,19 @@ def _parsed(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedMo
 
 
 def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the existing files that PTX names, except those in the folder ``without``."""
+    """Return the path and text of each existing file that the PTX names, except files in the folder ``without``."""
     return read_sources(name for name in dict.fromkeys(_FILE.findall(ptx)) if not name.startswith(without))
 
 
 def read_sources(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the files that exist."""
+    """Return the path and text of each file that exists."""
     return tuple(
         (path, Path(path).read_text(encoding="utf-8", errors="replace")) for path in paths if os.path.isfile(path)
     )
 
 
 def calling_place() -> str:
-    """Return the line of the program that calls a library, as "file:line"."""
+    """Return the program line that called the library, as "file:line"."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,4 +1,4 @@
-"""Run a program's kernel launches on the emulator, and keep their reports."""
+"""Run a program's kernel launches on the emulator, and log their reports."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from cudatma.errors import (
     LaunchError,
     counted,
     duration,
+    quoted,
 )
 from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.patches import Patches
 from cudatma.target import Target, get_target
 
-#: Function that sends the launches of a library to a log, as "module:function", by the module of the library. The
-#: function is called with Patches and the log when the program imports this module, so that unused libraries cost
+#: Maps a module of a library to the function that sends the library's launches to a log, as "module:function". The
+#: function is called with Patches and the log when the program imports the module, so that unused libraries cost
 #: nothing.
 INTERCEPTORS: dict[str, str] = {
     "torch": "cudatma.programs.torch:intercept",
@@ -59,7 +60,7 @@ class LaunchEntry:
     seconds : float
         Duration of the emulation.
     is_checked : bool, default True
-        Whether the launch was checked (see `only`).
+        Whether the launch was checked for hazards (see `only` in `emulate_launches`).
     """
 
     launch: ProgramLaunch
@@ -82,7 +83,7 @@ class LaunchEntry:
 
 @contextmanager
 def naming(library: str, entry: str, place: str) -> Iterator[None]:
-    """Prefix error messages with the library, the kernel and the line of a launch."""
+    """Prefix error messages with the library, the kernel and the source line of a launch."""
     try:
         yield
     except CudaTmaError as error:
@@ -91,7 +92,7 @@ def naming(library: str, entry: str, place: str) -> Iterator[None]:
 
 
 class LaunchLog(Sequence[LaunchEntry]):
-    """The launches of a program on the emulator, in order. `emulate_launches` creates this log.
+    """The launches that a program has run on the emulator, in order. `emulate_launches` creates this log.
 
     Parameters
     ----------
@@ -118,7 +119,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         self._entries: list[LaunchEntry] = []
         #: Held during a launch, because the emulator restores the arrays before each schedule.
         self._lock = threading.RLock()
-        #: Whether the block of emulate_launches has not ended.
+        #: Whether the emulate_launches block is still open.
         self.is_open = True
         #: Number of Python processes that the program has started.
         self.child_processes = 0
@@ -140,14 +141,14 @@ class LaunchLog(Sequence[LaunchEntry]):
 
     @property
     def is_clean(self) -> bool:
-        """Whether no launch has hazards. The value is also True if the log contains no launch."""
+        """Whether no launch has hazards. True for an empty log."""
         return not self.hazards
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self), *map(str, self.hazards)]) or "no launches"
 
     def run(self, launch: ProgramLaunch) -> Report:
-        """Run a launch, and add it to the log. Launches of several threads run one after the other.
+        """Run a launch, and add it to the log. Launches from different threads run one at a time.
 
         Parameters
         ----------
@@ -162,16 +163,16 @@ class LaunchLog(Sequence[LaunchEntry]):
         Raises
         ------
         HazardError
-            If there are hazards and `hazards` is "raise". The arrays hold the results.
+            If there are hazards and `hazards` is "raise". The arrays then contain the results.
         LaunchError
-            If the block of `emulate_launches` has ended.
+            If the `emulate_launches` block has ended.
         """
         __tracebackhide__ = True
         with self._lock:
             return self._run(launch)
 
     def _selects(self, entry: str) -> bool:
-        """Return whether `only` is part of the mangled name or the C++ name of a kernel."""
+        """Return whether the mangled name or the C++ name of a kernel contains `only`."""
         return self._only is None or self._only in entry or self._only in plain_name(entry)
 
     def _run(self, launch: ProgramLaunch) -> Report:
@@ -199,7 +200,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         return report
 
 
-#: Line of the program that opened a block, for each function with an open block.
+#: Maps each function with an open block to the program line that opened the block.
 _open: dict[str, str] = {}
 _open_lock = threading.Lock()
 
@@ -210,9 +211,7 @@ def only_block(function: str) -> Iterator[None]:
     with _open_lock:
         if function in _open:
             command = f"cudatma {function.partition('_')[0]}"
-            remedy = (
-                f"exit the block of {_open[function]} first; `{command} PROGRAM.py` opens a block for the whole program"
-            )
+            remedy = f"exit the block opened at {_open[function]} first (`{command} PROGRAM.py` also opens one)"
             raise LaunchError(function, "a second open block", "open at most once per process", remedy)
         _open[function] = calling_place()
     try:
@@ -234,30 +233,33 @@ def emulate_launches(
     trace: bool = False,
     step_limit: int = STEP_LIMIT,
 ) -> Iterator[LaunchLog]:
-    """Run kernel launches of Triton, Gluon, CuTe DSL, CuPy, cuda.core and cuda-python on the emulator.
+    """Run the kernel launches in a ``with`` block on the emulator.
+
+    The launches may come from Triton, Gluon, the CuTe DSL, CuPy, cuda.core or cuda-python.
 
     Parameters
     ----------
     target : str or Target, optional
         Architecture for which kernels are compiled. Default: $CUDATMA_TARGET if it is set, otherwise the target of
-        the GPU, or sm_90a without a GPU.
+        the GPU, or sm_90a if there is no GPU.
     schedules : int, default 2
-        Number of schedules for each launch.
+        Number of schedules per launch.
     seed : int, default 0
         Seed of the random schedules.
     replay : int, optional
         Run only the schedule with this number.
     hazards : {"raise", "collect", "off"}, default "raise"
-        Whether a launch with hazards raises HazardError, only adds its hazards to the log, or skips the checks. In all
-        cases, the launch writes its results.
+        "raise" raises HazardError after a launch with hazards, "collect" only adds the hazards to the log, and "off"
+        disables the checks. In all cases, the launch writes its results.
     only : str, optional
-        Check only kernels whose name contains this text. Other launches run in one schedule without checks.
+        Check only kernels whose names contain this text. Other kernels run in one schedule, without checks.
     on_launch : callable, optional
-        Function that is called with the LaunchEntry of each launch.
+        Function to call with the LaunchEntry of each launch.
     trace : bool, default False
-        Whether the report of a launch with hazards contains a trace, which its page shows. Traces make launches slower.
+        Whether to add a trace to the report of each launch with hazards, for `Report.to_html`. Tracing slows launches
+        down.
     step_limit : int, default 5000000
-        Maximum number of segments in each schedule. A launch that exceeds it raises StepLimitError.
+        Maximum number of steps in a schedule. A launch that exceeds it raises StepLimitError.
 
     Yields
     ------
@@ -267,32 +269,32 @@ def emulate_launches(
     Raises
     ------
     HazardError
-        From a launch in the ``with`` block, if it has hazards and `hazards` is "raise".
+        If a launch in the block has hazards and `hazards` is "raise".
     ArgumentError, ArgumentTypeError, TargetError
         If an option is invalid.
     LaunchError
-        If another block is open, in any thread.
+        If another block is open in any thread.
 
     Notes
     -----
-    Launches of all threads run on the emulator, one after the other. torch's CUDA device is the CPU in the thread that
-    opens the block and in threads that the program starts with `threading` in the block.
+    Launches from all threads run on the emulator, one at a time. torch uses the CPU as its CUDA device in the thread
+    that opens the block, and in threads that the program starts with `threading` inside the block.
     """
     if hazards not in ("raise", "collect", "off"):
-        raise ArgumentError("hazards", hazards, "raise, collect, off")
+        raise ArgumentError("hazards", hazards, quoted(("raise", "collect", "off")))
     if not isinstance(only, str | None):
-        raise ArgumentTypeError("only", type(only).__name__, "a str that kernel names contain")
+        raise ArgumentTypeError("only", type(only).__name__, "a str or None")
     if not (on_launch is None or callable(on_launch)):
         raise ArgumentTypeError("on_launch", type(on_launch).__name__, "a function that takes a LaunchEntry")
     if not isinstance(trace, bool):
-        raise ArgumentTypeError("trace", type(trace).__name__, "True, False")
+        raise ArgumentTypeError("trace", type(trace).__name__, "True or False")
     options = {"schedules": natural("schedules", schedules, 1), "seed": natural("seed", seed)}
     options["step_limit"] = natural("step_limit", step_limit, 1)
     if replay is not None:
         options["replay"] = natural("replay", replay)
     architecture = default_target() if target is None else get_target(target)
     log = LaunchLog(target=architecture, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
-    # A new Runtime has no plans with the real driver. Its own plans, with the emulated driver, end with the block.
+    # A new Runtime contains no plans for the real driver, and is discarded with its plans for the emulated driver.
     with only_block("emulate_launches"), using_runtime(Runtime()), intercepting(INTERCEPTORS, log):
         try:
             yield log
@@ -302,7 +304,7 @@ def emulate_launches(
 
 @contextmanager
 def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
-    """Install the patches of each library when the program imports it, or now if it is already imported."""
+    """Install the patches of each library when the program imports it, or immediately if it is already imported."""
     with Patches() as patches:
 
         def install(name: str) -> None:
@@ -327,7 +329,7 @@ def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):
-    """Calls a function after the import of a pending module."""
+    """Import hook that calls a function after the import of each pending module."""
 
     def __init__(self, pending: set[str], then: Callable[[str], None]) -> None:
         self._pending, self._then = pending, then

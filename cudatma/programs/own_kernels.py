@@ -13,7 +13,7 @@ from cudatma.runtime.launch import LaunchPlan
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Record the launches of plans. Every launch uses a plan."""
+    """Record the calls to LaunchPlan.launch, which launches all of cudatma's kernels."""
     original = LaunchPlan.launch
 
     def launch(plan: LaunchPlan, stream: int) -> None:
@@ -43,5 +43,5 @@ def _describe(plan: LaunchPlan) -> ProgramLaunch:
 
 
 def _text_of(lines: Mapping[int, str]) -> str:
-    """Return a text in which each line has its line number."""
+    """Return a text that contains each line at its line number."""
     return "\n".join(lines.get(number, "") for number in range(1, max(lines, default=0) + 1))

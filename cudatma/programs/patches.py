@@ -1,4 +1,4 @@
-"""Replace attributes of other libraries, and put them back."""
+"""Replace attributes of other libraries, and restore them later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARIES = frozenset(
 
 
 class Patches(ExitStack):
-    """Replaces attributes, and restores them at the end of the block."""
+    """Context manager that replaces attributes and restores them at the end of the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Patches(ExitStack):
         previous = original = getattr(owner, name)
         is_inherited = isinstance(owner, type) and name not in vars(owner)
         if isinstance(owner, type) and not is_inherited:
-            original = vars(owner)[name]  # getattr() returns the function of a static method
+            original = vars(owner)[name]  # getattr() unwraps a static method
         setattr(owner, name, value)
         if is_inherited:
             self.callback(delattr, owner, name)
@@ -38,7 +38,10 @@ class Patches(ExitStack):
         return previous
 
     def set_everywhere(self, module: ModuleType, values: Mapping[str, Any]) -> None:
-        """Replace attributes of a library's module, and at replace_variables() the variables that refer to them."""
+        """Replace attributes of a library's module.
+
+        replace_variables() then replaces the program's module variables that have the same values.
+        """
         names = [name for name in values if hasattr(module, name)]
         self._pairs += [(self.set(module, name, values[name]), values[name]) for name in names]
 
@@ -53,15 +56,15 @@ class Patches(ExitStack):
             self.callback(lambda: _replace(modules | _modules_of_program(), by_replacement))
 
     def set_objects(self, convert: Mapping[type, Callable[[Any], Any]]) -> None:
-        """Replace all existing objects of some types. ``convert`` maps each type to a function that converts an object.
+        """Replace all existing objects of the given types. ``convert`` maps each type to a conversion function.
 
-        The objects are replaced in variables of modules, attributes, dicts, lists and closures, but not in local
+        The method updates references in module variables, attributes, dicts, lists and closures, but not in local
         variables and tuples.
         """
         kinds = {id(kind): function for kind, function in convert.items()}
         with _unfrozen():
             objects = gc.get_objects()
-            # There can be millions of objects. These iterators take half of the time of a comprehension.
+            # There can be millions of objects. These iterators take half as long as a comprehension.
             originals = list(compress(objects, map(kinds.__contains__, map(id, map(type, objects)))))
             del objects
         if originals:
@@ -78,7 +81,7 @@ def _modules_of_program() -> set[ModuleType]:
 
 def _replace(modules: Iterable[ModuleType], replacements: Mapping[int, Any]) -> None:
     for module in modules:
-        # There can be millions of variables. Most modules contain none of the objects.
+        # There can be millions of variables, so skip modules that contain none of the objects.
         if replacements.keys().isdisjoint(map(id, list(vars(module).values()))):
             continue
         for name, value in list(vars(module).items()):
@@ -88,7 +91,7 @@ def _replace(modules: Iterable[ModuleType], replacements: Mapping[int, Any]) -> 
 
 @contextmanager
 def _unfrozen() -> Iterator[None]:
-    """Include frozen objects in the results of the functions of gc."""
+    """Include frozen objects in the results of gc functions within the block."""
     is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     try:

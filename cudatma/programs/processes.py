@@ -1,4 +1,4 @@
-"""Count the Python processes that a program starts. The launches of these processes are not in the log."""
+"""Count the Python processes that a program starts. The log does not contain their launches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudatma.programs.patches import Patches
 
 
 def count_multiprocessing(patches: Patches, log: LaunchLog) -> None:
-    """Count the processes of multiprocessing and of pools that use it."""
+    """Count the processes that multiprocessing starts, including those of pools."""
     from multiprocessing.process import BaseProcess
 
     def start(process: Any) -> None:
@@ -22,7 +22,7 @@ def count_multiprocessing(patches: Patches, log: LaunchLog) -> None:
 
 
 def count_subprocesses(patches: Patches, log: LaunchLog) -> None:
-    """Count the processes started by subprocess that run Python."""
+    """Count the Python processes that subprocess starts."""
     import subprocess
 
     def init(process: Any, args: Any, *rest: Any, **options: Any) -> None:

@@ -2,14 +2,14 @@
 
 The recorder replaces the Python functions that launch kernels:
 
-- the compiled kernels of Triton
-- RawKernel of CuPy
-- launch of cuda.core
-- cuLaunchKernel and cuLaunchKernelEx of cuda-python
-- the launch plans of cudatma
+- CompiledKernel.run in Triton
+- RawKernel and RawModule in CuPy
+- launch() in cuda.core
+- cuLaunchKernel and cuLaunchKernelEx in cuda-python
+- LaunchPlan.launch in cudatma
 
-Before and after each launch, the recorder waits for the GPU and copies the allocations to which the parameters of the
-kernel point.
+Before and after each launch, the recorder waits for the GPU and copies the allocations to which the kernel's parameters
+point.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from cudatma.target import Target, target_for
 
 _Result = TypeVar("_Result")
 
-#: Function that records the launches of a library, as "module:function", by the module of the library.
+#: Maps a module of a library to the function that records the library's launches, as "module:function".
 RECORDERS: dict[str, str] = {
     "torch": "cudatma.programs.torch:record",
     "torch._inductor.config": "cudatma.programs.torch:record_inductor",
@@ -67,7 +67,7 @@ RECORDERS: dict[str, str] = {
 }
 DEFAULT_LIMIT_MIB = 256
 _TENSOR_MAP_BYTES = 128
-#: Maximum length of the name of another library's kernel.
+#: Maximum number of characters of a kernel name from a profile.
 _MAX_NAME = 100
 
 
@@ -82,8 +82,8 @@ class _Allocation:
 
 
 @dataclass(slots=True)
-class _Reached:
-    """A launch with its parameters and the allocations to which they point."""
+class _PreparedLaunch:
+    """A launch, its parameters, and the allocations to which they point, with the names of the allocations."""
 
     launch: ProgramLaunch
     parameters: tuple[RecordedParameter, ...]
@@ -92,16 +92,16 @@ class _Reached:
 
 
 class Recorder:
-    """Writer of launches to a folder, created by `record`.
+    """Records launches in a folder. `record` creates this object.
 
     Parameters
     ----------
     folder : Path
-        Folder to write to.
+        Output folder.
     limit_bytes : int
-        Maximum total size, in bytes, of the memory that a launch can access.
+        Maximum total size, in bytes, of the allocations to which the parameters of a launch point.
     only : str or None
-        Substring of the names of the kernels to record.
+        Text that the names of recorded kernels must contain, or None to record all kernels.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, only: str | None) -> None:
@@ -109,7 +109,7 @@ class Recorder:
         self._limit, self._only = limit_bytes, only
         self._launches: list[RecordedLaunch] = []
         self._refused: Counter[tuple[str, str]] = Counter()
-        #: Held during a launch, so that the recorded memory contains the results of one launch.
+        #: Held during a launch, so that the recorded memory contains the results of this launch only.
         self._lock = threading.RLock()
         self._thread = threading.local()
         self.other_kernels: Counter[str] = Counter()
@@ -122,7 +122,7 @@ class Recorder:
 
     @cached_property
     def target(self) -> Target:
-        """Target for sources that are compiled again to PTX."""
+        """Target for which sources are recompiled to PTX."""
         driver = _driver()
         names, device = driver.CUdevice_attribute, _device(driver)
         major, minor = (
@@ -136,7 +136,7 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the recording of this thread's launches in a block, for example during autotuning."""
+        """Do not record the launches of this thread in the block, for example during autotuning."""
         before = self._is_paused
         self._thread.is_paused = True
         try:
@@ -149,7 +149,7 @@ class Recorder:
         return getattr(self._thread, "is_paused", False)
 
     def pause_during(self, patches: Patches, owner: Any, name: str) -> None:
-        """Record no launches during calls to a method."""
+        """Do not record launches during calls to a method."""
 
         def without_recording(*args: Any, **options: Any) -> Any:
             with self.paused():
@@ -166,35 +166,35 @@ class Recorder:
         library: str,
         stream: int = 0,
     ) -> _Result:
-        """Execute a launch, and record its memory before and after it.
+        """Execute a launch, and record the memory before and after the launch.
 
-        ``describe`` returns the launch with the program's own arguments. If the launch cannot be recorded, it is listed
-        with the reason, and the program continues.
+        ``describe`` returns the launch with the program's arguments. A launch that cannot be recorded is executed and
+        listed with the reason.
         """
         if self._is_paused or (self._only is not None and self._only not in entry):
             return execute()
         what = f"{entry} ({library}) at {calling_place()}"
         with self._lock, self.paused():
             try:
-                reached = self._find(describe(), stream)
-                before = self._read(reached.allocations)
-            except Exception as error:  # the libraries can raise anything
+                prepared = self._prepare(describe(), stream)
+                before = self._read(prepared.allocations)
+            except Exception as error:  # the libraries can raise any exception
                 self.refuse(what, error)
                 return execute()
             result = execute()
             try:
-                self._write(reached, before, self._read(reached.allocations))
+                self._write(prepared, before, self._read(prepared.allocations))
             except Exception as error:
                 self.refuse(what, error)
             return result
 
     def refuse(self, what: str, reason: object) -> None:
-        """List a launch that is not recorded."""
+        """Add a launch to the list of launches that are not recorded."""
         first_line = (str(reason) or type(reason).__name__).splitlines()[0]
         self._refused[what, first_line] += 1
 
     def finish(self) -> None:
-        """Write the file that describes the launches."""
+        """Write launches.json."""
         refused = [
             (what if count == 1 else f"{what}, {count} times", why) for (what, why), count in self._refused.items()
         ]
@@ -208,16 +208,16 @@ class Recorder:
         try:
             write_aside(self.folder / FILE, text.encode("utf-8"))
         except OSError as error:
-            remedy = "record again to a disk with enough space"
+            remedy = "record again in a writable folder with enough disk space"
             raise RecordingError(
                 FILE, f"a file that cannot be written ({reason_of(error)})", "a writable file", remedy
             ) from None
 
-    def _find(self, launch: ProgramLaunch, stream: int) -> _Reached:
-        """Return the parameters of a launch, and the allocations to which they point."""
+    def _prepare(self, launch: ProgramLaunch, stream: int) -> _PreparedLaunch:
+        """Return a launch with its parameters and the allocations to which they point."""
         driver = _driver()
         if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
-            raise ArgumentError("stream", "a stream that captures a CUDA graph", "outside a graph capture")
+            raise ArgumentError("stream", "a stream in graph capture", "a stream that is not capturing a CUDA graph")
         module = launch.module
         declared = module.parameters(launch.entry)
         infos = [array_info(value) for value in (*launch.args, *launch.arrays)]
@@ -229,18 +229,20 @@ class Recorder:
         ]
         names = launch.names[: len(args)] or [f"args[{index}]" for index in range(len(args))]
         packed = module.pack(launch.entry, args if len(args) == len(launch.args) else launch.args, names=names)
-        reached = _Reached(launch, (), [], [])
-        reached.parameters = tuple(
-            RecordedParameter(name, raw, tuple(self._pointers(reached, name, raw, known)))
+        prepared = _PreparedLaunch(launch, (), [], [])
+        prepared.parameters = tuple(
+            RecordedParameter(name, raw, tuple(self._pointers(prepared, name, raw, known)))
             for name, raw in zip(names, packed, strict=True)
         )
-        size = sum(allocation.size for allocation in reached.allocations)
+        size = sum(allocation.size for allocation in prepared.allocations)
         if size > self._limit:
-            remedy = f"raise --limit-mib (limit_mib) from {self._limit >> 20}"
+            remedy = f"increase --limit-mib (limit_mib in Python), which is {self._limit >> 20}"
             raise ArgumentError("memory", f"{size / 2**20:.1f} MiB", f"at most {self._limit >> 20} MiB", remedy)
-        return reached
+        return prepared
 
-    def _pointers(self, reached: _Reached, name: str, raw: bytes, known: Sequence[ArrayInfo]) -> Iterator[Pointer]:
+    def _pointers(
+        self, prepared: _PreparedLaunch, name: str, raw: bytes, known: Sequence[ArrayInfo]
+    ) -> Iterator[Pointer]:
         offsets: Sequence[int] = range(0, len(raw) - POINTER_BYTES + 1, POINTER_BYTES)
         map_type = _tensor_map_type(raw)
         if map_type is not None:
@@ -249,14 +251,14 @@ class Recorder:
             address = int.from_bytes(raw[at : at + POINTER_BYTES], "little")
             if address < LOWEST_ADDRESS:
                 continue
-            allocation = next((p for p in reached.allocations if p.base <= address < p.base + p.size), None)
+            allocation = next((p for p in prepared.allocations if p.base <= address < p.base + p.size), None)
             if allocation is None:
                 allocation = _allocation_of(address, known, map_type)
                 if allocation is None:
                     continue
-                reached.allocations.append(allocation)
-                reached.names.append(name)
-            yield Pointer(at, reached.allocations.index(allocation), address - allocation.base)
+                prepared.allocations.append(allocation)
+                prepared.names.append(name)
+            yield Pointer(at, prepared.allocations.index(allocation), address - allocation.base)
 
     def _read(self, allocations: Sequence[_Allocation]) -> list[Array]:
         """Wait for the GPU, and return the contents of the allocations."""
@@ -275,15 +277,15 @@ class Recorder:
             contents.append(data)
         return contents
 
-    def _write(self, reached: _Reached, before: Sequence[Array], after: Sequence[Array]) -> None:
-        launch = reached.launch
+    def _write(self, prepared: _PreparedLaunch, before: Sequence[Array], after: Sequence[Array]) -> None:
+        launch = prepared.launch
         memory = [
             RecordedMemory(
                 name, allocation.size, allocation.dtype, write_memory(self.folder, old), write_memory(self.folder, new)
             )
-            for name, allocation, old, new in zip(reached.names, reached.allocations, before, after, strict=True)
+            for name, allocation, old, new in zip(prepared.names, prepared.allocations, before, after, strict=True)
         ]
-        parameters = list(reached.parameters)
+        parameters = list(prepared.parameters)
         for index, (parameter, value) in enumerate(zip(parameters, launch.args, strict=True)):
             if isinstance(value, Scratch):
                 memory.append(RecordedMemory(parameter.name, value.size, None, None, None))
@@ -316,25 +318,26 @@ class Scratch(bytes):
 
 @contextmanager
 def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str | None = None) -> Iterator[Recorder]:
-    """Record the kernel launches in a block and their memory in a folder.
+    """Write the kernel launches in a ``with`` block, and the memory that they can access, to a folder.
 
     The recording contains the launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and
-    cudatma. If the program uses torch, the recording also lists the names of all other kernels, such as the kernels of
+    cudatma. If the program uses torch, the recording also lists the names of all other kernels, such as those of
     cuBLAS.
 
     Parameters
     ----------
     folder : str or Path
-        Folder to write to. It must be empty or not exist.
+        Output folder, which must be empty or must not exist.
     limit_mib : int, default 256
-        Maximum size of the memory that a launch can reach, in MiB. Larger launches are only listed.
+        Maximum total size, in MiB, of the allocations to which the parameters of a launch point. A launch that exceeds
+        it is listed but not recorded.
     only : str, optional
-        Record only kernels whose name contains this text.
+        Record only kernels whose names contain this text.
 
     Yields
     ------
     Recorder
-        The recording. After the block, ``str(recorder)`` lists the launches.
+        The recorder. After the block, ``str(recorder)`` lists the launches.
 
     Raises
     ------
@@ -343,14 +346,14 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     DriverError
         If there is no GPU.
     LaunchError
-        If another recording runs, in any thread.
+        If another recording is open in any thread.
     RecordingError
-        At the end of the block, if the list of launches cannot be written.
+        If launches.json cannot be written at the end of the block.
 
     Notes
     -----
-    torch.compile must compile the function inside the block. The recording does not contain launches for autotuning,
-    launches of CUDA graphs, and memory that a kernel reaches only through pointers in memory.
+    Functions passed to torch.compile must be compiled inside the block. The recording does not contain launches for
+    autotuning, launches in CUDA graphs, or memory that a kernel can access only through pointers in memory.
 
     Examples
     --------
@@ -362,13 +365,13 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     if not isinstance(folder, str | Path):
         raise ArgumentTypeError("folder", type(folder).__name__, "a str or a Path")
     if not isinstance(only, str | None):
-        raise ArgumentTypeError("only", type(only).__name__, "a str that kernel names contain")
+        raise ArgumentTypeError("only", type(only).__name__, "a str or None")
     recorder = Recorder(Path(folder), natural("limit_mib", limit_mib, 1) << 20, only)
     with only_block("record"):
         _require_gpu()
         _create(recorder.folder)
         try:
-            # A new Runtime has no plans from before the recording.
+            # A new Runtime contains no plans from before the recording.
             with using_runtime(Runtime()), intercepting(RECORDERS, recorder):
                 yield recorder
         finally:
@@ -398,7 +401,7 @@ def _tensor_map_type(raw: bytes) -> str | None:
 
 
 def _allocation_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) -> _Allocation | None:
-    """Return the allocation that contains an address, or None if it is not an address."""
+    """Return the allocation that contains an address, or None if there is none."""
     arrays = [info for info in known if info.extent[0] <= address < info.extent[1]]
     names = [str(info.dtype) for info in sorted(arrays, key=lambda info: info.dtype.itemsize == 1)]
     dtype = next((name for name in ([dtype] if dtype else []) + names if name in TYPES), None)
@@ -417,7 +420,7 @@ def _allocation_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) 
 
 
 def _storage(info: ArrayInfo) -> tuple[int, int]:
-    """Return the address and the size of the memory to which an array belongs."""
+    """Return the address and the size of the memory that contains an array."""
     owner: Any = info.owner
     if is_torch(owner):
         storage = owner.untyped_storage()
@@ -433,7 +436,7 @@ def _storage(info: ArrayInfo) -> tuple[int, int]:
 
 
 def _torch_block(address: int) -> tuple[int, int] | None:
-    """Return the address and the requested size of the block in torch's allocator that contains an address."""
+    """Return the address and the requested size of the block of torch's allocator that contains an address."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return None
@@ -456,12 +459,12 @@ def _require_gpu() -> None:
     except (ImportError, RuntimeError) as error:
         if isinstance(error, DriverError):
             raise
-        remedy = "record on a machine with a GPU; emulate_launches() runs the launches without one"
+        remedy = "record on a machine with a GPU, or use emulate_launches() to run the launches on the emulator"
         raise DriverError("cuInit", None, f"no CUDA driver on this machine ({error})", remedy) from error
 
 
 def _driver() -> Any:
-    """Return the driver module of cuda.bindings, with a current context."""
+    """Return cuda.bindings.driver. Make the primary context current if no context is current."""
     from cuda.bindings import driver
 
     if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")) == 0:
@@ -482,7 +485,7 @@ def _device_name() -> str:
 
 
 def _plain_name(kernel: str) -> str:
-    """Return the name of a kernel in a profile without template arguments, parameters and result type."""
+    """Remove the template arguments, parameters and return type from the name of a kernel in a profile."""
     name = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0].removeprefix("void ")
     return name[:_MAX_NAME]
 

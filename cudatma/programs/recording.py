@@ -1,11 +1,11 @@
-"""Read and write folders with recorded launches, and run these launches on the emulator.
+"""Read and write folders of recorded launches, and run the launches on the emulator.
 
 A folder contains `launches.json` and the files to which it refers. The name of each of these files is the digest of
-its content:
+its contents:
 
     launches.json
-    text/DIGEST.txt      PTX of modules, and sources that reports quote
-    memory/DIGEST.npz    bytes of an allocation, before or after a launch
+    text/DIGEST.txt      PTX of a module, or a source file that reports quote
+    memory/DIGEST.npz    contents of an allocation before or after a launch
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIGEST = re.compile(r"[0-9a-f]{40}")
 _MAX_PARAMETER_BYTES = 1 << 16
 _MAX_SHARED_BYTES, _MAX_MEMORY_BYTES = 1 << 20, 1 << 40
 _MAX_LINES = 10
-#: Name of the array in an archive, and maximum size of its header.
+#: Name of the array in an .npz file, and maximum size of its header in bytes.
 _MEMBER, _HEADER_BYTES = "data.npy", 4096
 _CUSTOM_TYPES = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 TYPES = _CUSTOM_TYPES | {
@@ -46,13 +46,13 @@ TYPES = _CUSTOM_TYPES | {
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype for a name in a recording."""
+    """Return the NumPy dtype for the name of an element type in a recording."""
     return np.dtype(getattr(ml_dtypes, name) if name in _CUSTOM_TYPES else name)
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An address in a parameter: 8 bytes at byte ``at`` that contain the address of byte ``offset`` of a memory."""
+    """A pointer at byte ``at`` of a parameter. It points to byte ``offset`` of the allocation with index ``memory``."""
 
     at: int
     memory: int
@@ -61,7 +61,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class RecordedParameter:
-    """The name and the bytes of a kernel parameter, and the addresses in these bytes."""
+    """The name and the bytes of a kernel parameter, and the pointers that the bytes contain."""
 
     name: str
     data: bytes
@@ -70,10 +70,11 @@ class RecordedParameter:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMemory:
-    """An allocation that a launch reaches.
+    """An allocation that a launch can access.
 
-    name: name of the first parameter that points to the allocation. before, after: digests of the contents, or None for
-    scratch memory, which is initially zero and contains no result. dtype: element type, or None if it is unknown.
+    ``name`` is the name of the first parameter that points to the allocation. ``dtype`` is None if the element type is
+    unknown. ``before`` and ``after`` are digests of the contents, or None for scratch memory, which is initially zero
+    and contains no results.
     """
 
     name: str
@@ -85,20 +86,21 @@ class RecordedMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryComparison:
-    """A comparison of the emulator's result in one memory with the recorded result.
+    """A comparison of the contents of an allocation after the emulated and after the recorded launch.
 
     Parameters
     ----------
     name : str
-        Name of the memory, which is the name of the first parameter that points to it.
+        Name of the first parameter that points to the allocation.
     dtype : str or None
-        Element type, or None if it is unknown. In this case, bytes were compared.
+        Element type, or None if it is unknown and bytes were compared.
     elements, different : int
-        Number of elements, and number of different elements.
+        Number of elements, and number of elements that differ.
     max_difference : float or None
-        Maximum absolute difference, or None if it is not finite or the type is unknown.
+        Maximum absolute difference, or None if `relative` is None.
     relative : float or None
-        ``||difference|| / ||expected||``, or None if `max_difference` is None or all expected values are zero.
+        ``||difference|| / ||expected||``. None if the element type is unknown, a difference is not finite, or the
+        recorded result is zero and the emulator's result is not.
     """
 
     name: str
@@ -110,21 +112,21 @@ class MemoryComparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether results must be equal. This is the case for integers and bytes of unknown type."""
+        """Whether the results must be equal. True for integers and for bytes of unknown type."""
         return self.dtype is None or numpy_type(self.dtype).kind in "biu"
 
     def passes(self, tolerance: float) -> bool:
-        """Return whether `relative` is at most a tolerance.
+        """Return whether the results are equal within a tolerance.
 
         Parameters
         ----------
         tolerance : float
-            Maximum of `relative` for floating-point results. Integers must be equal.
+            Maximum value of `relative` for floating-point results. Other results must be equal.
 
         Returns
         -------
         bool
-            Whether the result is correct.
+            True if the results are equal within the tolerance.
         """
         if not self.different:
             return True
@@ -142,7 +144,7 @@ class MemoryComparison:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A recorded launch that ran on the emulator.
+    """The outcome of running a recorded launch on the emulator.
 
     Parameters
     ----------
@@ -151,7 +153,7 @@ class Replay:
     report : Report
         Hazards and warnings.
     comparisons : tuple of MemoryComparison
-        One comparison for each memory that the recorded launch or the emulator changed.
+        One comparison for each allocation that changed on the GPU or on the emulator.
     """
 
     launch: ProgramLaunch
@@ -159,24 +161,24 @@ class Replay:
     comparisons: tuple[MemoryComparison, ...]
 
     def passes(self, tolerance: float = 0.0) -> bool:
-        """Return whether there are no hazards and all results are correct.
+        """Return whether there are no hazards and all results are within a tolerance.
 
         Parameters
         ----------
         tolerance : float, default 0
-            Maximum of ``||difference|| / ||expected||`` for floating-point results. Integers must be equal.
+            Maximum value of ``||difference|| / ||expected||`` for floating-point results. Other results must be equal.
 
         Returns
         -------
         bool
-            Whether the launch reproduces the recording.
+            True if the emulated launch reproduces the recorded one.
         """
         return self.report.is_clean and all(comparison.passes(tolerance) for comparison in self.comparisons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedLaunch(LaunchFields):
-    """A launch in a recording. `run` runs it on the emulator.
+    """A recorded launch, which `run` runs on the emulator.
 
     Parameters
     ----------
@@ -187,15 +189,15 @@ class RecordedLaunch(LaunchFields):
     folder : Path
         Folder of the recording.
     modules : dict
-        Loaded modules of the recording. The variables of a module keep their values between its launches.
+        Modules that the recording has loaded. Their variables keep their values between launches.
     module : str
         Digest of the PTX.
     parameters : tuple of RecordedParameter
         Parameters of the kernel.
     memory : tuple of RecordedMemory
-        Allocations that the parameters point to.
+        Allocations to which the parameters point.
     sources : tuple of (str, str)
-        Name and digest of each source that reports quote.
+        Name and digest of each source file that reports quote.
     """
 
     folder: Path
@@ -211,7 +213,7 @@ class RecordedLaunch(LaunchFields):
         Returns
         -------
         ProgramLaunch
-            The launch, whose arrays are the memory in the order of `memory`.
+            The launch. Its arrays are copies of the allocations, in the order of `memory`.
 
         Raises
         ------
@@ -247,12 +249,12 @@ class RecordedLaunch(LaunchFields):
         Parameters
         ----------
         **options
-            Options of `EmulatedModule.launch`, such as `schedules`. The default of `hazards` is "collect".
+            Options of `EmulatedModule.launch`, such as `schedules`. `hazards` defaults to "collect".
 
         Returns
         -------
         Replay
-            Report and comparisons.
+            The report and the comparisons.
 
         Raises
         ------
@@ -264,17 +266,17 @@ class RecordedLaunch(LaunchFields):
         return Replay(launch, report, self.compare(launch.arrays))
 
     def compare(self, arrays: Sequence[Array]) -> tuple[MemoryComparison, ...]:
-        """Compare the memory of a launch with the recorded results.
+        """Compare the arrays of an emulated launch with the recorded results.
 
         Parameters
         ----------
         arrays : sequence of ndarray
-            Arrays of `launch()` after it ran.
+            Arrays of the launch from `launch()`, after it has run.
 
         Returns
         -------
         tuple of MemoryComparison
-            One comparison for each memory that the recorded launch or this launch changed.
+            One comparison for each allocation that changed on the GPU or on the emulator.
         """
         comparisons = []
         for memory, array in zip(self.memory, arrays, strict=True):
@@ -294,20 +296,20 @@ class RecordedLaunch(LaunchFields):
 
 
 class Recording(Sequence[RecordedLaunch]):
-    """The launches of a program in a folder, in order.
+    """The recorded launches of a program, in order.
 
     Parameters
     ----------
     folder : Path
-        The folder.
+        Folder of the recording.
     launches : sequence of RecordedLaunch
-        The launches.
+        Recorded launches, in order.
     device : str
         Name of the GPU.
     refused : sequence of (str, str)
-        Launches that are not in the recording, each as a description of the launch and the reason.
+        Description of each launch that was not recorded, and the reason.
     other_kernels : mapping of str to int
-        Names of kernels that other libraries launched, such as cuBLAS's, with the number of launches.
+        Number of launches, by name, of the kernels from libraries that cannot be recorded, such as cuBLAS.
     """
 
     def __init__(
@@ -340,12 +342,12 @@ class Recording(Sequence[RecordedLaunch]):
         return "\n".join([*lines, *self.not_recorded()])
 
     def not_recorded(self) -> list[str]:
-        """Return the first ten launches that are not recorded, and the number of the others.
+        """Describe the first ten launches that were not recorded, and count the others.
 
         Returns
         -------
         list of str
-            One line for each launch.
+            One line for each of these launches, and a line with the number of other launches if there are any.
         """
         lines = [f"not recorded: {what}: {reason}" for what, reason in self.refused]
         lines += [f"not recorded: {name}, {count} times" for name, count in self.other_kernels.items()]
@@ -355,12 +357,12 @@ class Recording(Sequence[RecordedLaunch]):
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest that names a file of a recording."""
+    """Return the digest of a file's contents, which is the file's name in a recording."""
     return hashlib.blake2b(data, digest_size=20).hexdigest()
 
 
 def write_file(folder: Path, kind: str, suffix: str, data: bytes) -> str:
-    """Write a file whose name is the digest of its content, unless the file exists. Return the digest."""
+    """Write a file whose name is the digest of its contents, unless it already exists. Return the digest."""
     digest = digest_of(data)
     path = folder / kind / f"{digest}{suffix}"
     if not path.exists():
@@ -370,7 +372,7 @@ def write_file(folder: Path, kind: str, suffix: str, data: bytes) -> str:
 
 
 def write_aside(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, and rename it. Remove the temporary file if this fails."""
+    """Write a file under a temporary name, then rename it. Remove the temporary file on failure."""
     aside = path.with_suffix(".part")
     try:
         aside.write_bytes(data)
@@ -381,16 +383,17 @@ def write_aside(path: Path, data: bytes) -> None:
 
 
 def write_text(folder: Path, text: str) -> str:
-    """Store PTX or a source, and return its digest."""
+    """Store PTX or a source file, and return the digest."""
     return write_file(folder, "text", ".txt", text.encode("utf-8", "surrogateescape"))
 
 
 def write_memory(folder: Path, data: Array) -> str:
-    """Store bytes of memory, and return the digest."""
+    """Store the contents of an allocation, and return the digest."""
+    # ZipInfo has a fixed date, so that equal contents have equal digests.
     plain, file = io.BytesIO(), io.BytesIO()
     np.save(plain, data, allow_pickle=False)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr(zipfile.ZipInfo(_MEMBER), plain.getvalue(), zipfile.ZIP_DEFLATED)  # ZipInfo has a fixed date
+        archive.writestr(zipfile.ZipInfo(_MEMBER), plain.getvalue(), zipfile.ZIP_DEFLATED)
     return write_file(folder, "memory", ".npz", file.getvalue())
 
 
@@ -432,17 +435,17 @@ def read_recording(folder: str | Path) -> Recording:
     Parameters
     ----------
     folder : str or Path
-        The folder.
+        Folder that `record` wrote.
 
     Returns
     -------
     Recording
-        The launches, whose memory is read only when they run.
+        The launches. The contents of memory are read when a launch runs.
 
     Raises
     ------
     RecordingError
-        If a file is missing or damaged, or has another version.
+        If a file is missing or damaged, or its version is not supported.
 
     Examples
     --------
@@ -454,11 +457,11 @@ def read_recording(folder: str | Path) -> Recording:
         content = json.loads((path / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordingError(
-            "folder", str(folder), f"a folder written by `cudatma record`, which contains {FILE}"
+            "folder", str(folder), f"a folder that contains {FILE}, written by `cudatma record`"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         got = f"a file that cannot be read ({reason_of(error)})"
-        raise RecordingError(FILE, got, "the JSON file of a recording", "record the program again") from None
+        raise RecordingError(FILE, got, "a readable JSON file", "record the program again") from None
     top = _Reader(FILE, content)
     if top.get("format", str) != _FORMAT or top.get("version", int) != _VERSION:
         got = f"{content.get('format')!r} version {content.get('version')!r}"
@@ -472,12 +475,12 @@ def read_recording(folder: str | Path) -> Recording:
     launches = [_read_launch(path, modules, reader) for reader in top.readers("launches")]
     others = top.get("other_kernels", dict)
     if not all(type(count) is int for count in others.values()):
-        raise top.error("other_kernels", others, "a number of launches for each name")
+        raise top.error("other_kernels", others, "an object that maps names to integers")
     return Recording(path, launches, top.get("device", str), top.pairs("refused"), others)
 
 
 class _Reader:
-    """A JSON object, and its place in the file for error messages."""
+    """A JSON object and its location in the file, for error messages."""
 
     def __init__(self, place: str, content: Any) -> None:
         self.place = place
@@ -495,7 +498,7 @@ class _Reader:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(
                 name,
-                type(value).__name__ if name in self._content else "no such name",
+                type(value).__name__ if name in self._content else "no value",
                 f"{'an' if kind is int else 'a'} {kind.__name__}",
             )
         return value
@@ -516,7 +519,7 @@ class _Reader:
             or len(values) != length
             or not all(type(v) is int and v >= minimum for v in values)
         ):
-            raise self.error(name, values, f"a list of {length} integers of at least {minimum}")
+            raise self.error(name, values, f"a list of {length} integers, each at least {minimum}")
         return tuple(values)
 
     def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
@@ -531,9 +534,9 @@ class _Reader:
         return x, y, z
 
     def has(self, name: str) -> bool:
-        """Return whether the value is not null. Raises RecordingError for a missing name."""
+        """Return whether the value is not null. Raise RecordingError if the name is missing."""
         if name not in self._content:
-            raise self.error(name, "no such name", "a value or null")
+            raise self.error(name, "no value", "a value or null")
         return self._content[name] is not None
 
     def digest(self, name: str, value: Any = None) -> str:
@@ -589,7 +592,7 @@ def _read_parameter(reader: _Reader, memory: Sequence[RecordedMemory]) -> Record
     for number, values in enumerate(reader.get("pointers", list)):
         at, index, offset = reader.integers(f"pointers[{number}]", values, 3, 0)
         if at + POINTER_BYTES > len(data) or index >= len(memory) or offset > memory[index].size_bytes:
-            allowed = f"an offset in the {len(data)} bytes, the index of a memory and an offset in this memory"
+            allowed = f"an offset in the {len(data)} bytes, the index of an allocation and an offset in the allocation"
             raise reader.error(f"pointers[{number}]", values, allowed)
         pointers.append(Pointer(at, index, offset))
     return RecordedParameter(reader.get("name", str), data, tuple(pointers))
@@ -602,7 +605,7 @@ def _read_file(folder: Path, name: str, digest: str) -> bytes:
         got = f"a file that cannot be read ({reason_of(error)})"
         raise RecordingError(name, got, "a readable file", "copy the whole folder") from None
     if digest_of(data) != digest:
-        raise RecordingError(name, "a file with other contents", "the file that was recorded", "copy the folder again")
+        raise RecordingError(name, "a file with different contents", "the recorded file", "copy the folder again")
     return data
 
 
@@ -620,7 +623,7 @@ def _read_memory(folder: Path, digest: str, size: int) -> Array:
         got = f"a file that cannot be read ({reason_of(error)})"
         raise RecordingError(name, got, f"an archive with an array of {size} bytes") from None
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != (size,):
-        raise RecordingError(name, f"{array.dtype}{array.shape}", f"an array of {size} bytes according to {FILE}")
+        raise RecordingError(name, f"{array.dtype}{array.shape}", f"an array of {size} bytes, as stated in {FILE}")
     return array
 
 

@@ -14,7 +14,7 @@ from cudatma.programs.recorder import Recorder
 
 
 class Stream:
-    """A stream without unfinished work. As a context manager, it has no effect."""
+    """A stream that never contains unfinished work. It has no effect as a context manager."""
 
     cuda_stream = 0
 
@@ -52,7 +52,7 @@ class Event:
         self._seconds = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds between two events."""
+        """Return the time between two events in milliseconds."""
         return 1e3 * (end._seconds - self._seconds)
 
     def query(self) -> bool:
@@ -83,7 +83,7 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
         warp_size=WARP_SIZE,
     )
     stream = Stream()
-    answers = {
+    results = {
         "is_available": True,
         "device_count": 1,
         "current_device": 0,
@@ -98,8 +98,8 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
         "synchronize": None,
         "empty_cache": None,
     }
-    for name, answer in answers.items():
-        patches.set(torch.cuda, name, lambda *args, _answer=answer, **options: _answer)
+    for name, result in results.items():
+        patches.set(torch.cuda, name, lambda *args, _result=result, **options: _result)
     patches.set(torch.cuda, "Stream", Stream)
     patches.set(torch.cuda, "Event", Event)
     mode = _cpu_mode(torch, log)
@@ -120,9 +120,9 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
 
 
 def _cpu_mode(torch: Any, log: LaunchLog) -> Any:
-    """Return a class of contexts, each for one thread, in which torch's functions use the CPU as the CUDA device.
+    """Return a context manager class that makes torch's functions in one thread use the CPU as the CUDA device.
 
-    The contexts have no effect after the end of the log's block, because a thread can outlive the block.
+    A context has no effect after the end of the log's block, because a thread can outlive the block.
     """
     from torch.overrides import TorchFunctionMode
 
@@ -145,7 +145,7 @@ def _cpu_mode(torch: Any, log: LaunchLog) -> Any:
 
 
 def record(patches: Patches, recorder: Recorder) -> None:
-    """Count the kernels on the GPU by name with torch's profiler, unless the program uses the profiler."""
+    """Count kernel launches on the GPU by name with torch's profiler, unless the program uses the profiler."""
     import torch
 
     try:
@@ -159,7 +159,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
 
 def _count_kernels(profile: Any, recorder: Recorder) -> None:
-    """Stop the profiler, and count the kernels."""
+    """Stop the profiler, and count the kernel launches."""
     import torch
 
     try:
@@ -173,7 +173,7 @@ def _count_kernels(profile: Any, recorder: Recorder) -> None:
 
 
 def record_inductor(patches: Patches, recorder: Recorder) -> None:
-    """Make torch.compile launch its kernels through Triton instead of from C++."""
+    """Make torch.compile launch its kernels through Triton instead of C++ code."""
     import torch._inductor.config as config
 
     for name in ("use_static_cuda_launcher", "use_static_triton_launcher"):
@@ -182,7 +182,7 @@ def record_inductor(patches: Patches, recorder: Recorder) -> None:
 
 
 def pause_for_inductor(patches: Patches, recorder: Recorder) -> None:
-    """Pause the recording while torch.compile measures configurations."""
+    """Pause the recording while torch.compile benchmarks configurations."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     recorder.pause_during(patches, CachingAutotuner, "bench")

@@ -1,7 +1,7 @@
-"""Launches of Triton and Gluon kernels.
+"""Emulate or record the launches of Triton and Gluon kernels.
 
-Triton uses a GPU only through its active driver. The driver in this module reports the target and sends each launch to
-the log. It supports Triton 3.6 and later.
+Triton accesses a GPU only through its active driver. For the emulator, this module replaces this driver with a driver
+that reports the log's target and sends each launch to the log. The module supports Triton 3.6 and later.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from cudatma.programs.recorder import Recorder, Scratch
 from cudatma.review.cubin import read_cubin
 
 _LIBRARY = "triton"
-#: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence. Triton 3.6 has no
-#: proxy fence between cp.async and wgmma. In Gluon, programs must contain this fence.
+#: Hazards in code that the compiler generates. Triton and Gluon initialize mbarriers without a fence. Triton 3.6 does
+#: not generate a proxy fence between cp.async and wgmma. In Gluon, the program must contain this fence.
 _FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
 _FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
-#: Element types by their number in tensormap.replace and in Triton's metadata.
+#: Element types by their number in tensormap.replace, which Triton's metadata also uses.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
 
 def intercept(patches: Patches, log: LaunchLog) -> None:
-    """Make Triton compile for the log's target, send its launches to the log, and run benchmarks once."""
+    """Make Triton compile for the log's target, send its launches to the log, and run each benchmark once."""
     import triton.testing
     from triton._C.libtriton import nvidia
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
@@ -76,11 +76,11 @@ def intercept(patches: Patches, log: LaunchLog) -> None:
     patches.set(driver, "_active", _Driver(log))
     run = patches.set(JITFunction, "run", run_wrapped)
     prune = patches.set(Autotuner, "prune_configs", first_config)
-    patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
+    patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 benchmarks even a single config
     for name in ("do_bench", "do_bench_cudagraph"):
         patches.set(triton.testing, name, _call_once)
     patches.set(nvidia.cublas, "CublasLt", _CublasLt)
-    patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # perf_report makes no plots
+    patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # perf_report has no effect
     for descriptor in (TensorDescriptor, GluonDescriptor):
         _accept_arrays(patches, descriptor)
 
@@ -108,23 +108,23 @@ def _call_once(
     quantiles: Sequence[float] | None = None,
     **options: Any,
 ) -> Any:
-    """Call the function once, and return 1 ms for each quantile."""
+    """Call the function once, and return 1 ms, or a list with 1 ms for each quantile."""
     function()
     return [1.0] * len(quantiles) if quantiles else 1.0
 
 
 class _CublasLt:
-    """Replacement for Triton's interface to cuBLAS, which programs use as a reference."""
+    """Replacement for Triton's cuBLAS interface, with which programs compute reference results."""
 
     def __init__(self, workspace: Any) -> None: ...
 
     def matmul(self, a: Any, b: Any, out: Any) -> None:
-        """Write the product of a and the transpose of b."""
+        """Write the product of ``a`` and the transpose of ``b`` to ``out``."""
         out.copy_(a.float() @ b.float().T)
 
 
 class _Pointer:
-    """A NumPy array with the attributes of a tensor that Triton reads."""
+    """A NumPy array with the tensor attributes that Triton uses."""
 
     __slots__ = ("array", "dtype", "shape")
 
@@ -139,7 +139,7 @@ class _Pointer:
 
 
 def _accept_arrays(patches: Patches, descriptor: Any) -> None:
-    """Make a class of tensor descriptors accept NumPy arrays."""
+    """Make a tensor descriptor class accept NumPy arrays."""
     check, make = descriptor.__post_init__, descriptor.from_tensor
 
     def check_wrapped(value: Any) -> None:
@@ -154,7 +154,7 @@ def _accept_arrays(patches: Patches, descriptor: Any) -> None:
 
 
 def _checked_call(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a launch as Triton accepts them. Raise an error that names the parameter otherwise."""
+    """Return arguments in the form that Triton accepts. If an argument is invalid, raise an error that names it."""
     names = [parameter.name for parameter in jit.params]
     if len(args) > len(names):
         raise ArgumentError(
@@ -162,7 +162,7 @@ def _checked_call(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         )
     missing = [p.name for p in jit.params[len(args) :] if not p.has_default and p.name not in kwargs]
     if missing:
-        raise ArgumentError(missing[0], "no value", "passed because it is a parameter without a default")
+        raise ArgumentError(missing[0], "no value", "passed (the parameter has no default)")
     constants = {parameter.name for parameter in jit.params if parameter.is_constexpr}
     wrapped = {
         name: value if name in constants else _wrapped(name, value)
@@ -174,7 +174,7 @@ def _checked_call(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _grid(value: Any, named: Callable[[], Any] = nullcontext) -> tuple[int, ...]:
-    """Return a grid. A grid with a zero is valid, and launches nothing."""
+    """Return the grid as a tuple. A grid with an extent of 0 is valid and launches nothing."""
     try:
         extents = tuple(map(operator.index, value))
     except TypeError:
@@ -186,7 +186,7 @@ def _grid(value: Any, named: Callable[[], Any] = nullcontext) -> tuple[int, ...]
 
 
 def _wrapped(name: str, value: Any) -> Any:
-    """Return an argument as Triton accepts it. Raise an error if no kernel parameter can have its type."""
+    """Return an argument in the form that Triton accepts. Raise an error if Triton does not support its type."""
     from triton._utils import canonicalize_dtype
 
     if isinstance(value, np.ndarray):
@@ -197,7 +197,7 @@ def _wrapped(name: str, value: Any) -> Any:
         parts = [_wrapped(f"{name}[{index}]", part) for index, part in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, complex | str | bytes | list | dict | np.generic):
-        raise ArgumentTypeError(name, type(value).__name__, "an array, a number or a tuple of these")
+        raise ArgumentTypeError(name, type(value).__name__, "an array, a number, or a tuple of arrays and numbers")
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise ArgumentError(name, value, "a 64-bit integer")
     if isinstance(value, _Pointer) or is_torch(value):
@@ -209,7 +209,7 @@ def _wrapped(name: str, value: Any) -> Any:
 
 
 class _Driver:
-    """Replacement for the active driver of Triton. Its device is a str, so Triton does not confuse it with a GPU."""
+    """Replacement for Triton's active driver. Its device is a str, so that Triton does not confuse it with a GPU."""
 
     def __init__(self, log: LaunchLog) -> None:
         self.log = log
@@ -265,12 +265,12 @@ class _Driver:
 
 
 def _load_binary(name: str, cubin: bytes, shared_bytes: int, device: Any) -> tuple[None, str, int, int, int]:
-    """Return the module, function, registers, spills and maximum number of threads, as Triton's driver does."""
+    """Return (module, function, registers, spills, maximum number of threads), as Triton's driver does."""
     return None, name, read_cubin(cubin, name).kernels[name].registers, 0, MAX_THREADS
 
 
 class _Launcher:
-    """Launches of one compiled kernel."""
+    """Launches a compiled kernel on the emulator."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
         from triton.runtime.cache import get_cache_manager
@@ -309,12 +309,12 @@ class _Launcher:
 
 
 def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
-    """Return the paths and texts of the program's files that contain a kernel."""
+    """Return the path and text of each file of the program that contains the code of a kernel."""
     import triton
 
     files = files_of(ptx, without=os.path.dirname(triton.__file__))
     function = getattr(src, "fn", None)
-    # The cached PTX can name a file in another folder that contains the same kernel.
+    # Cached PTX can name a file in another folder that contains the same kernel.
     return files if function is None else (*files, *read_sources([function.fn.__code__.co_filename]))
 
 
@@ -327,9 +327,9 @@ def describe_launch(
     values: KernelParameters,
     allocate: Callable[[int, int], Any],
 ) -> ProgramLaunch:
-    """Return a launch of a compiled kernel, whose Python source or IR is ``src``.
+    """Return a launch of a compiled kernel. ``src`` is the Python source or the IR of the kernel.
 
-    ``values`` converts the arguments. ``allocate`` returns scratch memory for a size and an alignment.
+    ``values`` converts the arguments. ``allocate`` returns scratch memory of a given size and alignment.
     """
     ctas = metadata.num_ctas
     function = getattr(src, "fn", None)  # None if the kernel was compiled from IR
@@ -359,8 +359,8 @@ def describe_launch(
 class KernelParameters:
     """The kernel parameters of a launch, in the order of Triton's launcher.
 
-    A tensor descriptor becomes a tensor map, followed by its shape and strides. Tuples become their elements. Constants
-    are not parameters.
+    A tensor descriptor becomes a tensor map, followed by its shape and strides. Each element of a tuple becomes a
+    parameter. Constants are omitted.
     """
 
     def __init__(self, maps: Sequence[dict[str, Any]]) -> None:
@@ -375,7 +375,7 @@ class KernelParameters:
         self.args.append(value)
 
     def add(self, name: str, kind: Any, value: Any) -> None:
-        """Add an argument whose type is part of Triton's signature."""
+        """Add an argument. ``kind`` is its type in Triton's signature."""
         if isinstance(kind, tuple):
             labels = [f".{field}" for field in getattr(value, "_fields", ())] or [f"[{i}]" for i in range(len(kind))]
             for label, part, element in zip(labels, kind, value, strict=True):
@@ -434,7 +434,7 @@ class KernelParameters:
         if known or not size:
             return known[0] if known else None
         memory = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
-        if size % tensor.element_size() == 0:  # so that reports name elements
+        if size % tensor.element_size() == 0:  # so that reports refer to elements instead of bytes
             memory = memory.view(f"V{tensor.element_size()}")
         if tensor.is_contiguous() and tensor.numel() == memory.size:
             memory = memory.reshape(tuple(tensor.shape))
@@ -455,10 +455,10 @@ class KernelParameters:
 
 
 def _number(kind: str, value: Any) -> Any:
-    """Return a number as the NumPy scalar of a type such as "i32" or "fp16"."""
+    """Convert a number to a NumPy scalar of a type such as "i32" or "fp16"."""
     if kind in ("fp32", "f32", "fp64", "fp16"):
         return np.dtype(f"float{kind.lstrip('fp')}").type(value)
-    if kind == "bf16":  # Triton truncates
+    if kind == "bf16":  # Triton truncates instead of rounding
         return np.uint16(np.float32(value).view(np.uint32) >> 16)
     size = max(int(kind[1:]) // 8, 1)
     return np.frombuffer(int(value).to_bytes(size, "little", signed=value < 0), f"{kind[0]}{size}")[0]
@@ -503,7 +503,7 @@ def record(patches: Patches, recorder: Recorder) -> None:
 
 
 class _DeviceParameters(KernelParameters):
-    """The parameters of a launch whose tensors may be on a GPU."""
+    """The kernel parameters of a launch whose tensors may be on a GPU."""
 
     def __init__(self, maps: Any) -> None:
         super().__init__(maps)

@@ -1,4 +1,4 @@
-"""Check a layer's tensors against its configuration, and determine how they are decoded."""
+"""Check a layer's tensors against the configuration, and determine how to decode them."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _AGREE = "correct the configuration, or use tensors that match the configuration
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """Facts that determine how a layer's tensors are decoded.
+    """Facts that determine how to decode a layer's tensors.
 
     Attributes
     ----------
     extent : Extent
         K, N and the number of groups.
     group_size : int or None
-        Number of rows per group, or None for one group.
+        Number of rows per group, or None or -1 for a single group.
     zero_point_format : str
-        Encoding of the zero points (see ``from_gptq``).
+        Encoding of the zero points; see ``from_gptq``.
     note : str
-        Sentence for the report, or "".
+        Note for the report, or "".
     act_order : bool
         Whether the rows are in activation order.
     """
@@ -80,7 +80,7 @@ def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], st
     Returns
     -------
     LayerFacts
-        The facts that determine how the layer is decoded.
+        The facts.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def _folder_facts(checkpoint: Checkpoint, layer: str, expected: Format) -> Layer
         return None
     statement = read_statement({"quant_method": expected.name.replace("_", "-"), **section}, where)
     if statement.format is not expected:
-        remedy = f"read the layer with load_{statement.format.name}"
+        remedy = statement.format.import_remedy("read the layer with load_")
         raise WeightFileError(f"{where}: quant_method", str(section.get("quant_method")), expected.title, remedy)
     names = {part: f"{layer}.{part}" for part in (*expected.required, *expected.optional)}
     parts = {part: name for part, name in names.items() if name in checkpoint.files}
@@ -165,7 +165,9 @@ def _compare(
     is_same = detected is None or detected.name == kind.name or {detected, kind} == {FP8_BLOCK_COMPRESSED, FP8_CHANNEL}
     if detected is not None and not is_same:
         got = f"a tensor that looks like {detected.title}"
-        raise QuantizationError(kind.required[0], got, f"a tensor of {kind.title}, the format in {whole.where}", _AGREE)
+        raise QuantizationError(
+            kind.required[0], got, f"a tensor of {kind.title} (the format in {whole.where})", _AGREE
+        )
     dtypes_of = {kind.zeros: (*kind.dtypes, "I8"), **dict.fromkeys(kind.integers, kind.dtypes)}
     dtypes_of[kind.scales] = kind.scale_dtypes
     for part, dtypes in dtypes_of.items():
@@ -207,7 +209,7 @@ def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int 
         check_file_group_size(size, f"{statement.where}: group_size")
     if (expected := group_count(extent.k, size)) != extent.groups:
         got = f"{extent.groups} groups for K = {extent.k}"
-        raise QuantizationError(kind.scales, got, f"in {expected} groups", f"{reason}; {_AGREE}")
+        raise QuantizationError(kind.scales, got, f"divided into {expected} groups", f"{reason}; {_AGREE}")
     return size if extent.groups > 1 else None
 
 
@@ -219,9 +221,9 @@ def _check_order(
     size: int | None,
     statement: LayerStatement,
 ) -> bool:
-    """Return whether rows are in activation order.
+    """Return whether the rows are in activation order.
 
-    Raise QuantizationError or WeightFileError if g_idx contradicts the configuration.
+    Raises QuantizationError or WeightFileError if g_idx contradicts the configuration.
     """
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
@@ -252,7 +254,7 @@ def _zero_points(
     whole: Statement,
     statement: LayerStatement,
 ) -> tuple[str, str]:
-    """Check the zero points against the stated symmetry, and return their format and a note."""
+    """Check the zero points against the configured symmetry, and return their format and a note."""
     form, symmetric = whole.zero_point_format, statement.symmetric
     reason = f"{statement.where} specifies {'' if symmetric else 'a'}symmetric quantization"
     if kind.bits == 8:
@@ -279,7 +281,7 @@ def _zero_points(
     if bool((zeros == midpoint).all()):
         return form, ""
     if form == "v1" and bool((zeros == middle).all()):
-        note = f"symmetric zero points are stored as {middle} in the format gptq, and are read as {middle}"
+        note = f"zero points that are all stored as {middle} in the format gptq are read as {middle}, not {middle + 1}"
         return "v2", f"{whole.where}: {note}"
     if symmetric:
         low, high = int(zeros.min()), int(zeros.max())

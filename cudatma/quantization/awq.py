@@ -1,7 +1,7 @@
 """Import AWQ checkpoints (AutoAWQ's "gemm" version) with four-bit weights.
 
 A layer has the tensors qweight int32 (K, N / 8), qzeros int32 (G, N / 8) and scales (G, N). A word holds eight
-consecutive columns, with the even columns first. Column 2 m + h of the eight is in nibble m + 4 h. Zero points are
+consecutive columns. Nibble m + 4 h holds column 2 m + h, so the even columns are in the low nibbles. Zero points are
 stored unchanged.
 """
 
@@ -28,7 +28,7 @@ def from_awq(
     Parameters
     ----------
     qweight : array_like of int32, shape (K, N / 8)
-        Packed integers. Each word holds eight columns, with the even columns in the low nibbles.
+        Packed integers. Each word holds eight columns, with the even columns in the four low nibbles.
     qzeros : array_like of int32, shape (G, N / 8)
         Packed zero points, with the same column order as qweight.
     scales : array_like, shape (G, N)

@@ -23,7 +23,7 @@ from cudatma.quantization.safetensors_file import (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
-    """The tensors in one or several safetensors files.
+    """The tensors in one or more safetensors files.
 
     Parameters
     ----------
@@ -164,12 +164,12 @@ def _in_folder(folder: Path) -> Path:
             return files[0]
         if files:
             shown = ", ".join(file.name for file in files[:4])
-            raise WeightFileError(str(folder), shown, "a folder with one checkpoint", "pass the file or its index")
+            raise WeightFileError(str(folder), shown, "a folder with one checkpoint", "pass one of the files")
     raise WeightFileError(str(folder), "no .safetensors file", "a folder with a checkpoint", "check the path")
 
 
 def require_safetensors(folder: Path) -> None:
-    """Raise WeightFileError if the weights in a folder have another file format."""
+    """Raise WeightFileError if a folder contains weights only in another file format."""
     entries = sorted(folder.iterdir())
     if not any(entry.suffix == ".safetensors" for entry in entries):
         for entry in entries:
@@ -177,7 +177,7 @@ def require_safetensors(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises WeightFileError if it cannot be read."""
+    """Return the content of a JSON file. Raises WeightFileError if the file cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -208,7 +208,7 @@ def _sharded(index: Path) -> Checkpoint:
 
 
 def files_by_tensor(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
-    """Return the file of each tensor. Raises WeightFileError if two files contain different values for one tensor."""
+    """Map each tensor to its file. Raises WeightFileError if two files contain different values for one tensor."""
     owners: dict[str, SafetensorsFile] = {}
     for file in files:
         for name, entry in file.tensors.items():
@@ -219,5 +219,7 @@ def files_by_tensor(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFi
             is_same = (entry.dtype, entry.shape) == (other.dtype, other.shape)
             if not is_same or any(a != b for a, b in zip(first.raw(name), file.raw(name), strict=True)):
                 got = f"different values in {first.path.name} and {file.path.name}"
-                raise WeightFileError(name, got, "the same in all files", "remove the file of another model")
+                raise WeightFileError(
+                    name, got, "the same in all files", "remove the file that belongs to another model"
+                )
     return owners

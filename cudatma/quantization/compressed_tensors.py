@@ -9,9 +9,8 @@ A layer has these tensors:
 - weight_shape (2,) = (N, K).
 - weight_g_idx (K,), only if the weight was quantized in activation order.
 
-Integers are signed, from -8 to 7. Words store weights and zero points with 8 added. Differences between stored values
-therefore equal differences between signed values, and a symmetric weight has the offset 8. int8 zero points are stored
-unchanged.
+Integers are signed, from -8 to 7. Words store them plus 8. The difference between a stored weight and a stored zero
+point is therefore correct, and the offset of a symmetric weight is 8. int8 zero points are stored unchanged.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ def from_compressed_tensors(
     weight_shape : tuple of int or array_like, shape (2,)
         Sizes (N, K) of the weight.
     weight_zero_point : array_like, optional
-        Zero points, either int32 (ceil(N / 8), G), packed along N, or int8 (N, G). Default: the weight is symmetric.
+        Zero points: int32 (ceil(N / 8), G), packed along N, or int8 (N, G). Default: the weight is symmetric.
     weight_g_idx : array_like of int, shape (K,), optional
-        Group of each row of K. By default, the rows are in order.
+        Group of each row of K. Default: the rows are sorted by group.
     group_size : int, optional
         Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
         32, 64, 128, 256, 512, 1024 or -1.
@@ -109,7 +108,7 @@ def load_compressed_tensors(
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name. It is the prefix of the tensors' names, such as ``{layer}.weight_packed``.
+        The layer's name, which is the prefix of the tensors' names, such as ``{layer}.weight_packed``.
     group_size : int, optional
         See ``from_compressed_tensors``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional

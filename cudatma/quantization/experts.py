@@ -1,4 +1,4 @@
-"""PackedExperts, the weights of all experts of a layer, and the functions that create them."""
+"""Quantize, pack, save and load the weights of a layer's experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
+from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError, alternatives
 from cudatma.quantization.layout_v1 import BLOCK, SYMMETRIC_ZERO, blocks
 from cudatma.quantization.namespaces import host_array, library_of, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import LogicalWeight, PackedWeight, _Referable, pack, unpack
@@ -19,8 +19,8 @@ from cudatma.quantization.rounding import quantize
 from cudatma.quantization.storage import StoredWeight, read_weight, write_weights
 from cudatma.quantization.weight_format import weight_format
 
-#: Number of adjacent columns of gate, and then of up, in a gated weight. In an MMA, the columns that a thread holds
-#: are this number of columns apart.
+#: A gated weight alternates between this number of gate columns and the same number of up columns. The columns that a
+#: thread holds in an MMA are this far apart.
 GATE_COLUMNS = 8
 
 
@@ -28,21 +28,21 @@ GATE_COLUMNS = 8
 class PackedExperts(_Referable):
     """The quantized weights (K, N) of all experts of a layer.
 
-    ``quantize_experts`` and ``pack_experts`` create them.
+    Use ``quantize_experts`` or ``pack_experts`` to create them.
 
     Parameters
     ----------
     weight : PackedWeight
-        One weight whose columns are the columns of all experts, one expert after another. The columns of each expert
-        are padded to a multiple of 64.
+        One weight that contains the columns of all experts, one expert after another. The columns of each expert are
+        padded to a multiple of 64.
     experts : int
         Number of experts.
     columns : int
         Number of columns N of each expert.
     gated : bool
-        Whether the columns are those of gate and up, which are stored alternately in groups of 8 columns.
+        Whether the weights combine gate and up, with columns interleaved in groups of 8.
     tensor_scales : array of float32, shape (experts, 1), or (experts, 2) if ``gated``, optional
-        Multipliers for each expert's weights, or for its gate and its up, in addition to ``weight.tensor_scale``. Only
+        Multipliers for each expert's weights, or for its gate and up, in addition to ``weight.tensor_scale``. Only
         nvfp4 weights have these multipliers.
 
     Attributes
@@ -83,12 +83,11 @@ class PackedExperts(_Referable):
                 raise QuantizationError(name, value, "an int, at least 1")
         expected = self.experts * self.padded_columns
         if self.weight.shape[1] != expected:
-            allowed = f"{expected} for {self.experts} experts of {self.padded_columns} padded columns"
+            allowed = f"{expected} for {self.experts} experts with {self.padded_columns} padded columns each"
             raise QuantizationError("weight.shape[1]", self.weight.shape[1], allowed, "use pack_experts()")
         if self.weight.perm is not None:
-            raise QuantizationError(
-                "weight.perm", "an activation order", "None", "experts do not support activation order"
-            )
+            remedy = "quantize without activation order (desc_act=False)"
+            raise QuantizationError("weight.perm", "an activation order", "None for expert weights", remedy)
         if not isinstance(self.gated, bool):
             raise ArgumentTypeError("gated", repr(self.gated), "True, False")
         if self.gated and self.columns % (2 * GATE_COLUMNS):
@@ -97,7 +96,7 @@ class PackedExperts(_Referable):
             self._check_tensor_scales()
 
     def _check_tensor_scales(self) -> None:
-        """Raise QuantizationError unless the factors match the weight. Only values in host memory are checked."""
+        """Raise QuantizationError unless the tensor scales match the weight. Values on a GPU are not checked."""
         scales, shape = self.tensor_scales, (self.experts, 1 + self.gated)
         if not weight_format(self.format).has_tensor_scale:
             raise QuantizationError("tensor_scales", "an array", f"None for format {self.format!r}")
@@ -110,7 +109,7 @@ class PackedExperts(_Referable):
         weight = self.weight.qweight
         same_device = getattr(scales, "device", None) == getattr(weight, "device", None)
         if namespace_of(scales) is not namespace_of(weight) or not same_device:
-            got = f"{library_of(scales)} array on another device"
+            got = f"a {library_of(scales)} array on another device"
             raise QuantizationError("tensor_scales", got, "on the device of the weight")
         if isinstance(scales, np.ndarray) and not bool(np.isfinite(scales).all()):
             raise QuantizationError("tensor_scales", f"{scales[~np.isfinite(scales)][0]}", "finite")
@@ -166,7 +165,7 @@ class PackedExperts(_Referable):
         Returns
         -------
         numpy.ndarray, shape (experts, K, N)
-            The values. The columns of a gated weight are gate, then up.
+            The values. In a gated weight, the columns of gate precede those of up.
         """
         values = self.weight.dequantize(dtype=dtype if self.tensor_scales is None else np.float64)
         split = values.reshape(values.shape[0], self.experts, self.padded_columns).transpose(1, 0, 2)
@@ -304,7 +303,7 @@ class PackedExperts(_Referable):
             )
         if any(type(extent) is not int or extent < 1 for extent in shape) or type(stored.gated) is not bool:
             got = f"shape {shape} and gated {stored.gated!r}"
-            allowed = "weights with a shape (experts, K, N), each at least 1, and a bool gated"
+            allowed = "expert weights with sizes (experts, K, N) of at least 1 and a bool for gated"
             raise WeightFileError(field, got, allowed, remedy)
         experts, k, columns = shape
         weight = PackedWeight.from_stored(path, replace(stored, shape=(k, experts * blocks(columns) * BLOCK)))
@@ -346,7 +345,7 @@ def quantize_experts(
     gated : bool, default False
         Whether the columns of gate precede the columns of up, as in the first weight of a gated layer.
     symmetric, dtype, clip_search, format : optional
-        As for ``quantize``. In the format nvfp4, each expert, or its gate and its up, has its own tensor scale.
+        As for ``quantize``. In the format nvfp4, each expert has one tensor scale, or two (gate and up) if ``gated``.
 
     Returns
     -------
@@ -356,7 +355,7 @@ def quantize_experts(
     Raises
     ------
     QuantizationError
-        If a shape is wrong, or in the cases that ``quantize`` lists. The error names the expert.
+        If a shape is wrong, or under the conditions that ``quantize`` lists. The error names the expert.
     ArgumentTypeError
         If ``weights`` is not an array.
 
@@ -389,7 +388,7 @@ def quantize_experts(
 def pack_experts(
     weights: Sequence[PackedWeight | tuple[PackedWeight, PackedWeight]], *, gated: bool = False
 ) -> PackedExperts:
-    """Combine the packed weights of experts, for example imported weights.
+    """Combine the packed weights of a layer's experts.
 
     Parameters
     ----------
@@ -441,9 +440,11 @@ def pack_experts(
             raise QuantizationError(name, "a weight with activation order", "a weight without activation order", remedy)
         for fact in ("shape", "format", "group_size", "dtype", "device"):
             if (value := getattr(weight, fact)) != (expected := getattr(first, fact)):
-                raise QuantizationError(f"{name}.{fact}", value, f"{expected}, as in {first_name}")
+                raise QuantizationError(f"{name}.{fact}", value, f"{expected} (as in {first_name})")
     if any(len(parts) != len(experts[0]) for parts in experts) or len(experts[0]) > 2:
-        raise QuantizationError("weights", "a mix of both", "a sequence of weights or a sequence of pairs of weights")
+        lengths = alternatives(sorted({len(parts) for parts in experts}))
+        allowed = "a sequence of weights or a sequence of pairs of weights"
+        raise QuantizationError("weights", f"elements of {lengths} weights", allowed)
     symmetric = all(weight.symmetric for weight in named.values())
     order = _order(first.shape[1] * len(experts[0]), gated)
     scales = [[weight.tensor_scale for weight in parts] for parts in experts]
@@ -453,7 +454,7 @@ def pack_experts(
 
 
 def _gate_order(columns: int) -> NDArray[np.int64]:
-    """Return, for each stored column, its column in the concatenation of gate and up."""
+    """Return the index of each stored column in the concatenation of gate and up."""
     halves = np.arange(columns).reshape(2, -1, GATE_COLUMNS)
     return np.ascontiguousarray(halves.transpose(1, 0, 2)).reshape(-1)
 
@@ -470,7 +471,7 @@ def _order(columns: int, gated: bool) -> NDArray[np.int64] | None:
 
 
 def _joined(weights: Sequence[PackedWeight], order: NDArray[np.int64] | None, symmetric: bool) -> PackedWeight:
-    """Concatenate the columns of weights, arrange them in ``order``, and add zero points unless ``symmetric``.
+    """Concatenate the columns of weights, reorder them, and add zero points unless ``symmetric`` is True.
 
     The result has no tensor scale.
     """
@@ -497,7 +498,7 @@ def _zeros(part: LogicalWeight, xp: Any) -> Any:
 def _stacked(
     weights: Sequence[PackedWeight], gated: bool, tensor_scales: Sequence[Sequence[float]] | None = None
 ) -> PackedExperts:
-    """Combine weights of the same kind whose columns are in stored order.
+    """Combine weights of the same format and size whose columns are already in stored order.
 
     ``tensor_scales`` contains one or two multipliers for each expert. Default: the tensor scales of the weights.
     """

@@ -1,6 +1,6 @@
-"""Formats of quantized layers.
+"""Checkpoint formats of quantized layers.
 
-A format defines the names of a layer's tensors, and how K, N and the number of groups follow from their shapes.
+A format specifies the names of a layer's tensors, and how K, N and the number of groups follow from their shapes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _E4M3 = ("F8_E4M3",)
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Numbers of rows (K), columns (N) and scale groups along K of a layer."""
+    """Size of a layer: its rows (K), its columns (N), and its scale groups along K."""
 
     k: int
     n: int
     groups: int
 
 
-#: Function that returns the extent of a layer from its tensors' shapes, K and N.
+#: Function that returns a layer's extent, given the shapes of its tensors, and K and N if they are known.
 Measure = Callable[[Shapes, int | None, int | None], Extent]
 
 
@@ -47,9 +47,9 @@ def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int, w
     """Raise QuantizationError unless an axis has the number of words required for ``values`` values."""
     allowed = list(shape)
     allowed[axis] = -(-values // word_values)
-    bits, own = _WORD_BITS * shape[axis] / values, _WORD_BITS // word_values
-    is_other = bits in (1, 2, 3, 4, 5, 6, 8, 16) and bits != own
-    number, per_word = ("four", "eight") if own == 4 else ("eight", "four")
+    bits, expected_bits = _WORD_BITS * shape[axis] / values, _WORD_BITS // word_values
+    is_other = bits in (1, 2, 3, 4, 5, 6, 8, 16) and bits != expected_bits
+    number, per_word = ("four", "eight") if expected_bits == 4 else ("eight", "four")
     width = f"quantize with {number} bits instead of {bits:g}; " if is_other else ""
     require_shape(field, shape, tuple(allowed), f"{width}pass tensors with {per_word} values per word")
 
@@ -83,14 +83,14 @@ def _marlin_extent(shapes: Shapes, *_: int | None) -> Extent:
     return Extent(16 * words[0], n, groups)
 
 
-#: Number of rows and columns of a block of an fp8 weight that share a scale.
+#: Side length of the square blocks of an fp8 weight. Each block has one scale.
 FP8_BLOCK_SIZE = 128
 
 
 def _matrix(shapes: Shapes, name: str, values: int = 1) -> tuple[int, int]:
-    """Return (N, K) of a weight with this number of values per element along K."""
+    """Return (N, K) of a weight whose elements each hold ``values`` values along K."""
     if len(shapes[name]) != 2 or 0 in shapes[name]:
-        raise QuantizationError(name, shapes[name], "a matrix with two dimensions, each at least 1")
+        raise QuantizationError(name, shapes[name], "two-dimensional and nonempty")
     return shapes[name][0], values * shapes[name][1]
 
 
@@ -109,7 +109,7 @@ def _fp8_channel_extent(shapes: Shapes, *_: int | None) -> Extent:
     n, k = _matrix(shapes, "weight")
     if shapes["weight_scale"] not in ((n, 1), (n,), (1,), (1, 1), ()):
         raise QuantizationError(
-            "weight_scale", shapes["weight_scale"], f"({n}, 1), or a single scale", "pass one scale per output (N)"
+            "weight_scale", shapes["weight_scale"], f"({n}, 1) or a single scale", "pass one scale per output (N)"
         )
     return Extent(k, n, 1)
 
@@ -117,7 +117,7 @@ def _fp8_channel_extent(shapes: Shapes, *_: int | None) -> Extent:
 def _nvfp4_extent(weight: str) -> Measure:
     def extent(shapes: Shapes, *_: int | None) -> Extent:
         n, k = _matrix(shapes, weight, 2)
-        require_shape("weight_scale", shapes["weight_scale"], (n, k // 16), "pass one scale for each 16 values")
+        require_shape("weight_scale", shapes["weight_scale"], (n, k // 16), "pass one scale per 16 values along K")
         return Extent(k, n, k // 16)
 
     return extent
@@ -147,35 +147,34 @@ def _compressed_extent(shapes: Shapes, k: int | None, n: int | None) -> Extent:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Format of quantized layers.
+    """Checkpoint format of quantized layers.
 
     Attributes
     ----------
     name : str
-        Name of the format in the importers ``from_NAME`` and ``load_NAME``.
+        Name of the format, as in the names of its importers (for example, ``from_gptq`` and ``load_gptq``).
     title : str
-        Name of the tool that writes the format.
+        Name of the format in messages.
     tensors : str
         Names and shapes of the tensors, for error messages.
     required, optional : tuple of str
-        Names of a layer's tensors without the layer's prefix. The first required tensor occurs only in layers of this
-        format.
+        Names of a layer's tensors without the layer's prefix. A conversion finds layers by the first required tensor.
     scales, zeros, g_idx : str
-        Names of the tensors with the scales, the zero points and the group of each row, or "".
+        Names of the tensors that contain the scales, the zero points and the group of each row, or "".
     integers : tuple of str
-        Names of the required tensors with the codes and zero points.
-    measure : callable
-        Function that computes the result of extent().
+        Names of the required tensors that contain codes or zero points.
+    measure : Measure
+        Function that computes a layer's extent.
     weight_format : str
         Format of the packed weight; see ``PackedWeight.format``.
     dtypes, scale_dtypes : tuple of str
         Types of ``integers`` and ``scales`` in safetensors files.
     group_size : int
-        Number of rows per scale if the format determines it, otherwise 0.
+        Number of rows per scale (-1 for all rows) if the format fixes it, otherwise 0.
     separator : str
-        Text between the name of a layer and the name of a tensor.
+        Text between the layer's prefix and the name of a tensor.
     left_out : tuple of str
-        Names of tensors for quantized activations, which are not used.
+        Names of tensors with activation scales, which are not used.
     """
 
     name: str
@@ -197,19 +196,28 @@ class Format:
 
     @property
     def bits(self) -> int:
-        """Number of bits of a code."""
+        """Number of bits per code."""
         return weight_format(self.weight_format).bits
+
+    @property
+    def description(self) -> str:
+        """Description of a layer in this format, for error messages."""
+        return f"a layer of {self.title} with the tensors {self.tensors}"
+
+    def import_remedy(self, prefix: str) -> str:
+        """Return ``prefix`` and the name, or advice to convert the checkpoint if there is no public importer."""
+        return "convert the checkpoint with `cudatma convert`" if self.group_size else f"{prefix}{self.name}"
 
     def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
         """Return the extent of a layer whose tensors have these shapes.
 
-        ``k`` and ``n`` are the exact sizes if another tensor (g_idx or weight_shape) specifies them. Raise
-        QuantizationError unless the shapes match the format. The error names the tensor.
+        ``k`` and ``n`` are the exact sizes if another tensor (g_idx or weight_shape) specifies them. Raises a
+        QuantizationError that names the tensor if a shape does not match the format.
         """
         for name in (*self.integers, self.scales) if not self.group_size else ():
             dimensions = (1, 2) if name == "weight_scale" else (2,)
             if len(shapes[name]) not in dimensions or 0 in shapes[name]:
-                raise QuantizationError(name, shapes[name], "a matrix with two dimensions, each at least 1")
+                raise QuantizationError(name, shapes[name], "two-dimensional and nonempty")
         return self.measure(shapes, k, n)
 
 
@@ -265,7 +273,7 @@ MARLIN = Format(
     integers=("B",),
     measure=_marlin_extent,
 )
-_NOT_QUANTIZED = ("input_scale", "input_global_scale")
+_ACTIVATION_SCALES = ("input_scale", "input_global_scale")
 FP8_BLOCK = Format(
     "fp8_block",
     "fp8 with blocks",
@@ -278,7 +286,7 @@ FP8_BLOCK = Format(
     weight_format="fp8",
     dtypes=_E4M3,
     group_size=FP8_BLOCK_SIZE,
-    left_out=_NOT_QUANTIZED,
+    left_out=_ACTIVATION_SCALES,
 )
 FP8_CHANNEL = Format(
     "fp8_channel",
@@ -292,7 +300,7 @@ FP8_CHANNEL = Format(
     weight_format="fp8",
     dtypes=_E4M3,
     group_size=-1,
-    left_out=_NOT_QUANTIZED,
+    left_out=_ACTIVATION_SCALES,
 )
 FP8_BLOCK_COMPRESSED = replace(
     FP8_BLOCK,
@@ -314,7 +322,7 @@ NVFP4_MODELOPT = Format(
     dtypes=("U8",),
     scale_dtypes=_E4M3,
     group_size=16,
-    left_out=_NOT_QUANTIZED,
+    left_out=_ACTIVATION_SCALES,
 )
 NVFP4_COMPRESSED = Format(
     "nvfp4_compressed",
@@ -329,7 +337,7 @@ NVFP4_COMPRESSED = Format(
     dtypes=("U8",),
     scale_dtypes=_E4M3,
     group_size=16,
-    left_out=_NOT_QUANTIZED,
+    left_out=_ACTIVATION_SCALES,
 )
 MXFP4 = Format(
     "mxfp4",
@@ -350,7 +358,7 @@ FORMATS = (GPTQ, AWQ, COMPRESSED_TENSORS, MARLIN, FP8_BLOCK, NVFP4_MODELOPT, NVF
 
 
 def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups: int) -> None:
-    """Check the shape of weight_zero_point, which has packed words along N or one byte per scale."""
+    """Check the shape of weight_zero_point, which contains words packed along N, or one byte per scale."""
     if not is_unpacked:
         require_shape("weight_zero_point", shape, (-(-n // WORD_VALUES), groups), "pack the zero points along N")
     elif set(shape) != {1}:  # A single value applies to the whole tensor.
@@ -358,29 +366,31 @@ def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups:
 
 
 def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
-    """Raise WeightFileError if a layer in a file has a different format. The error names this format and its loader."""
+    """Raise WeightFileError if a layer in a file is not in the expected format.
+
+    The error names the layer's format and states how to import it.
+    """
     shapes = checkpoint.shapes(layer)
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
-        remedy = f"read the layer with load_{detected.name}"
-        raise WeightFileError(
-            layer, f"a layer that looks like {detected.title}: {_shown(shapes)}", expected.tensors, remedy
-        )
+        got = f"a layer that looks like {detected.title}: {_shown(shapes)}"
+        raise WeightFileError(layer, got, expected.description, detected.import_remedy("read the layer with load_"))
     if detected is None and "weight" in shapes:
-        got = f"a weight that is not quantized: {_shown(shapes)}"
-        raise WeightFileError(layer, got, expected.tensors, "quantize the weight with cudatma.quantize")
+        got = f"an unquantized weight: {_shown(shapes)}"
+        raise WeightFileError(layer, got, expected.description, "quantize the weight with cudatma.quantize")
 
 
 def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
-    """Raise QuantizationError if a layer's arrays have a different format.
+    """Raise QuantizationError if a layer's arrays are not in the expected format.
 
-    The error names this format and its importer.
+    The error names the arrays' format and states how to import them.
     """
     shapes = {name: tuple(getattr(array, "shape", ())) for name, array in arrays.items()}
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
-        got = f"an array that looks like {detected.title}: {_shown(shapes)}"
-        raise QuantizationError("qweight", got, expected.tensors, f"pass the tensors to from_{detected.name}")
+        got = f"arrays that look like {detected.title}: {_shown(shapes)}"
+        allowed = f"part of {expected.description}"
+        raise QuantizationError("qweight", got, allowed, detected.import_remedy("pass the tensors to from_"))
 
 
 def recognized(shapes: Shapes) -> Format | None:

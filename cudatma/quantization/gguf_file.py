@@ -1,4 +1,4 @@
-"""Import Q4_0 and Q8_0 tensors of GGUF files, which llama.cpp writes. The package gguf reads the files."""
+"""Import Q4_0 and Q8_0 tensors from GGUF files, which llama.cpp writes. The package gguf reads the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudatma.quantization.importing import assemble
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path, similar_names
 
-#: Number of values per block, and number of bytes of the block's fp16 scale, which precedes the codes.
+#: Number of values per block, and size of the block's fp16 scale, which precedes the codes.
 _VALUES, _SCALE_BYTES = 32, 2
 _TYPES = ("Q4_0", "Q8_0")
 
@@ -31,7 +31,7 @@ def load_gguf(
     name : str
         The tensor's name, such as ``blk.0.ffn_down.weight``.
     expert : int, optional
-        Index of the expert in a tensor of all experts, such as ``blk.0.ffn_gate_exps.weight``.
+        Index of the expert in a tensor that contains all experts, such as ``blk.0.ffn_gate_exps.weight``.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: fp16, the type in the file.
 
@@ -43,7 +43,7 @@ def load_gguf(
     Raises
     ------
     WeightFileError
-        If the file cannot be read, lacks the tensor, or stores it in another type.
+        If the file cannot be read or lacks the tensor, if the tensor has another type, or if gguf is not installed.
     ArgumentError
         If ``expert`` does not match the tensor.
     ArgumentTypeError
@@ -64,7 +64,7 @@ def load_gguf(
         from gguf import GGUFReader
     except ImportError as error:
         raise WeightFileError(
-            str(path), "a GGUF file", "a .safetensors file unless gguf is installed", "run `pip install gguf`"
+            str(path), "no such package", "readable with the package gguf", "run `pip install gguf`"
         ) from error
     try:
         reader = GGUFReader(path)
@@ -86,7 +86,7 @@ def load_gguf(
         )
     data = np.asarray(tensor.data)
     if data.ndim not in (2, 3):
-        allowed = "a tensor with 2 dimensions, or with 3 dimensions for experts"
+        allowed = "a tensor with 2 dimensions, or 3 dimensions for experts"
         raise WeightFileError(f"{path}: {name}", f"a tensor with {counted(data.ndim, 'dimension')}", allowed)
     experts = data.shape[0] if data.ndim == 3 else None
     if (experts is None) != (expert is None) or (expert is not None and not 0 <= expert < (experts or 0)):
@@ -99,10 +99,10 @@ def load_gguf(
     rows = data if expert is None else data[expert]
     is_int4 = kind == "Q4_0"
     blocks = rows.reshape(len(rows), -1, _SCALE_BYTES + (_VALUES // 2 if is_int4 else _VALUES))
-    stored_type = np.dtype(np.float16).newbyteorder(reader.byte_order)  # The reader does not convert bytes of blocks.
+    stored_type = np.dtype(np.float16).newbyteorder(reader.byte_order)  # The reader does not swap the bytes of blocks.
     scales = np.ascontiguousarray(blocks[:, :, :_SCALE_BYTES]).view(stored_type)[:, :, 0].astype(np.float16)
     stored = blocks[:, :, _SCALE_BYTES:]
-    # The low nibbles of a block are its first 16 values. The offset of int8 codes is 128.
+    # The low nibbles of a block hold its first 16 values. The offset of int8 codes is 128.
     codes = np.concatenate([stored & 15, stored >> 4], axis=2) if is_int4 else stored ^ np.uint8(128)
     q = np.ascontiguousarray(codes.reshape(len(rows), -1).T)
     return assemble(

@@ -8,12 +8,12 @@ A layer has these tensors:
 - g_idx (K,): the group of each row. g_idx is not sorted if the model was quantized in activation order ("desc_act").
 
 The first format ("gptq") stores zero points minus one. The second format ("gptq_v2") stores zero points unchanged. Only
-"checkpoint_format" in the folder's configuration distinguishes the two formats. Some symmetric files of the first
-format store 8, which would mean 9. These values are read as 8.
+"checkpoint_format" in the folder's configuration distinguishes the two formats. Some symmetric files in the first
+format store 8, which would mean 9, for all zero points. They are read as 8.
 
 The first format has no code for a zero point of 0. AutoGPTQ and compatible readers add 1 to each value separately, so a
-stored 15 means 16. GPTQModel subtracts 1 from the eight values of a word as a 32-bit number. A zero point of 0 then
-borrows from the next value, and adding 1 to the 32-bit number restores both values.
+stored 15 means 16. GPTQModel instead subtracts 0x11111111 from a word as a single 32-bit number, so a zero point of 0
+borrows from the next value. Adding 0x11111111 to the stored word restores both values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import QuantizationError
+from cudatma.errors import QuantizationError, quoted
 from cudatma.quantization.agreement import read_layer
 from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.formats import GPTQ, GPTQ8, check_arrays
@@ -42,8 +42,8 @@ from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.weight_format import weight_format
 
-#: Encodings of zero points. "v1" subtracts one from each value. "v1_borrow" subtracts one from each value and borrows
-#: inside a word (asymmetric GPTQModel files of the first format). "v2" stores values unchanged.
+#: Encodings of zero points. "v1" subtracts one from each value. "v1_borrow" subtracts 0x11111111 from each word
+#: (asymmetric GPTQModel files in the first format). "v2" stores values unchanged.
 ZERO_POINT_FORMATS = ("v1", "v1_borrow", "v2")
 _ONES = 0x11111111
 
@@ -70,12 +70,10 @@ def from_gptq(
     scales : array_like, shape (G, N)
         Floating-point scales.
     g_idx : array_like of int, shape (K,), optional
-        Group of each row. If the rows are not sorted by group, the result has a ``perm``. By default, the rows are in
-        order.
+        Group of each row. If the rows are not sorted by group, the result has a ``perm``. Default: the rows are sorted.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
-        Encoding of qzeros. "v1" stores zero points minus one, "v1_borrow" stores zero points minus one with a borrow
-        inside a word, and "v2" stores zero points unchanged. Default: "v2" if every stored value is 8, because no
-        symmetric weight has a zero point of 9, otherwise "v1".
+        Encoding of qzeros. "v1" stores zero points minus one, "v1_borrow" stores words minus 0x11111111, and "v2"
+        stores zero points unchanged. Default: "v2" if every stored value is 8 (a symmetric weight), otherwise "v1".
     group_size : int, optional
         Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
         32, 64, 128, 256, 512, 1024 or -1.
@@ -126,7 +124,7 @@ def from_gptq8(
     group_size: int | None = None,
     dtype: Any | None = None,
 ) -> PackedWeight:
-    """Import a weight from 8-bit GPTQ tensors, whose words hold four values. All zero points must be 128.
+    """Import a weight from 8-bit GPTQ tensors, where a word holds four values. All zero points must be 128.
 
     See from_gptq() for the parameters.
     """
@@ -138,7 +136,10 @@ def from_gptq8(
     extent = GPTQ8.extent(shapes, None if index is None else index.size)
     expected = weight_format("int8").zero_code - (zero_point_format != "v2")
     if (wrong := zeros[:, : extent.n] != expected).any():
-        got, remedy = int(zeros[:, : extent.n][wrong][0]), "quantize symmetrically, because int8 has no zero points"
+        got, remedy = (
+            int(zeros[:, : extent.n][wrong][0]),
+            "quantize symmetrically; int8 weights cannot have zero points",
+        )
         raise QuantizationError("qzeros", got, f"{expected} everywhere", remedy)
     return assemble(q[: extent.k], factors, None, group_size=group_size, dtype=dtype, g_idx=index, format="int8")
 
@@ -159,7 +160,7 @@ def load_gptq(
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name. It is the prefix of the tensors' names, such as ``{layer}.qweight``.
+        The layer's name, which is the prefix of the tensors' names, such as ``{layer}.qweight``.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
         See ``from_gptq``. Default: the value in the folder's configuration. The configuration is read only if this
         argument is omitted.
@@ -189,7 +190,7 @@ def load_gptq(
 def _zero_points(stored: NDArray[np.uint8], qzeros: Any, zero_point_format: str | None) -> NDArray[np.uint8]:
     """Return zero points as uint8 (G, N) from the stored values and their words, int32 (G, N / 8)."""
     if zero_point_format not in (None, *ZERO_POINT_FORMATS):
-        raise QuantizationError("zero_point_format", zero_point_format, ", ".join(ZERO_POINT_FORMATS))
+        raise QuantizationError("zero_point_format", zero_point_format, quoted(ZERO_POINT_FORMATS))
     if zero_point_format == "v2" or (zero_point_format is None and bool((stored == SYMMETRIC_ZERO).all())):
         return stored
     if zero_point_format == "v1_borrow":

@@ -1,4 +1,4 @@
-"""Steps that the importers share: unpack words, infer group sizes, sort rows by group and convert scales."""
+"""Shared steps of the importers: unpack words, infer group sizes, sort rows by group and convert scales."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import ACTIVATION_TYPES, ActivationType, activation_type
-from cudatma.errors import QuantizationError, counted
+from cudatma.errors import QuantizationError, alternatives, counted
 from cudatma.quantization.formats import WORD_VALUES, check_zero_points
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
@@ -19,10 +19,10 @@ from cudatma.quantization.weight_format import weight_format
 #: Group sizes that can be inferred from the number of rows and the number of groups. Callers must specify other group
 #: sizes.
 FILE_GROUP_SIZES = (32, 64, 128, 256, 512, 1024)
-#: The size of imported groups must be a multiple of this number. Groups that are larger than packed weights support are
+#: The size of imported groups must be a multiple of this number. A group that is larger than packed weights support is
 #: split into several groups with the same scale.
 _STEP = min(size for size in GROUP_SIZES if size > 0)
-ALLOWED_GROUP_SIZES = f"-1, or a multiple of {_STEP}"
+ALLOWED_GROUP_SIZES = f"-1 or a multiple of {_STEP}"
 _BITS = 4
 
 
@@ -36,7 +36,7 @@ def words(value: Any, field: str) -> NDArray[np.uint8]:
     """Return the bytes, uint8 (R, C, 4), of an int32 or uint32 array (R, C), least significant first."""
     array = host_array(value, field)
     if array.dtype not in (np.int32, np.uint32) or array.ndim != 2:
-        raise QuantizationError(field, f"{array.dtype} {array.shape}", "an int32 array with two dimensions")
+        raise QuantizationError(field, f"{array.dtype} {array.shape}", "a two-dimensional int32 or uint32 array")
     return np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, 4)
 
 
@@ -90,7 +90,7 @@ def weight_extents(weight_shape: Any) -> tuple[int, int]:
 
 
 def compressed_zero_points(words: Any, n: int, groups: int) -> NDArray[np.uint8]:
-    """Return compressed-tensors' zero points as uint8 (G, N) with 8 added, from 32-bit words or int8 values."""
+    """Convert compressed-tensors' zero points, 32-bit words or int8 values, to uint8 (G, N) with 8 added."""
     values = host_array(words, "weight_zero_point")
     check_zero_points(values.shape, values.dtype == np.int8, n, groups)
     if values.dtype != np.int8:
@@ -103,10 +103,11 @@ def compressed_zero_points(words: Any, n: int, groups: int) -> NDArray[np.uint8]
 
 
 def matrix(value: Any, field: str) -> NDArray[Any]:
-    """Return scales as a two-dimensional host array of a floating type, or raise QuantizationError."""
+    """Return scales as a two-dimensional floating-point array on the host, or raise QuantizationError."""
     array = host_array(value, field)
     if array.ndim != 2 or 0 in array.shape or not is_float(array.dtype):
-        raise QuantizationError(field, f"{array.dtype} {array.shape}", "a floating-point array with two dimensions")
+        allowed = "a two-dimensional, nonempty floating-point array"
+        raise QuantizationError(field, f"{array.dtype} {array.shape}", allowed)
     return array
 
 
@@ -120,16 +121,16 @@ def assemble(
     g_idx: Any | None = None,
     format: str = "int4",
 ) -> PackedWeight:
-    """Pack imported integers, scales and zero points.
+    """Pack imported codes, scales and zero points.
 
     Parameters
     ----------
     q : ndarray of uint8, shape (K, N)
-        Integers from 0 to 15.
+        Codes, from 0 to 15 for int4.
     scales : ndarray, shape (G, N)
         Floating-point scales.
     zeros : ndarray of uint8, shape (G, N), or None
-        Zero points. A symmetric weight has None, or zero points that are all 8.
+        Zero points. For a symmetric weight, pass None or an array in which every element is 8.
     group_size : int or None
         Number of rows of K that share a scale. If None, the number is inferred from K and G.
     dtype : dtype or None
@@ -137,7 +138,7 @@ def assemble(
     g_idx : array_like of int, shape (K,), optional
         Group of each row.
     format : str, default "int4"
-        Format of the integers, "int4" or "int8".
+        Format of the codes, "int4" or "int8".
 
     Returns
     -------
@@ -174,25 +175,24 @@ def check_file_group_size(size: object, field: str) -> None:
 
 
 def file_group_size(k: int, groups: int, stated: int | None) -> int:
-    """Return the group size of a file's tensors, or -1 for one group.
+    """Return the group size of a file's tensors, or -1 for a single group.
 
-    If ``stated`` is None, infer one of FILE_GROUP_SIZES from G. Raises QuantizationError if this size does not divide K
-    and another size also results in G groups.
+    If ``stated`` is None, the function infers one of FILE_GROUP_SIZES from the number of groups. Raises
+    QuantizationError if no size matches, or if the size does not divide K and another size matches too.
     """
     if stated is not None:
         check_file_group_size(stated, "group_size")
         if group_count(k, stated) != groups:
-            allowed = f"in {group_count(k, stated)} groups for K = {k} and group_size {stated}"
+            allowed = f"divided into {counted(group_count(k, stated), 'group')} for K = {k} and group_size {stated}"
             raise QuantizationError("scales", f"{groups} groups", allowed, "omit group_size to infer it")
         return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
-    # Tools write group sizes that are multiples of 32, and other group sizes only if they divide K.
+    # Tools write multiples of 32 as group sizes. They use other group sizes only if these divide K.
     sizes = [size for size in range(16, k, 16) if group_count(k, size) == groups and not (size % _STEP and k % size)]
     inferable = [size for size in sizes if size in FILE_GROUP_SIZES]
     if not inferable:
-        shown = ", ".join(map(str, FILE_GROUP_SIZES))
-        allowed = f"in groups of {shown} rows, or in one group"
+        allowed = f"divided into groups of {alternatives(FILE_GROUP_SIZES)} rows, or a single group"
         raise QuantizationError("scales", f"{groups} groups for K = {k}", allowed, "pass group_size")
     if k % inferable[0] and len(sizes) > 1:
         other = next(size for size in sizes if size != inferable[0])
@@ -203,7 +203,7 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
 
 
 def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] | None:
-    """Return the permutation that sorts rows by group (stably), or None if the rows are already sorted."""
+    """Return the permutation that stably sorts rows by group, or None if the rows are already sorted."""
     index = host_array(g_idx, "g_idx")
     if index.dtype.kind not in "iu" or index.shape != (k,):
         raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"an integer array with shape ({k},)")
@@ -254,7 +254,7 @@ def convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
     """Return scales in fp16 or bf16. Raises QuantizationError if a scale overflows or becomes 0."""
     if dtype is None:
         if scales.dtype.name not in ACTIVATION_TYPES:
-            remedy = "pass dtype='float16' or 'bfloat16' to round the scales"
+            remedy = "pass dtype='float16' or dtype='bfloat16' to round the scales"
             raise QuantizationError("scales", scales.dtype.name, ", ".join(ACTIVATION_TYPES), remedy)
         return scales
     kind: ActivationType = activation_type(dtype)

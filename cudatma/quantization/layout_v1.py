@@ -1,22 +1,24 @@
-"""Layout version 1 of packed weights. This module computes the position of each value for NumPy and CuPy arrays.
+"""Pack and unpack NumPy and CuPy arrays in layout version 1 of packed weights.
 
-A 64 x 64 block (rows of K x columns of N) has 2048 contiguous bytes, which form four groups of 16 columns. Each group
-has 16 bytes for each of 32 lanes. The bytes of a lane are its registers of operand A of mma.m16n8k16 for four k16 steps
-(PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"). wgmma.m64k16 assigns its registers in the same
-way.
+A 64 x 64 block of 4-bit codes (rows along K, columns along N) takes 2048 contiguous bytes, 512 for each group of 16
+columns. In a group, each of 32 lanes has 16 bytes, which hold the lane's elements of operand A of mma.m16n8k16 in four
+k16 steps (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"). wgmma.m64k16 distributes operand A in
+the same way.
 
-With n = 64 n64 + 16 c + 8 r0 + g and k = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3), lane 4 g + t holds the
-value in word j, nibble r0 + 2 r1 + 4 h. The byte inside the word is r1 + 2 h, and r0 selects its low or high nibble.
+Let n = 64 n64 + 16 c + 8 r0 + g and k = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3). Lane 4 g + t of group c
+then holds value (k, n) in word j, nibble r0 + 2 r1 + 4 h, which is the low (r0 = 0) or high (r0 = 1) nibble of byte
+r1 + 2 h.
 
-A 64 x 64 block of 8-bit codes consists of two such blocks of 2048 bytes, for rows 0 to 31 and for rows 32 to 63. In
-each of them, step j of a lane has the words 2 j and 2 j + 1, and word 2 j + r1 holds the value in byte r0 + 2 h.
+A 64 x 64 block of 8-bit codes consists of two blocks of 2048 bytes, one for rows 0 to 31 and one for rows 32 to 63. In
+each of them, a lane uses words 2 j and 2 j + 1 in step j, and byte r0 + 2 h of word 2 j + r1 holds value (k, n).
 
-In formats with e2m1 codes, the 16 bits of four nibbles are in another order (E2M1_BITS), so that kernels can extract
-most codes with one shift and one mask.
+Formats with e2m1 codes reorder the 32 bits of every word (see E2M1_BITS), so that kernels can extract the codes with
+few instructions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -24,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 LAYOUT_VERSION = 1
-#: Number of rows and of columns per block, and number of bytes per block.
+#: Side length of a block, and size in bytes of a block of 4-bit codes.
 BLOCK = 64
 BLOCK_BYTES = BLOCK * BLOCK // 2
-#: Offset of symmetric weights. Padding also has this value.
+#: Offset of symmetric int4 weights, and code of their padding.
 SYMMETRIC_ZERO = 8
 
 
@@ -57,14 +59,14 @@ def pack_codes(q: Any, bits: int, is_e2m1: bool, xp: Any) -> Any:
     if bits == 8:
         return pack_bytes(q)
     packed = pack_values(q)
-    return _reordered_bits(packed, _e2m1_tables()[0], xp) if is_e2m1 else packed
+    return _reordered_bits(packed, _e2m1_tables(inverse=False), xp) if is_e2m1 else packed
 
 
 def unpack_codes(packed: Any, k64: int, n64: int, bits: int, is_e2m1: bool, xp: Any) -> Any:
     """Undo pack_codes()."""
     if bits == 8:
         return unpack_bytes(packed, k64, n64)
-    return unpack_values(_reordered_bits(packed, _e2m1_tables()[1], xp) if is_e2m1 else packed, k64, n64, xp)
+    return unpack_values(_reordered_bits(packed, _e2m1_tables(inverse=True), xp) if is_e2m1 else packed, k64, n64, xp)
 
 
 def pack_bytes(q: Any) -> Any:
@@ -80,27 +82,48 @@ def unpack_bytes(packed: Any, k64: int, n64: int) -> Any:
     return split.transpose(1, 5, 6, 4, 7, 0, 2, 8, 3).reshape(k64 * BLOCK, n64 * BLOCK)
 
 
-#: Bits of the four e2m1 codes in 16 bits, from the highest to the lowest bit of a code: sign, exponent and mantissa. A
-#: bf16 number has these fields in bits 15, 8, 7 and 6, to which shifts by 0, 3 and 6 bits move the first three codes.
-E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (13, 14, 11, 10))
+#: Positions of the bits of eight e2m1 codes in a word. Each tuple lists a code's sign, exponent (2 bits) and mantissa.
+#: In each half of a register, bf16 has its sign, the two lowest exponent bits and the highest mantissa bit at bits 15,
+#: 8, 7 and 6. Shifts by 0, 3 and 6 bits move the first three codes of a half there. After a rotation by 6 bits, a
+#: product with 2^2 + 2^7 + 2^12 contains the fourth code of each half there.
+E2M1_BITS = (
+    (15, 8, 7, 6),
+    (12, 5, 4, 3),
+    (9, 2, 1, 0),
+    (29, 27, 26, 30),
+    (31, 24, 23, 22),
+    (28, 21, 20, 19),
+    (25, 18, 17, 16),
+    (13, 11, 10, 14),
+)
+#: Position of each bit of a plain word, beginning with the lowest bit.
+_STORED_AT = tuple(position for positions in E2M1_BITS for position in reversed(positions))
 
 
 @cache
-def _e2m1_tables() -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return the stored order of each plain 16-bit value, and the inverse."""
-    plain = np.arange(1 << 16, dtype=np.uint32)
-    stored = np.zeros_like(plain)
-    for nibble, positions in enumerate(E2M1_BITS):
-        for bit, position in zip((3, 2, 1, 0), positions, strict=True):
-            stored |= (plain >> (4 * nibble + bit) & 1) << position
-    inverse = np.empty(1 << 16, np.uint16)
-    inverse[stored] = plain
-    return stored.astype(np.uint16), inverse
+def _e2m1_tables(inverse: bool) -> NDArray[np.uint32]:
+    """Return the stored bits of each value of the lower and the upper half of a plain word, or the inverse.
+
+    The result has the shape (2, 65536).
+    """
+    positions = [_STORED_AT.index(bit) for bit in range(32)] if inverse else _STORED_AT
+    return np.stack([_moved_bits(positions[:16]), _moved_bits(positions[16:])])
 
 
-def _reordered_bits(packed: Any, table: NDArray[np.uint16], xp: Any) -> Any:
-    """Replace all pairs of bytes by their entries in a table of 65536 values."""
-    return xp.asarray(table)[xp.ascontiguousarray(packed).view(np.uint16)].view(np.uint8)
+def _moved_bits(positions: Sequence[int]) -> NDArray[np.uint32]:
+    """Return the 16-bit integers with bit i moved to positions[i]."""
+    values = np.arange(1 << 16, dtype=np.uint32)
+    moved = np.zeros_like(values)
+    for bit, position in enumerate(positions):
+        moved |= (values >> np.uint32(bit) & np.uint32(1)) << np.uint32(position)
+    return moved
+
+
+def _reordered_bits(packed: Any, tables: NDArray[np.uint32], xp: Any) -> Any:
+    """Replace each word by the entries of its halves in two tables."""
+    low, high = xp.asarray(tables)
+    halves = xp.ascontiguousarray(packed).view(np.uint16)
+    return (low[halves[..., ::2]] | high[halves[..., 1::2]]).view(np.uint8)
 
 
 def pack_values(q: Any) -> Any:
@@ -124,7 +147,7 @@ def unpack_values(packed: Any, k64: int, n64: int, xp: Any) -> Any:
 
 
 def order_columns(rows: Any) -> Any:
-    """Reorder rows (G, 64 N64) for storage. In every 64 columns, column 16 c + 8 r + g moves to 8 g + 2 c + r."""
+    """Reorder rows (G, 64 N64) for storage. Within 64 columns, column 16 c + 8 r + g moves to 8 g + 2 c + r."""
     groups, n = rows.shape
     split = rows.reshape(groups, n // BLOCK, 4, 2, 8)
     return split.transpose(0, 1, 4, 2, 3).reshape(groups, n)
@@ -138,7 +161,7 @@ def restore_columns(rows: Any) -> Any:
 
 
 def column_at(position: int) -> int:
-    """Return the column of N whose scale is at ``position`` of a stored row."""
+    """Return the column whose scale is at ``position`` in a stored row."""
     block, inside = divmod(position, BLOCK)
     lane, rest = divmod(inside, 8)
     return block * BLOCK + 16 * (rest // 2) + 8 * (rest % 2) + lane

@@ -1,12 +1,12 @@
-"""The symmetric four-bit weight layout of the original Marlin (IST-DASLab's implementation of "MARLIN").
+"""Import symmetric four-bit weights in the layout of the original Marlin (IST-DASLab).
 
-B is int32 (K / 16, 2 N). A row of words is a slice of 16 rows of K. In a slice, 64 columns are 128 consecutive words.
-Lane l = 4 g + t (g = 0..7, t = 0..3) owns four of these words, and word i holds columns 16 i to 16 i + 15. Nibble r + 2
-b + 4 h holds k = 2 t + h + 8 r, n = 16 i + 8 b + g.
+B is int32 (K / 16, 2 N). Each row of B holds a slice of 16 rows of the weight. In a slice, 128 consecutive words hold
+64 columns. Lane 4 g + t (g = 0..7, t = 0..3) owns four of these words, and its word i holds columns 16 i to 16 i + 15.
+Nibble r + 2 b + 4 h of the word holds the value with k = 2 t + h + 8 r and n = 16 i + 8 b + g.
 
-s is fp16 (G, N) with permuted columns. If G is greater than 1, every 64 columns form an 8 x 8 matrix that is stored
-transposed. If G is 1 (one scale per column, applied in the epilogue), then in every 32 columns, column 8 u + 2 i + v is
-at position 8 i + 2 u + v (i, u = 0..3, v = 0..1).
+s is fp16 (G, N) with permuted columns. If G is greater than 1, each 64 columns form an 8 x 8 matrix that is stored
+transposed. If G is 1 (one scale per column, applied in the epilogue), column 8 u + 2 i + v of each 32 columns is at
+position 8 i + 2 u + v (i, u = 0..3, v = 0..1).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError
 
-#: DLPack device types (dlpack.h, DLDeviceType) of memory that the host can read, and of CUDA memory.
+#: DLPack device types (DLDeviceType in dlpack.h) for memory that the host can read, and for CUDA memory.
 _DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)
 
 
@@ -128,4 +128,6 @@ def _from_dlpack(value: Any, field: str) -> Any:
         raise ArgumentTypeError(
             field, shown, "an array that DLPack can share", "convert the array to float32"
         ) from error
-    raise ArgumentTypeError(field, f"DLPack device type {kind}", "host or CUDA memory", "copy the array to the host")
+    raise ArgumentTypeError(
+        field, f"DLPack device type {kind}", "an array in host or CUDA memory", "copy the array to the host"
+    )

@@ -1,4 +1,4 @@
-"""PackedWeight, a quantized weight in the layout that the kernels read, and the functions pack() and unpack()."""
+"""Quantized weights in the layout that the kernels read, and functions that pack and unpack them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def unpack(weight: Any) -> LogicalWeight:
         return LogicalWeight(q[:k, :n], rows[0], rows[1], weight.perm)
 
 
-#: Supported group sizes of int4 weights. -1 means one scale for the whole column.
+#: Supported group sizes of int4 weights. -1 means one scale per column.
 GROUP_SIZES = WEIGHT_FORMATS["int4"].group_sizes
 #: GPTQ's first format stores zero points minus one in four bits, so a zero point can be 16.
 MAX_ZERO = 16
@@ -87,8 +87,8 @@ class _Referable:
 class PackedWeight(_Referable):
     """A quantized weight W of shape (K, N) in layout version 1 (docs/design/packed_weights.md).
 
-    Either all arrays are NumPy arrays, or all arrays are CuPy arrays on one device. ``quantize``, ``pack`` and the
-    importers create weights. Weights compare by identity.
+    Either all arrays are NumPy arrays, or all arrays are CuPy arrays on one device. Use ``quantize``, ``pack`` or an
+    importer to create a weight. Weights compare by identity.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class PackedWeight(_Referable):
     shape : tuple of int
         The sizes (K, N).
     group_size : int
-        Number of rows of K that share a scale: 16, 32, 64, 128, or -1 for all rows. ``format`` limits the choice.
+        Number of rows of K that share a scale: 16, 32, 64, 128, or -1 for all rows. ``format`` limits these sizes.
     dtype : str
         Type of the scales, ``"float16"`` or ``"bfloat16"``.
     layout_version : int, default 1
@@ -116,7 +116,7 @@ class PackedWeight(_Referable):
     Attributes
     ----------
     scale_fit : ScaleFit
-        The form in which kernels may apply scale and offset with one multiply-add.
+        How kernels can apply the scale and offset with one multiply-add.
     attachments : dict
         Objects that kernels cache with this weight. They are neither saved nor copied.
 
@@ -153,8 +153,6 @@ class PackedWeight(_Referable):
     format: str = "int4"
     tensor_scale: float = 1.0
     scale_fit: ScaleFit = field(default=ScaleFit(), init=False)
-    #: Objects that kernels derive from this weight, such as its arrays for launches, by key. They are neither saved nor
-    #: copied.
     attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -188,19 +186,19 @@ class PackedWeight(_Referable):
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
         """Return the dequantized values of the weight.
 
-        A value is (q - zero) * scale for integers, and the value of the code times scale times ``tensor_scale`` for
-        floating-point formats.
+        A value is (q - zero) * scale in integer formats. In floating-point formats, it is the product of the code's
+        value, the scale and ``tensor_scale``.
 
         Parameters
         ----------
         dtype : dtype, default float64
             Type of the result. The products of codes and scales are exact in float32 and float64, and are rounded once
-            to other types. If ``tensor_scale`` is not 1, they are first rounded to float32.
+            to other types. If ``tensor_scale`` is not 1, results other than float64 are first rounded to float32.
 
         Returns
         -------
         numpy.ndarray, shape (K, N)
-            The values, with rows in the order of the activation's columns.
+            The values. The rows are in the order of the activations' columns.
         """
         dtype = np.dtype(BFLOAT16 if dtype == "bfloat16" else dtype)
         logical = unpack(self.to_host())
@@ -240,13 +238,13 @@ class PackedWeight(_Referable):
             If CuPy is not installed, or if there is no driver or no such GPU.
         """
         if device is not None and (type(device) is not int or device < 0):
-            raise ArgumentTypeError("device", repr(device), "a device ordinal (an int, at least 0), or None")
+            raise ArgumentTypeError("device", repr(device), "a device ordinal (an int of at least 0) or None")
 
         def move(cupy: Any) -> PackedWeight:
             ordinal = cupy.cuda.Device().id if device is None else device
             if self.device == ordinal:
                 return self
-            host = self.to_host()  # Data is copied through the host because the devices may not be peers.
+            host = self.to_host()  # The devices might not be peers, so data is copied through the host.
             with cupy.cuda.Device(ordinal):
                 return host._moved(upload)
 
@@ -294,7 +292,7 @@ class PackedWeight(_Referable):
         Raises
         ------
         WeightFileError
-            If the file cannot be read or is invalid, or if it contains several weights or the weights of experts.
+            If the file cannot be read or is invalid, or if it contains several weights or expert weights.
         """
         return cls.from_stored(path, read_weight(path))
 
@@ -339,7 +337,7 @@ class PackedWeight(_Referable):
         """
         field = f"{os.fspath(path)}: {stored.name}"
         if stored.are_experts:
-            got = f"the weights of experts, of shape {stored.shape}"
+            got = f"expert weights of shape {stored.shape}"
             raise WeightFileError(field, got, "a weight of shape (K, N)", "call PackedExperts.load() or load_weights()")
         parts = stored.arrays
         try:
@@ -406,10 +404,10 @@ def _check_facts(weight: PackedWeight) -> None:
         raise QuantizationError("zeros", "zero points", f"None for format {weight.format!r}")
     scale: object = weight.tensor_scale
     if type(scale) is not float or not np.isfinite(scale) or scale == 0 or float(np.float32(scale)) != scale:
-        raise QuantizationError("tensor_scale", repr(scale), "a finite fp32 number other than 0, as a float")
+        raise QuantizationError("tensor_scale", repr(scale), "a finite, nonzero float that fp32 represents exactly")
     if scale != 1 and not kind.has_tensor_scale:
         raise QuantizationError(
-            "tensor_scale", scale, f"1.0 for format {weight.format!r}", "multiply the scales by this factor"
+            "tensor_scale", scale, f"1.0 for format {weight.format!r}", "multiply the scales by tensor_scale"
         )
 
 
@@ -432,7 +430,7 @@ def _check_arrays(weight: PackedWeight) -> None:
             )
         if library_of(array) != library or (library == "cupy" and array.device.id != weight.qweight.device.id):
             raise QuantizationError(
-                name, f"{library_of(array)} array", "on the device of qweight", "move all arrays to one device"
+                name, f"a {library_of(array)} array", "on the device of qweight", "move all arrays to one device"
             )
         if array.dtype != dtype or tuple(array.shape) != shape:
             raise QuantizationError(
@@ -442,13 +440,11 @@ def _check_arrays(weight: PackedWeight) -> None:
                 "create the weight with pack()",
             )
         if not array.flags.c_contiguous:
-            raise QuantizationError(
-                name, f"strides {array.strides}", "a contiguous array (C order)", "pass a contiguous copy"
-            )
+            raise QuantizationError(name, f"strides {array.strides}", "a C-contiguous array", "pass a contiguous copy")
 
 
 def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
-    """Copy the scales to the host, check that they are finite, and return them."""
+    """Return the scales on the host after checking that they are finite."""
     scales = host_array(weight.scales, "scales")
     broken = ~np.isfinite(scales)
     if broken.any():
@@ -496,12 +492,12 @@ def pack(
     scales : array_like of float16 or bfloat16, shape (G, N)
         Scales, with G = ceil(K / group_size), or G = 1 for group_size -1.
     zeros : array_like of int, shape (G, N), optional
-        Zero points from 0 to 16. By default, the weight is symmetric with the offset 8.
+        Zero points from 0 to 16. Default: the weight is symmetric and has the offset 8.
     group_size : int, default 128
         Number of rows of K that share a scale: 32, 64, 128 or -1 (all rows) for int4 and int8, 32 for mxfp4, 16 for
-        nvfp4, 128 or -1 for fp8.
+        nvfp4, and 128 or -1 for fp8.
     perm : array_like of int, shape (K,), optional
-        Column of the activations for each row of ``q``. By default, the rows are in order.
+        Column of the activations for each row of ``q``. Default: the rows are in order.
     format : str, default "int4"
         Format of the codes: ``"int4"``, ``"mxfp4"``, ``"nvfp4"``, ``"fp8"`` or ``"int8"``.
     tensor_scale : float, default 1.0
@@ -530,7 +526,7 @@ def pack(
     if xp is np and not isinstance(q, np.ndarray):
         raise ArgumentTypeError("q", type(q).__name__, "a NumPy or CuPy array")
     if q.ndim != 2 or q.dtype != np.uint8 or 0 in q.shape:
-        raise QuantizationError("q", f"{q.dtype} {q.shape}", "a uint8 array of shape (K, N) without empty axes")
+        raise QuantizationError("q", f"{q.dtype} {q.shape}", "a nonempty uint8 array of shape (K, N)")
     kind = weight_format(format)
     if kind.bits == 4 and int(q.max()) > 15:
         raise QuantizationError("q", f"a value of {int(q.max())}", "0 to 15", "pass four-bit values")
@@ -563,14 +559,14 @@ def pack(
 def _plain_zeros(zeros: Any) -> NDArray[Any]:
     host = host_array(zeros, "zeros")
     if host.dtype.kind not in "ui":
-        raise QuantizationError("zeros", host.dtype.name, f"integers from 0 to {MAX_ZERO}")
+        raise QuantizationError("zeros", host.dtype.name, f"an integer array with values from 0 to {MAX_ZERO}")
     if host.size and (host.min() < 0 or host.max() > MAX_ZERO):
         raise QuantizationError("zeros", f"{host.min()} to {host.max()}", f"0 to {MAX_ZERO}")
     return host.astype(np.uint8)
 
 
 def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
-    """Convert a permutation to int32 after checking its range. PackedWeight checks for duplicates."""
+    """Convert a permutation to int32 after checking its range. PackedWeight rejects duplicates."""
     host = host_array(perm, "perm")
     if host.dtype.kind not in "ui" or host.shape != (k,):
         raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"an integer array with shape ({k},)")
@@ -581,7 +577,7 @@ def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
 
 
 def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
-    """Pad rows (G, N) to (G, 64 N64), and put them in stored order."""
+    """Pad rows (G, N) to (G, 64 N64), and reorder them for storage."""
     groups, n = rows.shape
     padded: NDArray[Any] = np.full((groups, layout_v1.blocks(n) * layout_v1.BLOCK), padding, dtype=rows.dtype)
     padded[:, :n] = rows
@@ -591,7 +587,7 @@ def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
 def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, zero_code: int, xp: Any) -> Any:
     """Pad q to whole blocks with values that dequantize to 0.
 
-    With a zero point of 16, no integer dequantizes to 0. The padding is then 15, which does not affect results because
+    If a zero point is 16, no code dequantizes to 0. The padding is then 15, which does not affect results because
     activations beyond K are zero.
     """
     k, n = q.shape

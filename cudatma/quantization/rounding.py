@@ -1,16 +1,16 @@
 """Quantize dense weights by rounding to nearest, with one scale per group along K.
 
-In a symmetric int4 group, the element e with the largest magnitude is rounded to level -8, so that scale = e / -8,
-which is negative if e is positive. This scheme uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused,
-and max|w| / 8 clips positive extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0,
-and zero = round(-min / scale). docs/lab/models.md lists the errors. int8 groups are symmetric, with levels from -128 to
-127.
+In a symmetric int4 group, the element e with the largest magnitude becomes level -8, so scale = e / -8, which is
+negative if e is positive. This scheme uses all sixteen levels. In contrast, the scale max|w| / 7 leaves level -8
+unused, and the scale max|w| / 8 clips the largest positive elements. In an asymmetric group, scale = (max - min) / 15
+for a range that includes 0, and zero = round(-min / scale). docs/lab/models.md lists the rounding errors. int8 groups
+are symmetric, with levels from -128 to 127.
 
-In fp8, the largest magnitude of a group becomes 448. In NVFP4, it becomes 6, and the scales are e4m3 numbers times one
-fp32 scale of the whole weight. In MXFP4, the scale is a power of two for which the largest magnitude becomes 4 to 8.
-Magnitudes above 6 become 6. [OCP Microscaling Formats Specification 1.0, section 6.3]
+fp8 scales map the largest magnitude of a group to 448. NVFP4 scales, which are e4m3 numbers times one fp32 scale for
+the whole weight, map it to 6. MXFP4 scales, which are powers of two, map it to at least 4 and less than 8. Scaled
+magnitudes above 6 become 6. [OCP Microscaling Formats Specification 1.0, section 6.3]
 
-The scale is rounded to fp16 or bf16 before the integers are computed, because kernels use the rounded scale.
+Scales are rounded to fp16 or bf16 before the codes are computed, because kernels use the rounded scales.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def quantize(
     Raises
     ------
     QuantizationError
-        If an element is NaN or infinite, or if the dequantized values of a group exceed the range of ``dtype``. The
-        error names the element or group.
+        If the shape or dtype is invalid, if an element is NaN or infinite, or if the dequantized values of a group
+        exceed the range of ``dtype``. The error names the element or group.
     ArgumentTypeError
         If ``weight`` is not an array, or if the format is unknown.
 
@@ -162,9 +162,9 @@ def quantize_linear(
 
 def _check_dense(weight: Any) -> None:
     if weight.ndim != 2 or 0 in weight.shape:
-        raise QuantizationError("weight", tuple(weight.shape), "a matrix with two dimensions, each at least 1")
+        raise QuantizationError("weight", tuple(weight.shape), "two-dimensional and nonempty")
     if not is_float(weight.dtype):
-        raise QuantizationError("weight", f"dtype {weight.dtype}", "float16, bfloat16, float32 or float64")
+        raise QuantizationError("weight", f"dtype {weight.dtype}", "a float16, bfloat16, float32 or float64 array")
 
 
 def _quantize(
@@ -200,7 +200,7 @@ def _quantize(
             packed = _pack_tile(_levels(block, scales[place], zero, scheme, xp), rows.stop - rows.start, kind, xp)
             first_n, first_k = columns.start // BLOCK, row_blocks(rows.start, kind.bits)
             qweight[first_n : first_n + packed.shape[0], first_k : first_k + packed.shape[1]] = packed
-        if not bool(fits.all()):  # Before the weight is checked, only this line waits for a GPU.
+        if not bool(fits.all()):  # Apart from _tensor_scale(), this is the only wait for a GPU.
             _raise_unfit(weight, fits, group_rows, dtype, xp)
         return PackedWeight(
             qweight=qweight.reshape(n64 * rows_of_blocks, BLOCK_BYTES),
@@ -216,7 +216,7 @@ def _quantize(
 
 
 def _tensor_scale(weight: Any, kind: WeightFormat, xp: Any) -> float:
-    """Return the scale of the whole weight. With this scale, the largest scale of a group is 448, the largest e4m3."""
+    """Return the scale of the whole weight, which maps the largest group scale to 448, the largest e4m3 number."""
     if not kind.has_tensor_scale:
         return 1.0
     largest = max(float(xp.abs(_float32(rows, xp)).max()) for rows in _row_chunks(weight, xp))
@@ -233,7 +233,7 @@ def _row_chunks(weight: Any, xp: Any) -> Iterator[Any]:
 def _tiles(k: int, n: int, group_rows: int, xp: Any) -> Iterator[tuple[slice, slice]]:
     """Yield the rows and columns of tiles that consist of whole groups and whole 64 x 64 blocks.
 
-    If the block size allows it, a tile is at most an eighth of the weight, so that temporary arrays stay small.
+    If possible, a tile is at most one eighth of the weight, so that temporary arrays stay small.
     """
     elems = min(_tile_elems(xp), k * n // 8)
     min_rows = max(group_rows, BLOCK)
@@ -256,16 +256,17 @@ def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
     rows, n = tile.shape
     groups = -(-rows // group_rows)
     block = xp.empty((groups * group_rows, n), dtype=np.float32)
-    # A float64 value beyond the range of float32 becomes infinite. Its group then raises an error.
+    # A float64 value beyond the range of float32 becomes infinite, which the range check of its group reports.
     block[:rows] = _float32(tile, xp) if tile.dtype == BFLOAT16 else tile
     block[rows:] = 0
     return block.reshape(groups, group_rows, n)
 
 
 def _pack_tile(levels: Any, rows: int, kind: WeightFormat, xp: Any) -> Any:
-    """Pack codes, float32 (G, group_rows, n) with ``rows`` rows inside K, into bytes (n64, blocks along K, 2048).
+    """Pack codes, float32 (G, group_rows, n), into bytes (n64, blocks along K, 2048).
 
-    Padding dequantizes to 0. Padding rows hold the group's zero point. Padding columns hold the code of 0.
+    Only the first ``rows`` rows are inside K. Padding dequantizes to 0: padding rows hold the group's zero point, and
+    padding columns hold the code of 0.
     """
     n = levels.shape[2]
     values = levels.reshape(-1, n)[: blocks(rows) * BLOCK]
@@ -275,9 +276,9 @@ def _pack_tile(levels: Any, rows: int, kind: WeightFormat, xp: Any) -> Any:
 
 
 def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Return the scale and zero point (float32) with the least squared error, and whether all candidates fit.
+    """Return the scale and zero point (float32) with the smallest squared error, and whether all candidates fit.
 
-    Each result has shape (G, n). The scales are exact in the dtype.
+    Each result has shape (G, n). The dtype represents the scales exactly.
     """
     low, high = xp.minimum(block.min(axis=1), 0), xp.maximum(block.max(axis=1), 0)
     scale, zero, fits = _parameters(low, high, scheme, xp)
@@ -295,7 +296,7 @@ def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
 
 
 def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Return the scale and zero point of ranges low <= 0 <= high, and whether their values fit in the dtype.
+    """Return the scale and zero point for ranges low <= 0 <= high, and whether their values fit in the dtype.
 
     Each result has shape (G, n).
     """
@@ -311,16 +312,16 @@ def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any
         zero = xp.full(scale.shape, kind.zero_code, dtype=np.float32)
     else:
         zero = xp.clip(xp.rint(-low / _divisor(scale, xp)), 0, 15)
-    reach = xp.maximum(zero, _highest(kind) - zero) * xp.abs(scale)
-    # Because low <= 0 <= high, low + high is finite if low and high are finite.
+    reach = xp.maximum(zero, _highest_code(kind) - zero) * xp.abs(scale)
+    # low + high is finite only if both are. It cannot overflow, because low <= 0 <= high.
     return scale, zero, (reach <= _largest(scheme.dtype)) & xp.isfinite(low + high)
 
 
 def _float_parameters(largest: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Return the result of _parameters() for a floating-point format and the largest magnitude of each group."""
+    """Return the result of _parameters() for a floating-point format, given the largest magnitude of each group."""
     kind = scheme.format
     if kind.name == "mxfp4":
-        # frexp() returns an exponent that is one larger than the exponent of the number.
+        # frexp() returns mantissas in [0.5, 1), so subtract 1 to get the floating-point exponent.
         scale = xp.ldexp(np.float32(1), xp.frexp(largest)[1] - 1 - _E2M1_EXPONENT).astype(np.float32)
         limits = ml_dtypes.finfo(scheme.dtype.numpy)
         # The product of the smallest code and a scale must not underflow.
@@ -336,9 +337,9 @@ def _float_parameters(largest: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any,
 
 
 def _rounded_up_from_0(values: Any, dtype: ActivationType, xp: Any) -> Any:
-    """Round scales to the dtype.
+    """Round scales to the dtype, but never round a nonzero scale to 0.
 
-    If a scale rounds to 0, use the smallest subnormal number, so that the largest values do not become 0.
+    Such a scale becomes the smallest subnormal number, because otherwise all elements of the group would become 0.
     """
     scale = _rounded(values, dtype, xp)
     smallest = np.float32(ml_dtypes.finfo(dtype.numpy).smallest_subnormal)
@@ -346,14 +347,13 @@ def _rounded_up_from_0(values: Any, dtype: ActivationType, xp: Any) -> Any:
 
 
 def _rounded_e4m3(values: Any, xp: Any) -> Any:
-    """Round nonnegative values to e4m3 numbers, at least to the smallest one."""
+    """Round nonnegative values to positive e4m3 numbers."""
     kind = WEIGHT_FORMATS["fp8"]
     codes = xp.maximum(kind.nearest(values, xp), 1).astype(np.uint8)
     return xp.asarray(kind.values)[codes]
 
 
-def _highest(kind: WeightFormat) -> int:
-    """Return the highest code of an integer format."""
+def _highest_code(kind: WeightFormat) -> int:
     return len(kind.values) - 1
 
 
@@ -367,11 +367,11 @@ def _raise_unfit(weight: Any, fits: Any, group_rows: int, dtype: ActivationType,
         if not bool(finite.all()):
             row, column = (int(i) for i in xp.argwhere(~finite)[0])
             got = str(rows[row, column])
-            raise QuantizationError(f"weight[{first + row}, {column}]", got, "finite", "correct the weight")
+            raise QuantizationError(f"weight[{first + row}, {column}]", got, "finite", "replace NaNs and infinities")
     group, column = (int(i) for i in xp.argwhere(~fits)[0])
     values = _float32(weight[group * group_rows : (group + 1) * group_rows, column], xp)
     got = f"values from {min(float(values.min()), 0):g} to {max(float(values.max()), 0):g}"
-    allowed = f"dequantized values in the range of {dtype.name}, at most {_largest(dtype):g}"
+    allowed = f"in the range of {dtype.name} after dequantization (magnitudes up to {_largest(dtype):g})"
     remedy = "scale the weight down" if dtype.name == "bfloat16" else "pass dtype='bfloat16', or scale the weight down"
     raise QuantizationError(f"weight[group {group}, column {column}]", got, allowed, remedy)
 
@@ -381,7 +381,7 @@ def _largest(dtype: ActivationType) -> float:
 
 
 def _float32(values: Any, xp: Any) -> Any:
-    """Convert to float32. Convert bf16 on a GPU by its bits, because some versions of CuPy do not support bf16."""
+    """Convert to float32. On a GPU, convert the bits of bf16 values, because some CuPy versions do not support bf16."""
     if xp is np or values.dtype != BFLOAT16:
         return values.astype(np.float32, copy=False)
     return (values.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -416,7 +416,7 @@ def _levels(block: Any, scale: Any, zero: Any, scheme: _Scheme, xp: Any) -> Any:
         return scheme.format.nearest(steps, xp)
     xp.rint(steps, out=steps)
     steps += zero[:, None]
-    return xp.clip(steps, 0, _highest(scheme.format), out=steps)
+    return xp.clip(steps, 0, _highest_code(scheme.format), out=steps)
 
 
 def _squared_error(block: Any, scale: Any, zero: Any, scheme: _Scheme, xp: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Read a safetensors file. The header is checked once, and each tensor is read on request.
+"""Read safetensors files. The header is checked once, and each tensor is read on request.
 
 The format (huggingface.co/docs/safetensors) has three parts: the length of the header (8 bytes, little-endian), the
 header (JSON with dtype, shape and data_offsets [begin, end) for each tensor), and the data. This module exists because
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.errors import ArgumentTypeError, WeightFileError, reason_of, shown
+from cudatma.errors import ArgumentTypeError, WeightFileError, alternatives, reason_of, shown
 
 #: NumPy type of each type name in the format. The data is little-endian.
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -42,7 +42,7 @@ _COPY_AGAIN = "copy or download the file again"
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Header entry of a tensor: its dtype as written in the file, its shape, and its byte range [begin, end)."""
+    """Header entry of a tensor: its dtype as spelled in the file, its shape, and its byte range [begin, end)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -75,7 +75,8 @@ class SafetensorsFile:
             raise WeightFileError(name, "no such tensor", f"a tensor in {self.path}", similar_names(name, self.tensors))
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
-            raise WeightFileError(name, f"dtype {entry.dtype} in {self.path}", ", ".join(sorted(_DTYPES)))
+            allowed = f"a tensor with dtype {alternatives(sorted(_DTYPES))}"
+            raise WeightFileError(name, f"dtype {entry.dtype} in {self.path}", allowed)
         self.check_bytes(name)
         count = math.prod(entry.shape)
         try:
@@ -95,7 +96,7 @@ class SafetensorsFile:
     def check_bytes(self, name: str) -> None:
         """Raise WeightFileError unless a tensor's size in bytes matches its shape.
 
-        Types that NumPy does not support are not checked.
+        Tensors with unsupported dtypes are not checked.
         """
         entry = self.tensors[name]
         dtype = _DTYPES.get(entry.dtype)
@@ -124,14 +125,14 @@ class SafetensorsFile:
             raise WeightFileError(name, got, "a complete tensor", _COPY_AGAIN)
 
 
-#: Other kinds of weight files by suffix, each with a description and the way to convert it to safetensors.
+#: Maps the suffixes of other kinds of weight files to a description and a remedy.
 _OTHER_FILES = {
     (".bin", ".pt", ".pth"): (
         "a torch pickle file",
         "convert the file with safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')",
     ),
     (".gguf",): (
-        "a GGUF file of llama.cpp",
+        "a GGUF file",
         "convert the original float checkpoint with `cudatma convert --quantize`",
     ),
     (".npz",): ("a NumPy or MLX file", "convert the float checkpoint with `cudatma convert --quantize`"),
@@ -159,7 +160,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
         got = f"a file that cannot be read ({reason_of(error)})"
         raise WeightFileError(str(path), got, "a readable safetensors file", "check the path") from error
     if not is_whole:
-        got = f"a file of {size} bytes" + (f" with a header of {length}" if size >= 8 else "")
+        got = f"a file of {size} bytes" + (f" with a header of {length} bytes" if size >= 8 else "")
         raise WeightFileError(str(path), got, "a safetensors file with a complete header", _COPY_AGAIN)
     try:
         header = json.loads(text, object_pairs_hook=_without_duplicates)
@@ -186,8 +187,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 def as_path(path: object) -> Path:
     """Return a path from a str or os.PathLike.
 
-    Raises ArgumentTypeError for another type, and WeightFileError if no file can have this path, for example because
-    it is too long, contains a NUL, or leads through a loop of symbolic links.
+    Raises ArgumentTypeError for another type, and WeightFileError if no file can have this path (for example, if the
+    path is too long, contains a NUL, or leads through a loop of symbolic links).
     """
     try:
         checked = Path(path)  # type: ignore[arg-type]
@@ -208,7 +209,7 @@ PARTIAL = ".cudatma-partial"
 
 
 def temporary_name() -> str:
-    """Return the name of a new temporary file, which is short in any folder."""
+    """Return a short, random name for a temporary file."""
     return f".{secrets.token_hex(8)}{PARTIAL}"
 
 
@@ -242,11 +243,16 @@ def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> Tensor
     shape, offsets = _extents(value.get("shape")), _extents(value.get("data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise WeightFileError(
-            place, repr(value)[:80], "an object whose shape and data_offsets are nonnegative integers", _COPY_AGAIN
+            place,
+            repr(value)[:80],
+            "an object with nonnegative sizes in shape and a range in data_offsets",
+            _COPY_AGAIN,
         )
     begin, end = data_at + offsets[0], data_at + offsets[1]
     if end > size:
-        raise WeightFileError(place, f"data up to byte {end}", f"in the file, which ends at byte {size}", _COPY_AGAIN)
+        raise WeightFileError(
+            place, f"data up to byte {end}", f"inside the file, which ends at byte {size}", _COPY_AGAIN
+        )
     return TensorEntry(value["dtype"], shape, begin, end)
 
 
@@ -256,11 +262,11 @@ def _check_order(path: Path, tensors: dict[str, TensorEntry], data_at: int, size
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:
             got = f"data from byte {entry.begin}"
-            allowed = f"data from byte {end}, the end of the previous tensor"
+            allowed = f"data from byte {end} (the end of the previous tensor)"
             raise WeightFileError(f"{path}: {name}", got, allowed, _COPY_AGAIN)
         end = entry.end
     if end != size:
-        raise WeightFileError(str(path), f"{size} bytes", f"{end} bytes, as its header states", _COPY_AGAIN)
+        raise WeightFileError(str(path), f"{size} bytes", f"{end} bytes (the size in its header)", _COPY_AGAIN)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -278,7 +284,7 @@ def _extents(value: Any) -> tuple[int, ...] | None:
 
 
 def similar_names(name: str, names: Iterable[str]) -> str:
-    """Return a remedy with names that end like a missing name. These names show the prefix of the layers."""
+    """Return a remedy that lists names with the same last part as a missing name."""
     ending = name.rpartition(".")[2]
     similar = [other for other in names if other.rpartition(".")[2] == ending]
     return (

@@ -1,14 +1,14 @@
-"""Choose the form in which one multiply-add can apply a weight's scale and offset with bitwise identical results.
+"""Choose how one multiply-add applies a weight's scale and offset with the same bits as a subtraction and a product.
 
 A nibble v whose lowest bit is bit b of a half, with zeros above the nibble, is the subnormal number v 2^(b - u). The
-constant u is 24 for fp16 and 133 for bf16. Therefore fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once,
+constant u is 24 for fp16 and 133 for bf16. Therefore, fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once,
 and is bitwise identical to the product of (v - 8) and s. In bf16, bit 7 is the lowest bit of the exponent. The smallest
 normal numbers continue where the subnormal numbers end, so bits 0 to 7 form one number.
 
-s 2^(u - b) must be finite. Larger scales are multiplied by 2^-p, with one p for the whole weight, and the sums of
-products are multiplied by 2^p. The result is bitwise identical unless a weight, product or sum leaves the normal range
-of its type in only one of the two computations. In bf16, nearly every weight has a form. In fp16, a weight has a form
-if its scales are within a factor of 32 of each other.
+s 2^(u - b) must be finite. If it is not, all scales of the weight are multiplied by 2^-p, and the sums of products are
+multiplied by 2^p. The result is bitwise identical unless a weight, product or sum leaves the normal range of its type
+in only one of the two computations. In bf16, nearly every weight has a form. In fp16, a weight has a form if its scales
+are within a factor of 32 of each other.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Value of b in each form, for every second nibble. The other nibbles are four bits higher. "as_stored" masks nibbles
-#: in place. "shifted" first shifts nibbles up by two bits. This form takes one more instruction per eight values and
+#: in place. "shifted" first shifts nibbles left by two bits. This form takes one more instruction per eight values and
 #: supports scales up to 2^-6.
 FORMS = {"as_stored": 0, "shifted": 2}
-#: Number of mantissa bits of each type. Nibbles may also use the lowest bit of the exponent, which continues the
-#: mantissa.
+#: Number of mantissa bits of each type. Nibbles may also extend into the lowest bit of the exponent.
 _MANTISSA_BITS = {"float16": 10, "bfloat16": 7}
 _EXPONENT_BIAS = {"float16": 15, "bfloat16": 127}
 #: Number of bits from b to the end of the higher of two nibbles.
@@ -64,7 +63,7 @@ def fit_scales(scales: NDArray[Any]) -> ScaleFit:
     bits = scales.view(np.uint16) & np.uint16(0x7FFF)  # Without signs, halves have the same order as their bits.
     if not bits.any():
         return ScaleFit()
-    # Stored exponents: 0 for subnormals, 1 for the smallest normal numbers, 2 bias for the largest.
+    # Stored exponents are 0 for subnormals, 1 for the smallest normal numbers, and 2 * bias for the largest numbers.
     largest, smallest = (int(bound) >> mantissa for bound in (bits.max(), bits[bits > 0].min()))
     for form, lowest_bit in FORMS.items():
         if lowest_bit + _NIBBLES_BITS > mantissa + 1:

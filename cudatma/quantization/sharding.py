@@ -1,10 +1,10 @@
-"""Shard a packed weight across GPUs, along the columns (N), or along the rows (K) at group boundaries."""
+"""Shard a packed weight across GPUs, either along the columns (N) or along the rows (K) at group boundaries."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError, quoted
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, row_blocks
 from cudatma.quantization.namespaces import namespace_of, on_device_of
 from cudatma.quantization.packed import PackedWeight, pack, unpack
@@ -38,8 +38,8 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
     ArgumentTypeError
         If ``weight`` is not a PackedWeight.
     QuantizationError
-        If the rows cannot be sharded because a shard would not have a whole number of groups, or because the weight has
-        an activation order, so that each group has rows in all shards.
+        If the weight is sharded by rows and a shard would not have a whole number of groups, or the weight has an
+        activation order, which can spread a group's rows over all shards.
 
     Notes
     -----
@@ -61,10 +61,12 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
     if type(index) is not int or not 0 <= index < count:
         raise ArgumentError("index", index, f"0 to {count - 1}")
     if by not in ("columns", "rows"):
-        raise ArgumentError("by", by, "columns, rows")
+        raise ArgumentError("by", by, quoted(("columns", "rows")))
     extent = weight.shape[by == "columns"]
     if extent % count:
-        raise ArgumentError("count", count, f"a divisor of the {extent} {by}", "choose another number of GPUs")
+        raise ArgumentError(
+            "count", count, f"a divisor of the number of {by} ({extent})", "choose another number of GPUs"
+        )
     size = extent // count
     if by == "columns":
         return _columns(weight, index * size, (index + 1) * size)
@@ -80,13 +82,13 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
         raise QuantizationError(
             "weight",
             "a weight with activation order",
-            "a weight without activation order for sharding by rows",
+            'a weight without activation order if by is "rows"',
             remedy,
         )
     if weight.group_size != -1 and size % weight.group_size:
         sizes = [str(other) for other in weight_format(weight.format).group_sizes if other == -1 or size % other == 0]
         remedy = f"quantize with a group_size of {' or '.join(sizes)}, or choose fewer GPUs"
-        allowed = f"a number of shards with a multiple of {weight.group_size} rows, the group size"
+        allowed = f"a number that gives shards of a multiple of {weight.group_size} rows (the group size)"
         raise QuantizationError("count", f"{count}, which gives shards of {size} rows", allowed, remedy)
 
 

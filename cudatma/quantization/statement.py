@@ -1,11 +1,11 @@
 """Read the quantization configuration from the JSON files of a model folder.
 
-Each key of a configuration belongs to one of four classes:
+This module distinguishes four classes of keys:
 
-- keys that this module reads,
-- keys for the quantization process or for other tools, which do not affect the weights and are listed in the report,
-- keys that change the model's computation, which raise an error,
-- unknown keys, which are listed in the report.
+- Keys that this module reads.
+- Keys for the quantization process or for other tools. They do not affect the weights. The report lists them.
+- Keys that change the model's computation. They raise an error.
+- Unknown keys. The report lists them.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ _HARMLESS = _keys("""
     use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
     fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
 """)
-#: Lowercase parts of the names of keys that change the model's computation.
+#: Pattern in the lowercase names of keys that change the model's computation.
 _COMPUTES = re.compile(
     r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
     r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
 )
-#: A layer with at least this number of bits counts as not quantized.
+#: A layer with at least this number of bits per value counts as not quantized.
 _FLOAT_BITS = 16
 
 
@@ -113,7 +113,7 @@ class LayerStatement:
     bits : int or None
         Number of bits per value.
     group_size : int or None
-        Number of rows per group. -1 means one scale for the whole column.
+        Number of rows per group. -1 means one scale per column.
     symmetric : bool or None
         Whether all zero points are 8.
     act_order : bool or None
@@ -132,7 +132,7 @@ class LayerStatement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Statement about the layers whose names begin with a match of a pattern."""
+    """Statement that applies to the layers whose names match ``pattern`` (see re.match)."""
 
     pattern: re.Pattern[str]
     statement: LayerStatement
@@ -149,13 +149,13 @@ class Statement:
     where : str
         File and key, for error messages.
     zero_point_format : str
-        Encoding of the zero points (see ``from_gptq``).
+        Encoding of the zero points; see ``from_gptq``.
     rules : tuple of Rule
         Rules for layers. The first rule that matches a layer applies.
     notes : tuple of str
-        Sentences for the report.
+        Notes for the report.
     unused : tuple of str
-        Keys that have no effect.
+        Keys that do not affect the weights.
     borrows : bool
         Whether asymmetric layers have the format "v1_borrow".
     """
@@ -177,7 +177,7 @@ class Statement:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json. Raises WeightFileError unless it is a JSON object."""
+    """Return the content of a folder's config.json. Raises WeightFileError unless the content is a JSON object."""
     content = read_json(folder / "config.json")
     if not isinstance(content, dict):
         raise WeightFileError(str(folder / "config.json"), type(content).__name__, "a JSON object")
@@ -185,7 +185,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def statement_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that may describe a quantization."""
+    """Return the files in a folder that may contain a quantization configuration."""
     return [folder / name for name in (*_FILES, MODELOPT_FILE) if (folder / name).is_file()]
 
 
@@ -223,7 +223,7 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
-    """Yield the sections of config.json. Multimodal models store this section with the text model."""
+    """Yield the sections of config.json. Multimodal models store theirs in text_config."""
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:
         raise WeightFileError(f"{where}: quantization", "the format of MLX", _SUPPORTED, FROM_FLOAT)
@@ -256,12 +256,12 @@ def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
             got = ", ".join(f"{str(value)[:80]} in {file}" for file, value in values.items())
             remedy = "correct one of the files"
             if key == "checkpoint_format":
-                remedy += ", or read the layers with load_gptq(zero_point_format='v1' or 'v2')"
+                remedy += ", or pass zero_point_format ('v1' or 'v2') to load_gptq()"
             raise WeightFileError(f"{folder}: {key}", got, "the same value in all files", remedy)
 
 
 def _normalized(value: Any) -> str:
-    """Return a string that is equal for equal settings. Case, order, repetitions and null values are ignored."""
+    """Return a string that is equal for equal settings, regardless of case, order, repetitions and null values."""
     if isinstance(value, dict):
         return f"{{{sorted(f'{key}: {_normalized(item)}' for key, item in value.items() if item is not None)}}}"
     if isinstance(value, list):
@@ -276,7 +276,7 @@ def _tools(section: Section) -> str:
 
 
 def _inferred_method(section: Section) -> str | None:
-    """Return the method of a section without a method, inferred from keys that only one tool writes."""
+    """Infer a section's method from keys that only one tool writes. Returns None if there are no such keys."""
     if "method" in section:
         return str(section["method"])
     if "config_groups" in section:
@@ -296,7 +296,7 @@ _AUTO_ROUND = ("auto-round", "auto_round", "intel/auto-round")
 METHODS = ("gptq", "awq", "compressed-tensors", "marlin", "fp8", "mxfp4", "modelopt", *_AUTO_ROUND)
 #: zero_point_format by checkpoint_format.
 _GPTQ_FORMATS = {"gptq": "v1", "gptq_v2": "v2"}
-_QUOTED = "'v1' or 'v1_borrow' or 'v2'"
+
 _INTEGERS = (None, "int", "int_sym", "int_asym")
 _SUPPORTED = (
     "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound, Marlin, fp8, MXFP4 or NVFP4, in safetensors"
@@ -362,11 +362,11 @@ def _gptq_format(section: Section, where: str, is_marlin: bool) -> tuple[Format,
         named["quant_method" if is_marlin else "is_marlin_format"] = "marlin"
     for key, value in named.items():
         if value not in (*_GPTQ_FORMATS, "marlin"):
-            remedy = f"read the layers with load_gptq(zero_point_format={_QUOTED}) if the tensors have a GPTQ format"
+            remedy = "if these are GPTQ tensors, pass zero_point_format ('v1', 'v1_borrow' or 'v2') to load_gptq()"
             raise WeightFileError(f"{where}: {key}", value, ", ".join((*_GPTQ_FORMATS, "marlin")), remedy)
     if len(set(named.values())) > 1:
         got = ", ".join(f"{key} {value}" for key, value in named.items())
-        raise WeightFileError(f"{where}: format", got, "one format", "correct one of the keys")
+        raise WeightFileError(f"{where}: format", got, "the same format in all keys", "correct one of the keys")
     value = next(iter(named.values()), "gptq")
     return (MARLIN, "v2") if value == "marlin" else (GPTQ, _GPTQ_FORMATS[value])
 
@@ -376,9 +376,7 @@ def _check_awq(section: Section, where: str) -> None:
         named = str(section.get(key) or "gemm").lower()
         remedy = f"quantize the model again with version gemm, or {FROM_FLOAT}"
         if named in ("exllama", "ipex"):
-            remedy = (
-                f"replace {named}, a kernel for files of version gemm, with gemm if qweight has the shape (K, N / 8)"
-            )
+            remedy = f"if qweight has the shape (K, N / 8), replace {named}, which only names a kernel, with gemm"
         elif named == "marlin":
             remedy = "read the layers with cudatma.quantization.from_marlin(qweight, scales)"
         if named != "gemm":
@@ -395,7 +393,7 @@ def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Forma
         return AWQ, "v2"
     if packing == "auto_round" or kind == "gptqmodel":
         return GPTQ, "v2"
-    # Old files do not specify the packing, but in symmetric files, it can be inferred from the values.
+    # Old files do not specify the packing. If they are symmetric, it can be inferred from the zero points.
     if kind == "gptq" or (kind in ("", "exllamav2") and default.symmetric):
         return GPTQ, "v1"
     allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
@@ -403,7 +401,7 @@ def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Forma
 
 
 def _float_rules(method: str, section: Section, where: str, notes: list[str]) -> tuple[Format, tuple[Rule, ...]]:
-    """Return the format and the rules of a checkpoint of fp8, of gpt-oss in MXFP4, or of ModelOpt."""
+    """Return the format and the rules of an fp8, gpt-oss (MXFP4) or ModelOpt checkpoint."""
     kind, quantizes_activations = MXFP4, False
     if method == "fp8":
         block = section.get("weight_block_size")
@@ -428,7 +426,7 @@ def _float_rules(method: str, section: Section, where: str, notes: list[str]) ->
     rules = []
     for key in ("modules_to_not_convert", "ignored_layers", "exclude_modules", "ignore"):
         for name in _names(section.get(key), f"{where}: {key}"):
-            # ModelOpt writes patterns with *, which may match more than one module.
+            # In ModelOpt's patterns, * may match the names of several nested modules.
             pattern = ".*".join(map(re.escape, name.split("*")))
             rules.append(_rule(rf"(?:.*\.)?{pattern}(?:\.|$)", LayerStatement(f"{where}: {key}", quantized=False)))
     return kind, (*rules, _rule("", LayerStatement(where)))
@@ -437,7 +435,7 @@ def _float_rules(method: str, section: Section, where: str, notes: list[str]) ->
 def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[Format, tuple[Rule, ...]]:
     groups = section.get("config_groups")
     if not isinstance(groups, dict) or not groups:
-        raise WeightFileError(f"{where}: config_groups", repr(groups)[:80], "an object of groups")
+        raise WeightFileError(f"{where}: config_groups", repr(groups)[:80], "an object with at least one group")
     targeted: list[tuple[str, LayerStatement]] = []
     kinds: dict[str, Format] = {}
     for name, group in groups.items():
@@ -480,7 +478,7 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[F
         got = ", ".join(f"{kind.title} in {field}" for field, kind in kinds.items())
         raise WeightFileError(f"{where}: config_groups", got, "groups of one format", FROM_FLOAT)
     ignored = LayerStatement(f"{where}: ignore", quantized=False)
-    # A layer's name takes precedence over a pattern, and a pattern over a class of modules.
+    # The name of a layer takes precedence over a pattern, and a pattern takes precedence over a class of modules.
     targeted.sort(key=lambda item: (item[0] == "Linear", item[0].startswith("re:")))
     targeted[:0] = [(name, ignored) for name in _names(section.get("ignore"), ignored.where)]
     return next(iter(kinds.values())), tuple(
@@ -495,7 +493,7 @@ def _is_class(target: str) -> bool:
 
 
 def _target(target: str) -> str:
-    """Return the pattern of a target. The model class and the files may use different prefixes for the same module."""
+    """Return the pattern for a target. The model class and the files may use different prefixes for a module."""
     if target == "Linear":
         return ""
     if target.startswith("re:"):
@@ -519,7 +517,7 @@ def _compressed_group_size(weights: Section, where: str) -> int | None:
 
 
 def _check_transforms(transforms: Any, where: str, notes: list[str]) -> None:
-    """Raise WeightFileError for transforms of activations. The stored weights already include transforms of weights."""
+    """Raise WeightFileError for transforms of activations. The stored weights already include weight transforms."""
     if _is_neutral(transforms):
         return
     groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
@@ -530,7 +528,7 @@ def _check_transforms(transforms: Any, where: str, notes: list[str]) -> None:
     applied = [apply for group in groups.values() for apply in group["apply"]]
     if any(apply.get("location") not in ("weight_input", "weight_output") for apply in applied):
         _raise_unsupported(where, transforms)
-    notes.append(f"{where}: the stored weights already include the transforms of weights")
+    notes.append(f"{where}: the stored weights already include the weight transforms")
 
 
 def _is_transform(groups: Any) -> TypeGuard[dict[str, Any]]:
@@ -543,7 +541,7 @@ def _is_transform(groups: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _common(section: Section, where: str) -> LayerStatement:
-    """Read the facts with the same keys in GPTQ, AWQ and AutoRound, for all layers or for some layers."""
+    """Read the facts that GPTQ, AWQ and AutoRound specify with the same keys, for all layers or for some layers."""
     symmetric, zero_point = _value(section, "sym", bool, where), _value(section, "zero_point", bool, where)
     if symmetric is None:
         symmetric = None if zero_point is None else not zero_point
@@ -562,11 +560,11 @@ def _common(section: Section, where: str) -> LayerStatement:
 def _overrides(
     section: Section, key: str, default: LayerStatement, notes: list[str]
 ) -> list[tuple[str, LayerStatement]]:
-    """Return the names or patterns of layers with their own settings, each with its statement."""
+    """Return pairs of a name or pattern and its statement for layers that have their own settings."""
     where = f"{default.where}: {key}"
     overrides = {} if section.get(key) is None else section[key]
     if not isinstance(overrides, dict):
-        raise WeightFileError(where, repr(overrides)[:80], "an object of names and settings")
+        raise WeightFileError(where, repr(overrides)[:80], "an object that maps names to settings")
     statements = []
     for name, settings in overrides.items():
         field = f"{where}[{name!r}]"
@@ -574,7 +572,7 @@ def _overrides(
             statements.append((name, LayerStatement(field, quantized=False)))
             continue
         if not isinstance(settings, dict):
-            raise WeightFileError(field, repr(settings)[:80], "an object of settings")
+            raise WeightFileError(field, repr(settings)[:80], "an object with settings")
         _check_keys(settings, field, _READ_OF_LAYER, notes)
         for name_of_format in _FORMAT_KEYS & settings.keys():
             if settings[name_of_format] not in (None, *(section.get(name) for name in _FORMAT_KEYS)):
@@ -595,7 +593,7 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
     """Return the rules, from the keys of all tools, for layers that are not quantized or have their own settings."""
     rules = []
     field = f"{default.where}: modules_to_not_convert"
-    for name in _names(section.get("modules_to_not_convert"), field):  # A whole name or a part of a name.
+    for name in _names(section.get("modules_to_not_convert"), field):  # A whole name or the end of a name.
         rules.append(_rule(_module(name), LayerStatement(field, quantized=False)))
     if inside := section.get("modules_in_block_to_quantize"):  # A list of modules, or a list of lists of modules.
         field = f"{default.where}: modules_in_block_to_quantize"
@@ -627,7 +625,9 @@ def _rule(pattern: str, statement: LayerStatement) -> Rule:
     try:
         return Rule(re.compile(pattern), statement)
     except re.error as error:
-        raise WeightFileError(statement.where, f"{pattern!r} ({reason_of(error)})", "a regular expression") from error
+        raise WeightFileError(
+            statement.where, f"{pattern!r} ({reason_of(error)})", "a valid regular expression"
+        ) from error
 
 
 def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[str]) -> None:
@@ -670,14 +670,14 @@ def _names(value: Any, where: str) -> list[str]:
 def _value(section: Section, name: str, kind: type, where: str) -> Any:
     value: Any = section.get(name)
     if value is not None and type(value) is not kind:
-        raise WeightFileError(f"{where}: {name}", repr(value)[:80], kind.__name__)
+        raise WeightFileError(f"{where}: {name}", repr(value)[:80], f"of type {kind.__name__}")
     return value
 
 
 def _same(section: Section, names: tuple[str, ...], where: str) -> int | None:
-    """Return the integer value of one or several synonymous keys. Raises WeightFileError if the values differ."""
+    """Return the integer value of synonymous keys. Raises WeightFileError if the values differ."""
     stated = {name: value for name in names if (value := _value(section, name, int, where)) is not None}
     if len(set(stated.values())) > 1:
         got = ", ".join(f"{name} {value}" for name, value in stated.items())
-        raise WeightFileError(f"{where}: {names[0]}", got, "one value", "correct one of the keys")
+        raise WeightFileError(f"{where}: {names[0]}", got, "the same as the other keys", "correct one of the keys")
     return next(iter(stated.values()), None)

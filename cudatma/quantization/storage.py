@@ -1,10 +1,10 @@
-"""Write packed weights to safetensors files, and read packed weights from them.
+"""Write packed weights to safetensors files, and read them.
 
 A weight named ``layer`` is stored as the tensors ``layer.qweight`` and ``layer.scales`` and, if the weight has them,
 ``layer.zeros`` and ``layer.perm``. The file's metadata consists of strings with the keys format, layout_version and
 weights. The value of weights is JSON that maps each name to its shape, group_size, dtype and arrays and, for formats
-other than int4, to its format and tensor_scale. The weights of experts have the shape (experts, K, N), and the
-additional entry gated. nvfp4 experts have the tensor ``layer.tensor_scales``.
+other than int4, to its format and tensor_scale. Expert weights have the shape (experts, K, N) and the additional entry
+gated. nvfp4 expert weights have the tensor ``layer.tensor_scales``.
 
 To add a layout version, increment layout_v1.LAYOUT_VERSION and register in CONVERTERS, for each earlier version, a
 function that converts the arrays to a later version. CONVERTERS is empty because version 1 is the first version.
@@ -31,7 +31,7 @@ from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open
 class StoredWeight:
     """Content of a weight in a file. The arrays are keyed by names such as ``"qweight"`` and ``"scales"``.
 
-    ``shape`` is (K, N), or (experts, K, N) for the weights of experts. ``gated`` applies only to experts.
+    ``shape`` is (K, N), or (experts, K, N) for expert weights. ``gated`` applies only to expert weights.
     """
 
     name: str
@@ -46,13 +46,13 @@ class StoredWeight:
 
     @property
     def are_experts(self) -> bool:
-        """Whether these are the weights of experts."""
+        """Whether these are expert weights."""
         return len(self.shape) == 3
 
 
 Converter = Callable[[StoredWeight], StoredWeight]
 
-#: Maps each earlier layout version to a function that converts it to a later version.
+#: Maps each earlier layout version to a function that converts weights to a later version.
 CONVERTERS: dict[int, Converter] = {}
 
 
@@ -110,7 +110,7 @@ def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeig
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
-    """Return all weights of a file by name, in the current layout version.
+    """Return all weights in a file by name, in the current layout version.
 
     Raises WeightFileError if the file is truncated or corrupt, has a different format or an unknown version, or lacks a
     tensor.
@@ -139,7 +139,7 @@ def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str
 
     with replaced(path) as aside:
         aside.touch(exist_ok=False)
-        mode = stat.S_IMODE(aside.stat().st_mode)  # Respects the umask, whereas the library creates private files.
+        mode = stat.S_IMODE(aside.stat().st_mode)  # touch() respects the umask, but save_file() creates private files.
         try:
             save_file(tensors, aside, metadata=metadata)
         except SafetensorError as error:
@@ -157,7 +157,9 @@ def _facts(file: SafetensorsFile) -> dict[str, Any]:
         raise WeightFileError(f"{file.path}: format", repr(kind), FORMAT, remedy)
     version = file.metadata.get("layout_version", "")
     if not version.isdecimal() or len(version) > _MAX_VERSION_DIGITS:
-        raise WeightFileError(f"{file.path}: layout_version", repr(version)[:80], "a number", "pack the weight again")
+        raise WeightFileError(
+            f"{file.path}: layout_version", repr(version)[:80], "a decimal number", "pack the weight again"
+        )
     check_version(int(version), f"{file.path}: layout_version")
     try:
         facts = json.loads(file.metadata.get("weights", ""))

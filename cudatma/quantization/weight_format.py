@@ -32,13 +32,13 @@ class WeightFormat:
     title : str
         Name of the format in messages.
     bits : int
-        Number of bits of a code, 4 or 8.
+        Number of bits per code, 4 or 8.
     group_sizes : tuple of int
-        Supported numbers of rows per scale. -1 means one scale per column.
+        Supported group sizes, in rows per scale. -1 means one scale per column.
     values : ndarray of float32, shape (2**bits,)
         Value of each code.
     zero_code : int
-        Code with the value 0, which is also the padding.
+        Code of the value 0, which is also used for padding.
     exponent_bias : int or None
         Exponent bias of a floating-point code, or None for integers. Kernels extract such a code as a 16-bit float
         whose value is too small by a power of two (see ``shift``).
@@ -65,7 +65,7 @@ class WeightFormat:
     def __post_init__(self) -> None:
         magnitudes = self.values[: len(self.values) // 2]
         middles = (magnitudes[1:] + magnitudes[:-1]) / np.float32(2)
-        # A value in the middle is rounded to the even code. Of two codes, searchsorted() returns the lower one.
+        # searchsorted() returns the lower code for a midpoint, but ties must round to the even code.
         middles[1::2] = np.nextafter(middles[1::2], np.float32(0))
         object.__setattr__(self, "_midpoints", middles[np.isfinite(middles)])
 
@@ -76,7 +76,7 @@ class WeightFormat:
 
     @property
     def is_e2m1(self) -> bool:
-        """Whether codes are e2m1 numbers, which packed weights store in a different order of bits."""
+        """Whether codes are e2m1 numbers, whose bits are reordered in packed weights."""
         return self.is_float and self.bits == 4
 
     @property
@@ -86,7 +86,7 @@ class WeightFormat:
 
     @property
     def smallest(self) -> float:
-        """Smallest magnitude of a code's value other than 0."""
+        """Smallest nonzero magnitude of a code's value."""
         return float(np.nanmin(np.abs(self.values[self.values != 0])))
 
     @property
@@ -95,9 +95,9 @@ class WeightFormat:
         return float(np.nanmax(np.abs(self.values)))
 
     def shift(self, dtype: str) -> int:
-        """Return the exponent e for which a code that is extracted as an fp16 or bf16 number is 2^-e times its value.
+        """Return the exponent e for which a code extracted as an fp16 or bf16 number is 2^-e times the code's value.
 
-        Kernels copy sign, exponent and mantissa to the corresponding bits of the 16-bit type without changing the
+        Kernels copy the sign, exponent and mantissa to the corresponding bits of the 16-bit type without adjusting the
         exponent bias.
         """
         return 0 if self.exponent_bias is None else _EXPONENT_BIAS[dtype] - self.exponent_bias
@@ -113,10 +113,10 @@ class WeightFormat:
             return 0
         bias = _EXPONENT_BIAS[scales.dtype.name]
         mantissa = 10 if bias == _EXPONENT_BIAS["float16"] else 7
-        magnitudes = np.unique(scales.view(np.uint16) & np.uint16(0x7FFF))  # Magnitudes have the order of their bits.
+        magnitudes = np.unique(scales.view(np.uint16) & np.uint16(0x7FFF))  # Magnitudes are ordered like their bits.
         exponent = max(0, (int(magnitudes[-1]) >> mantissa) + self.shift(scales.dtype.name) - 2 * bias)
         if exponent or self.has_exact_products:
-            # The products of scales and the smallest code must not underflow.
+            # The product of a scale and the smallest nonzero code must not underflow.
             values = magnitudes.view(scales.dtype).astype(np.float64)
             products = values * (self.smallest * 2.0**-exponent)
             if (products.astype(scales.dtype) != products).any():
@@ -173,10 +173,7 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
 
 
 def weight_format(name: object) -> WeightFormat:
-    """Return the format with this name.
-
-    Raises ArgumentTypeError for an unknown name.
-    """
+    """Return the format with this name. Raises ArgumentTypeError if the name is unknown."""
     if not isinstance(name, str) or name not in WEIGHT_FORMATS:
         raise ArgumentTypeError("format", repr(name), ", ".join(map(repr, WEIGHT_FORMATS)))
     return WEIGHT_FORMATS[name]

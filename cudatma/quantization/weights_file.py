@@ -1,4 +1,4 @@
-"""Store several packed weights in one file, by name."""
+"""Save and load several named weights in one file."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def save_weights(weights: Mapping[str, PackedWeight | PackedExperts], path: str 
     WeightFileError
         If the file cannot be written.
     ArgumentError
-        If UTF-8 cannot encode a name.
+        If a name cannot be encoded in UTF-8.
     ArgumentTypeError
-        If ``path`` is not a path, or if a value has a different type.
+        If ``path`` is not a path, or if ``weights`` has a different type.
     """
     path = as_path(path)
     if not isinstance(weights, Mapping):
@@ -39,8 +39,8 @@ def save_weights(weights: Mapping[str, PackedWeight | PackedExperts], path: str 
     stored: dict[str, StoredWeight] = {}
     for name, weight in weights.items():
         if not isinstance(weight, PackedWeight | PackedExperts) or not isinstance(name, str):
-            allowed = "a PackedWeight or PackedExperts with a name of type str"
-            raise ArgumentTypeError(f"weights[{name!r}]", type(weight).__name__, allowed)
+            got = type(weight).__name__ if isinstance(name, str) else f"a key of type {type(name).__name__}"
+            raise ArgumentTypeError(f"weights[{name!r}]", got, "a PackedWeight or PackedExperts with a str as its key")
         try:
             name.encode()
         except UnicodeEncodeError as error:

@@ -1,7 +1,7 @@
 """Read the resources of kernels from the ELF sections of a cubin, without NVIDIA's programs.
 
-NVIDIA does not document these sections. Their meaning was found by comparison with the output of ``cuobjdump
---dump-elf`` and ``cuobjdump --dump-resource-usage``, which a test repeats.
+NVIDIA does not document these sections. Their meaning was inferred from the output of ``cuobjdump --dump-elf`` and
+``cuobjdump --dump-resource-usage``. A test compares the results with this output.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MAX_THREADS, _REQUIRED_THREADS, _REGISTERS, _BARRIERS = 0x05, 0x10, 0x2F, 0x4C
 _FRAME_SIZE, _MIN_STACK_SIZE = 0x11, 0x12
 #: Attribute of .nv.compat that is 1 for targets with the suffix "a", and the corresponding flag of older cubins.
 _ACCELERATED, _ACCELERATED_FLAG = 0x09, 0x800
-#: Formats of an attribute: a value with a size, and a single byte. The other formats have 16 bits.
+#: Formats of an attribute: a value preceded by its size, and a single byte. All other formats have 16 bits.
 _SIZED, _BYTE = 4, 2
-#: First ABI version whose flags have the architecture in bits 8-15 instead of 0-7.
+#: First ABI version whose flags store the architecture in bits 8-15 instead of 0-7.
 _NEW_FLAGS_ABI = 8
 
 
@@ -39,9 +39,9 @@ class Resources:
     stack_bytes, local_bytes : int
         Stack frame and other local memory per thread.
     spill_store_bytes, spill_load_bytes : int or None
-        Bytes per thread that spilled registers store and load, or None without a log of ptxas.
+        Number of bytes per thread that register spills store and load, or None if there is no log of ptxas.
     static_smem_bytes, reserved_smem_bytes : int
-        Static shared memory per CTA, and shared memory that the system reserves per CTA. cuobjdump shows the sum.
+        Static shared memory per CTA, and shared memory that the system reserves per CTA. cuobjdump prints the sum.
     named_barriers : int
         Number of named barriers.
     max_threads : int or None
@@ -78,14 +78,14 @@ class Cubin:
 
 
 def machine_of(data: bytes) -> int:
-    """Return the machine of an ELF file."""
+    """Return the machine number (``e_machine``) of an ELF file."""
     return int.from_bytes(data[18:20], "little")
 
 
 def read_cubin(data: bytes, name: str, log: str = "") -> Cubin:
-    """Read a cubin, and the spills from a log of ``ptxas -v``.
+    """Return the contents of a cubin, with the spills from a log of ``ptxas -v``.
 
-    Raise ArgumentError, with the file name ``name``, if the cubin is corrupt or truncated.
+    Raises ArgumentError, which contains the file name ``name``, if the cubin is corrupt or truncated.
     """
     try:
         return _read(data, _spills(log))
@@ -190,7 +190,7 @@ _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def _spills(log: str) -> dict[str, tuple[int, int]]:
-    """Return the bytes that each kernel's spills store and load, from a log of ``ptxas -v``."""
+    """Return the number of bytes that each kernel's spills store and load, from a log of ``ptxas -v``."""
     result: dict[str, tuple[int, int]] = {}
     entry = ""
     for line in log.splitlines():

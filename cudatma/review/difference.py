@@ -16,9 +16,9 @@ from cudatma.review.report import KernelReport
 from cudatma.review.sass import CLASSES, Place, Step, class_of
 from cudatma.review.tables import Loop, shown_places
 
-#: Maximum number of changed places in a text. ``--json`` has no limit.
+#: Maximum number of changed places in the printed text. ``--json`` has no limit.
 _SHOWN_CHANGES = 40
-#: Maximum product of the lengths of two blocks for a comparison of single instructions.
+#: Maximum product of the lengths of two ranges that are compared instruction by instruction.
 _MAX_PRODUCT = 1_000_000
 _LABEL = re.compile(r"`\([^)]*\)|\b0x[0-9a-f]+$")
 _JUMPS = ("BRA", "BRX", "JMP", "CALL", "RET", "EXIT", "BSYNC")
@@ -33,7 +33,7 @@ class Change:
     before, after : int or None
         Address of the first instruction in each build, in bytes, or None at the end of the code.
     places_before, places_after : tuple of Place
-        Places of these instructions in the source. Empty without line information.
+        Places of these instructions in the source. Empty if there is no line information.
     opcodes : dict of str to int
         Number of instructions in the second build minus that in the first build, by opcode.
     """
@@ -64,9 +64,9 @@ class KernelDifference:
     changes : tuple of Change
         Changed places in order of address.
     operands : int
-        Number of instructions outside of ``changes`` with other registers, constants or addresses.
+        Number of instructions outside ``changes`` whose registers, constants or addresses differ.
     is_code_changed : bool
-        Whether the cubin or the PTX differs. False if both builds have SASS.
+        Whether the cubin or the PTX differs. Always False if both builds have SASS.
     """
 
     name: str
@@ -132,8 +132,8 @@ def compare(before: Sequence[KernelReport], after: Sequence[KernelReport]) -> Di
     Parameters
     ----------
     before, after : sequence of KernelReport
-        Kernels of the builds. If both builds have one kernel, the names of the kernels may differ. Otherwise, kernels
-        are matched by entry and target. Kernels with the same entry and target are matched in order.
+        Kernels of the builds. If each build has exactly one kernel, the names may differ. Otherwise, kernels are
+        matched by entry and target, and kernels with the same entry and target are matched in order.
 
     Returns
     -------
@@ -184,7 +184,7 @@ def _compare(before: KernelReport, after: KernelReport) -> KernelDifference:
 
 
 def _values(report: KernelReport) -> dict[str, Any]:
-    """Return the values of a report to compare, without unknown values."""
+    """Return the values of a report to compare, except unknown values."""
     values: dict[str, Any] = {f"config.{name}": value for name, value in report.config.items()}
     if report.resources is not None:
         values |= {name: getattr(report.resources, name) for name in Resources.__slots__ if name != "max_threads"}
@@ -280,7 +280,7 @@ def _extent(blocks: list[tuple[int, int]], begin: int, end: int, size: int) -> t
 
 
 def _form(step: Step) -> tuple[str, bool]:
-    """Return the parts of an instruction without registers, constants and addresses."""
+    """Return an instruction without its registers, constants and addresses."""
     return step.opcode, bool(step.predicate)
 
 

@@ -19,8 +19,8 @@ State = TypeVar("State")
 def successors(code: Code) -> list[tuple[int, ...]]:
     """Return, for each step, the indices of the steps that the same thread may issue next.
 
-    The result may contain too many successors: a return is followed by the steps after every call, and a jump without a
-    known target by every label.
+    The result may contain too many successors. The steps after all calls are successors of each return, and all labels
+    are successors of each jump with an unknown target.
     """
     by_address = {step.address: index for index, step in enumerate(code.steps)}
     after_calls = [index + 1 for index, step in enumerate(code.steps) if step.mnemonic == "CALL"]
@@ -38,10 +38,10 @@ def successors(code: Code) -> list[tuple[int, ...]]:
 def states_before(
     code: Code, nothing: State, after: Callable[[Step, State], State], merge: Callable[[State, State], State]
 ) -> list[State]:
-    """Return the state before each step, computed by a forward data-flow analysis up to its fixed point.
+    """Return the state before each step, computed by a forward data-flow analysis.
 
-    ``nothing`` is the state at the beginning of the code and at unreachable steps. ``merge`` merges the states of two
-    paths. ``nothing`` must be its neutral element, and repeated merging must converge.
+    ``nothing`` is the state at the beginning of the code and at unreachable steps. ``merge`` combines the states of two
+    paths. ``nothing`` must be the neutral element of ``merge``, and repeated merging must converge.
     """
     following = successors(code)
     before = [nothing] * len(code.steps)
@@ -78,7 +78,7 @@ def _after(
             yield from _targets(step, code, by_address) or [index + 1]
         case "BRA" | "BRX" | "BRXU" | "JMP" | "JMX" | "JMXU":
             yield from _targets(step, code, by_address) or code.labels.values()
-            # `BRA.U UP0, `(x)` and `BRA.DIV UR4, `(x)` have their condition among the operands.
+            # The operands of `BRA.U UP0, `(x)` and `BRA.DIV UR4, `(x)` include the condition.
             guarded = guarded or (step.mnemonic == "BRA" and "," in _TARGET.sub("", step.operands))
         case "WARPSYNC":
             yield from _targets(step, code, by_address)

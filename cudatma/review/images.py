@@ -26,7 +26,7 @@ _VERSION = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
 #: Comments and strings of PTX, in which braces have no meaning.
 _TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)
-#: An error in PTX. A ptxas that is too old for the PTX reports another error.
+#: Error message for invalid PTX. It does not match the message of a ptxas that is too old for the PTX.
 _PTX_ERROR = re.compile(r"line (?P<line>\d+); (?:error|fatal)\s*: (?!Unsupported \.version)(?P<cause>[^;]*)")
 #: Options of Triton that a report shows.
 _TRITON_OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "triton_version")
@@ -45,7 +45,7 @@ class Image:
     ptx, cubin : str, bytes
         PTX and machine code, or empty.
     sass : str or None
-        Encoded disassembly of the cubin, or None if it was not disassembled.
+        Disassembly of the cubin with the encodings of instructions, or None if the cubin was not disassembled.
     log : str
         Log of ptxas with ``-v``, or "".
     compiler : str
@@ -85,7 +85,7 @@ def read_images(path: str | Path) -> tuple[Image, ...]:
     Returns
     -------
     tuple of Image
-        At least one module. The function does not assemble PTX, and does not disassemble cubins.
+        At least one module. PTX is not assembled, and cubins are not disassembled.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def read_images(path: str | Path) -> tuple[Image, ...]:
             raise ArgumentError(
                 "file",
                 f"{path.name} with {len(data)} bytes",
-                f"complete, with the {length} bytes that its header states",
+                f"complete ({length} bytes according to its header)",
             )
         return _extracted(path)
     return (_of_ptx(path.stem, data, path.name),)
@@ -138,7 +138,7 @@ def _of_cubin(name: str, data: bytes, file: str) -> Image:
 def _of_ptx(name: str, data: bytes, file: str) -> Image:
     text = data.rstrip(b"\0").decode("utf-8", "backslashreplace")
     if not _VERSION.search(text):
-        raise ArgumentError("file", f"{file}, which has another format", _ALLOWED)
+        raise ArgumentError("file", f"{file}, which has an unknown format", _ALLOWED)
     target = _TARGET.search(text)
     if target is None:
         raise ArgumentError("file", f"{file}, which has no .target directive", "complete PTX")
@@ -155,7 +155,7 @@ def _check_target(target: str, file: str) -> None:
 
 
 def _extracted(path: Path) -> tuple[Image, ...]:
-    """Return the modules that cuobjdump extracts from a fatbin or from a host's ELF file."""
+    """Return the modules that cuobjdump extracts from a fatbin or from an ELF file for the host."""
     cubins, texts, note = extract(path)
     images = []
     for file, data in cubins.items():
@@ -227,9 +227,9 @@ def assembled(image: Image) -> Image:
     cubin, output = assemble(image.ptx, image.target)
     if error := _PTX_ERROR.search(output.note):
         got = f"{image.name} with an error in line {error['line']}: {error['cause']}"
-        raise ArgumentError("file", got, "PTX that ptxas accepts")
+        raise ArgumentError("file", got, "valid PTX")
     if output.text is None:
-        return replace(image, notes=(*image.notes, f"no registers, shared memory and SASS: {output.note}"))
+        return replace(image, notes=(*image.notes, f"registers, shared memory and SASS are unknown: {output.note}"))
     warnings = (line.strip() for line in output.log.splitlines() if "warning" in line)
     return replace(image, cubin=cubin, log=output.log, compiler="ptxas", notes=(*image.notes, *warnings))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cudatma.toolkit import find_program, find_programs
 
-#: pip packages of the disassemblers, which are also the extra ``sass`` in pyproject.toml.
+#: pip packages of the disassemblers. The extra ``sass`` in pyproject.toml lists the same packages.
 SASS_PACKAGES = "nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
 _TIMEOUT_S = 300
 _CAUSE = re.compile(r"\b(?:error|fatal)\b")
@@ -19,7 +19,7 @@ _CAUSE = re.compile(r"\b(?:error|fatal)\b")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """stdout and stderr of the first program that succeeded, or None and a note with the reason for the failure."""
+    """stdout and stderr of the first program that succeeded, or None and the reason for the failure."""
 
     text: str | None
     log: str = ""
@@ -27,7 +27,7 @@ class Output:
 
 
 def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
-    """Run each program with this name in a folder until one succeeds. Old programs do not support new targets."""
+    """Run the installed programs of a name until one succeeds. Old programs do not support new targets."""
     failures = []
     for program in find_programs(name):
         try:
@@ -51,7 +51,7 @@ def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
 
 
 def disassemble(cubin: bytes) -> Output:
-    """Disassemble a cubin with encodings. nvdisasm is preferred, because it prints source lines."""
+    """Disassemble a cubin and print instruction encodings. nvdisasm is preferred, because it prints source lines."""
     failures = []
     options = ("--print-code", "--print-instruction-encoding", "--print-line-info-inline")
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ def assemble(ptx: str, target: str) -> tuple[bytes, Output]:
 
 
 def extract(path: Path) -> tuple[dict[str, bytes], dict[str, bytes], str]:
-    """Return the cubins and the PTX texts in a fatbin or in a host's ELF file, by name, and a note after a failure."""
+    """Return the cubins and PTX texts in a fatbin or host ELF file, by name, and a note after a failure."""
     members: list[dict[str, bytes]] = []
     failures = []
     for option, ending in (("--extract-elf", "*.cubin"), ("--extract-ptx", "*.ptx")):

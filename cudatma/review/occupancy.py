@@ -26,9 +26,9 @@ class Occupancy:
     dynamic_smem_bytes : int
         Dynamic shared memory per CTA.
     ctas, warps : int
-        Numbers of resident CTAs and warps per SM. 0 if no CTA fits.
+        Number of resident CTAs and of resident warps per SM. 0 if no CTA fits.
     limited_by : tuple of str
-        The resources that prevent another CTA.
+        Resources that prevent an additional CTA.
     """
 
     threads: int
@@ -46,7 +46,7 @@ def target_of(name: str) -> Target | None:
 
 
 def occupancy(resources: Resources, target: Target, threads: int, dynamic_smem_bytes: int) -> Occupancy:
-    """Return the occupancy of a kernel for CTAs of this number of threads and this dynamic shared memory."""
+    """Return the occupancy of a kernel for a number of threads and a dynamic shared memory size per CTA."""
     warps = -(-threads // _WARP)
     warp_registers = _round_up(max(resources.registers, 1) * _WARP, _REGISTER_UNIT)
     smem = _round_up(resources.static_smem_bytes + dynamic_smem_bytes + SMEM_RESERVED_BYTES, _SMEM_UNIT_BYTES)

@@ -2,8 +2,8 @@
 
 A consumer reads a slot of a ring with LDS or LDSM, and releases the slot with SYNCS.ARRIVE (mbarrier.arrive). The SM
 may issue the arrival while a read is still in flight, if the arrival's wait mask does not contain the read's
-scoreboard. If stores of other warps delay the load unit, TMA may refill the slot before the read, and the warp computes
-with the values of the next stage [observed on an H200].
+scoreboard. If stores of other warps delay the load unit, TMA may refill the slot before the read. The warp then
+computes with the values of the next stage [observed on an H200].
 
 A use of the value before the arrival in the source does not help, because ptxas moves arithmetic past the arrival. Two
 remedies pass this check: release the slot one iteration later, or place fence.acq_rel.cta before the arrival, because
@@ -26,7 +26,10 @@ _WAIT, _PRODUCTS = "SYNCS.PHASECHK", ("HGMMA", "QGMMA", "HMMA", "QMMA")
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHazard:
-    """An arrival that may be issued while a read of shared memory is in flight, with byte offsets in the function."""
+    """An arrival that may be issued while a read of shared memory is in flight.
+
+    ``arrive`` and ``load`` are byte offsets in the function.
+    """
 
     function: str
     arrive: int
@@ -38,21 +41,21 @@ class ReleaseHazard:
         return f"{self.arrive_opcode} at {self.arrive:#x} does not wait for {self.load_opcode} at {self.load:#x}"
 
 
-#: Maps the address of a read that may be in flight, and whether the warp has waited for a stage since, to a mask of
-#: scoreboards. If any scoreboard in the mask is clear, the read has ended. The mask has the scoreboards of the read and
-#: of later reads, because reads end in order. (ptxas relies on this order: it gives a scoreboard only to the last of
-#: several reads.)
+#: Reads that may be in flight. Each key is the address of a read and whether the warp has waited for a stage since. The
+#: value is a mask of scoreboards. If any of them is clear, the read has ended. The mask contains the scoreboards of the
+#: read and of later reads, because reads end in order. (ptxas relies on this order and assigns a scoreboard only to the
+#: last of several reads.)
 Pending = Mapping[tuple[int, bool], int]
 
 
 def release_hazards(code: Code, *, releases_one_stage_late: bool = False) -> tuple[ReleaseHazard, ...]:
     """Return the hazards in a function, by address of the arrival.
 
-    A read counts as in flight if it may be in flight on any path. Arrivals that release no slot are also reported.
-    Reads by wgmma and bulk copies are not checked, because other instructions wait for them.
+    A read counts as in flight if it may be in flight on any path. Arrivals that do not release a slot are also
+    reported. Reads by wgmma and bulk copies are not checked, because other instructions wait for them.
 
-    ``releases_one_stage_late`` is set in the config of a kernel that releases a slot in the middle of the next stage.
-    Reads after the wait for that stage then belong to another slot, if the stage's products continue after the arrival.
+    Set ``releases_one_stage_late`` if the kernel releases each slot in the middle of the next stage. If MMAs of that
+    stage follow an arrival, reads after the wait for the stage belong to another slot and are not reported.
     """
     by_address = {step.address: step for step in code.steps}
     nothing: Pending = {}
@@ -81,7 +84,7 @@ def _is_amid_products(code: Code, index: int) -> bool:
 def _merge(left: Pending, right: Pending) -> Pending:
     """Merge the states of two paths. A read is in flight if it is in flight on either path.
 
-    A clear scoreboard shows the end of the read only if this is true on both paths.
+    After the merge, a clear scoreboard shows the end of the read only if it does so on both paths.
     """
     merged = dict(left)
     for load, scoreboards in right.items():
@@ -90,7 +93,7 @@ def _merge(left: Pending, right: Pending) -> Pending:
 
 
 def _remaining(step: Step, pending: Pending) -> dict[tuple[int, bool], int]:
-    """Return the reads in flight at the issue of the step, which waits even if its guard is false."""
+    """Return the reads in flight after the step's waits. A step waits even if its guard is false."""
     return {load: scoreboards for load, scoreboards in pending.items() if not scoreboards & step.waits}
 
 
@@ -105,7 +108,7 @@ def _issue(step: Step, pending: Pending) -> Pending:
     """Return the reads in flight after the step. A scoreboard is clear when all instructions that use it have ended."""
     if step.opcode.startswith(_WAIT):
         return _older(_remaining(step, pending))
-    # `@!PT LDS RZ, [RZ]`, which ptxas places before some copies and fences, never runs.
+    # `@!PT LDS RZ, [RZ]`, which ptxas places before some copies and fences, never executes.
     if step.mnemonic not in _READS or step.predicate == "!PT":
         return _remaining(step, pending) if step.waits and pending else pending
     own = 0 if step.write_scoreboard is None else 1 << step.write_scoreboard

@@ -24,15 +24,15 @@ Span = tuple[str, int, int]
 
 _ENTRY = re.compile(r"^[ \t]*(?:\.visible|\.weak)?[ \t]*\.entry[ \t]+([\w$%]+)", re.MULTILINE)
 _THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
-#: Numbers of threads per CTA for which a report shows the occupancy if the number of the kernel is unknown.
+#: CTA sizes for which a report shows the occupancy if the kernel's number of threads per CTA is unknown.
 _TYPICAL_THREADS = (128, 256, 512, 1024)
-#: Maximum numbers of rows and loops in a text. ``--json`` has no limit.
+#: Maximum number of rows and of loops in the printed text. ``--json`` has no limit.
 _SHOWN_ROWS, _SHOWN_LOOPS = 60, 30
 
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """Report of a compiled kernel. ``str()`` is a readable text.
+    """Report of a compiled kernel. ``str()`` returns it as text.
 
     Parameters
     ----------
@@ -41,15 +41,15 @@ class KernelReport:
     entry : str
         Name of the kernel.
     kernel, template : str
-        Name in the registry and template of one of cudatma's kernels, otherwise "".
+        Registry name and template of one of cudatma's kernels, or "" for other kernels.
     target, compiler : str
         Architecture, and the compiler if it is known.
     compile_seconds : float or None
-        Duration of the compilation, or None for a kernel that was compiled before.
+        Duration of the compilation, or None for a previously compiled kernel.
     config : dict
         Fields of the config, or Triton's options.
     resources : Resources or None
-        Registers, spills, shared memory and barriers, or None without a cubin.
+        Registers, spills, shared memory and barriers, or None if there is no cubin.
     threads : int or None
         Number of threads per CTA, or None if neither the config nor the code specifies it.
     dynamic_smem_bytes : int or None
@@ -61,18 +61,19 @@ class KernelReport:
     smem, stage : tuple
         Layout of dynamic shared memory, and parts of a pipeline stage, if the config contains them.
     sass : dict of str to int, or None
-        Number of instructions with each mnemonic, or None without SASS (``notes`` has the reason).
+        Number of instructions with each mnemonic, or None if there is no SASS (``notes`` contains the reason).
     opcodes : dict of str to int
         Number of instructions with each SASS opcode, including modifiers.
     cluster_opcodes : tuple of str
-        Opcodes that need a cluster.
+        Opcodes that require a cluster.
     rows : tuple of Row
-        TMA, mbarrier and tensor-core instructions with their source lines, from SASS or otherwise from PTX.
+        TMA, mbarrier and tensor-core instructions with their source lines, from the SASS, or from the PTX if there is
+        no SASS.
     loops : tuple of Loop
         Loops with the events that they wait for.
     release_hazards, wgmma_hazards : tuple of str, or None
-        Releases of ring slots that may still be read, and writes to registers that a wgmma may still use. None without
-        SASS. Without a config, releases of earlier slots are also listed.
+        Releases of ring slots while a read may be in flight, and writes to registers that a wgmma in flight may be
+        using. None if there is no SASS. If there is no config, releases of earlier slots are also listed.
     notes : tuple of str
         Compiler warnings, and reasons for missing parts.
     digest : str
@@ -128,7 +129,7 @@ class KernelReport:
 
     @property
     def _blocks(self) -> list[list[str]]:
-        """The parts of the text: a heading, and lines."""
+        """Sections of the text, each a heading followed by lines."""
         blocks = [_heading(self), _resources(self), _layout(self), _instructions(self), _rows(self), _loops(self)]
         blocks += [["notes", *(f"  {note}" for note in self.notes)]] if self.notes else []
         return [block for block in blocks if block]
@@ -166,7 +167,7 @@ def reports(
     kernel, template : str, default: ""
         Names of cudatma's kernel and template.
     smem : tuple of (str, int, int)
-        Layout of dynamic shared memory: name, offset and size in bytes. Default: the config's.
+        Layout of dynamic shared memory: name, offset and size in bytes. Default: the layout of the config.
     threads, dynamic_smem_bytes : int, optional
         Threads and dynamic shared memory per CTA. Default: from the config, the code, or Triton's metadata.
 
@@ -239,7 +240,7 @@ def _texts(hazards: tuple[object, ...]) -> tuple[str, ...]:
 
 
 def config_fields(config: object) -> dict[str, Any]:
-    """Return the init fields of a config. Values other than numbers and flags become text."""
+    """Return the init fields of a config. Values other than numbers and booleans are converted to strings."""
     if not is_dataclass(config):
         return {}
     values = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
@@ -323,7 +324,7 @@ def _instructions(report: KernelReport) -> list[str]:
             lines.append(f"    none of: {', '.join(absent)}")
     cluster = ", ".join(report.cluster_opcodes) or "none"
     lines.append(f"  cluster and multicast: {cluster}")
-    # Without a config, it is unknown whether an arrival releases the last slot or an earlier slot.
+    # If there is no config, it is unknown whether an arrival releases the last slot or an earlier slot.
     release = "release" if report.kernel else "possible release"
     for kind, hazards in ((release, report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
         lines.append(f"  {kind} hazards: {len(hazards) or 'none'}")
@@ -359,7 +360,9 @@ def _loops(report: KernelReport) -> list[str]:
     if not loops:
         return []
     file = _only_file(report)
-    lines = [f"loops (addresses{f', line of {file}' if file else ''}); numbers of instructions that wait"]
+    lines = [
+        f"loops (addresses{f', line of {file}' if file else ''}), with the number of waiting instructions by event"
+    ]
     for loop in loops[:_SHOWN_LOOPS]:
         indent = "  " * (loop.depth + 1)
         words = [f"{count} {name}" for name, count in loop.classes.items()]

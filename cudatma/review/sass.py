@@ -1,10 +1,15 @@
 """Parse SASS into instructions with their scoreboards, source lines and classes.
 
-An instruction on Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 control scheduling: the
-stall cycles (105-108), the yield flag (109), the scoreboard that is cleared when the result is available (110-112, 7:
-none), the scoreboard that is cleared when the operands have been read (113-115, 7: none), and a mask of the six
-scoreboards that must be clear before the instruction is issued (116-121). NVIDIA documents the disassemblers and the
-mnemonics (CUDA Binary Utilities, "Instruction Set Reference"), but not these bits.
+An instruction on Hopper and Blackwell has 128 bits, printed as two 64-bit words. These bits control scheduling:
+
+- 105-108: stall cycles
+- 109: yield flag
+- 110-112: scoreboard that is cleared when the result is available (7: none)
+- 113-115: scoreboard that is cleared when the operands have been read (7: none)
+- 116-121: mask of the scoreboards that must be clear before the instruction is issued
+
+NVIDIA documents the disassemblers and the mnemonics (CUDA Binary Utilities, "Instruction Set Reference"), but not these
+bits.
 """
 
 from __future__ import annotations
@@ -73,7 +78,7 @@ CLASSES: dict[str, dict[str, str]] = {
         "UCGABAR_ARV": "cluster barrier arrive",
         "UCGABAR_WAIT": "cluster barrier wait",
         "ACQBULK": "wait for the previous kernel (griddepcontrol.wait)",
-        "PREEXIT": "let the next kernel start (griddepcontrol.launch_dependents)",
+        "PREEXIT": "allow the next kernel to start (griddepcontrol.launch_dependents)",
         "USETMAXREG": "setmaxnreg",
     },
     "arithmetic": {
@@ -99,7 +104,7 @@ CLASSES: dict[str, dict[str, str]] = {
 
 _CLASS_OF = {mnemonic: name for name, members in CLASSES.items() for mnemonic in members}
 
-#: Number of scoreboards per warp, and the value of a scoreboard field that names no scoreboard.
+#: Number of scoreboards per warp, and the value of a field that specifies no scoreboard.
 SCOREBOARDS = 6
 _NO_SCOREBOARD = 7
 #: First bit of each field in the upper word.
@@ -123,7 +128,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An encoded instruction.
+    """An instruction and the fields of its encoding.
 
     Attributes
     ----------
@@ -164,8 +169,8 @@ class Code:
 def parse_sass(text: str) -> tuple[Code, ...]:
     """Return the functions of an encoded disassembly.
 
-    ``text`` is the output of ``nvdisasm --print-code --print-instruction-encoding`` or ``cuobjdump --dump-sass``. Raise
-    ArgumentError for instructions without encodings.
+    ``text`` is the output of ``nvdisasm --print-code --print-instruction-encoding`` or ``cuobjdump --dump-sass``.
+    Raises ArgumentError if the encodings of instructions are missing.
     """
     codes: list[Code] = []
     lines = iter(text.splitlines())
@@ -222,7 +227,7 @@ def _step(part: re.Match[str], upper: int, places: tuple[Place, ...]) -> Step:
 
 
 def count_mnemonics(steps: Iterable[Step]) -> dict[str, int]:
-    """Return the number of steps with each mnemonic except NOP, by decreasing number, then by name."""
+    """Return the number of steps with each mnemonic except NOP, in descending order, then by name."""
     counts = Counter(step.mnemonic for step in steps if step.mnemonic != "NOP")
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 

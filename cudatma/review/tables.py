@@ -55,7 +55,7 @@ class Row:
     kind : {"TMA", "mbarrier", "tensor core"}
         Kind of the instructions.
     opcode : str
-        SASS opcode with modifiers, or the PTX opcode without SASS.
+        SASS opcode with modifiers, or the PTX opcode if there is no SASS.
     count : int
         Number of instructions.
     places : tuple of Place
@@ -157,7 +157,7 @@ def _rows(instructions: Iterable[tuple[str, str, tuple[Place, ...]]]) -> tuple[R
     return tuple(sorted(rows, key=lambda row: order[row.kind]))
 
 
-#: For each scoreboard, the instructions that may hold it, and whether they hold it until their operands are read.
+#: Instructions that may hold each scoreboard, and whether they hold it until their operands are read.
 Holders = tuple[frozenset[tuple[str, bool]], ...]
 
 

@@ -1,9 +1,9 @@
 """Find writes in SASS to registers that a wgmma in flight uses.
 
 HGMMA is asynchronous. Until WARPGROUP.DEPBAR has waited for its commit group, it may read the registers of operand A
-and add to its accumulators. Within the body of a loop, ptxas uses different registers for the fragments of groups in
-flight, but not across the end of the body. The next iteration may therefore write weights to registers that a wgmma
-still reads. Results are then wrong and vary between runs (docs/design/marlin.md, "Traps"). ptxas prints no warning.
+and add to its accumulators. ptxas assigns different registers to the fragments of groups in flight within one iteration
+of a loop, but not across iterations. The next iteration may therefore write weights to registers that a wgmma is still
+reading. Results are then wrong and vary between runs (docs/design/marlin.md, "Traps"). ptxas prints no warning.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def wgmma_hazards(code: Code) -> tuple[WgmmaHazard, ...]:
 def _merge(left: InFlight, right: InFlight) -> InFlight:
     """Merge the states of two paths.
 
-    A wgmma is in flight if it is in flight on either path. The smaller number of committed groups is kept, because a
-    wait retires the wgmma later for a smaller number.
+    A wgmma is in flight if it is in flight on either path. The smaller number of committed groups is kept, because the
+    wgmma then counts as in flight for longer.
     """
     merged = dict(left)
     for address, committed in right.items():

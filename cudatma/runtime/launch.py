@@ -20,7 +20,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.backend import BACKEND_VARIABLE, backend_for
-from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
+from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted, quoted
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.compiler_log import log_warnings, register_count, source_lines
 from cudatma.runtime.hang import Names, is_debug_ptx
@@ -642,7 +642,7 @@ class Kernel:
         if function is not None:
             return function
         if type(device) is not int:
-            raise LaunchError("device", type(device).__name__, "a device ordinal (int) or None")
+            raise LaunchError("device", type(device).__name__, "an int (the ordinal of a device) or None")
         gpu = context.device(device)
         if not self.target.loads_on(gpu.compute_capability):
             shown = f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
@@ -667,8 +667,9 @@ def _on_host(args: Sequence[object]) -> bool:
 def _backend(requested: str | None) -> str:
     chosen = backend_for("Kernel.launch", requested, has_reference=False)
     if chosen == "reference":
-        remedy = "choose one of these, because user kernels have no NumPy reference"
-        raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
+        remedy = 'choose "emulator" to run on the CPU; user kernels have no NumPy reference'
+        allowed = quoted(("auto", "cuda", "emulator"))
+        raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, allowed, remedy)
     return chosen
 
 

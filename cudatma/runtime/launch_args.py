@@ -206,7 +206,7 @@ def _numpy_scalar(parameter: Parameter, value: Any, field: str) -> Any:
     # A "bytes" parameter accepts any scalar of its width, because the compiler treats __half and __nv_bfloat16 as
     # structures.
     if parameter.kind not in (kind, "bytes"):
-        raise LaunchError(field, f"{value!r} ({dtype})", f"{parameter.kind} for {parameter.name}", "convert the scalar")
+        raise LaunchError(field, f"{value!r} ({dtype})", _expected(parameter), "convert the scalar")
     ctype = (_INTEGERS if parameter.kind == "int" else _FLOATS if parameter.kind == "float" else {}).get(dtype.itemsize)
     return (ctype or ctypes.c_uint8 * dtype.itemsize).from_buffer_copy(value.tobytes())
 
@@ -267,6 +267,6 @@ def _same_device(into: Arguments, device: int | None, field: str) -> None:
         return
     if into.device is not None and into.device != device:
         raise LaunchError(
-            field, f"an array on device {device}", f"on device {into.device}, like the previous arguments"
+            field, f"an array on device {device}", f"on device {into.device} (the device of the previous arguments)"
         )
     into.device = device

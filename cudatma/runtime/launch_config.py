@@ -92,7 +92,8 @@ def dim3(value: object, field: str) -> Dim3:
         raise LaunchError(field, value, "an int or a tuple of one to three ints")
     for index, extent in enumerate(whole):
         if extent < 1:
-            raise LaunchError(f"{field}[{index}]", extent, "at least 1", "skip the launch if the grid is empty")
+            remedy = "skip the launch if the grid is empty" if field == "grid" else ""
+            raise LaunchError(f"{field}[{index}]", extent, "at least 1", remedy)
     x, y, z = (*whole, 1, 1)[:3]
     return x, y, z
 

@@ -60,7 +60,7 @@ def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
     if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}) or launch the kernel once before the capture begins"
         raise LaunchError(
-            "stream", "a stream that is capturing a graph", f"outside a graph capture until {entry} is loaded", remedy
+            "stream", "a stream under graph capture", f"outside a graph capture until {entry} is loaded", remedy
         )
 
 
@@ -111,4 +111,4 @@ def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter
         size = result[2] if int(result[0]) == 0 else None
         if size != parameter.size_bytes:
             got = f"{parameter.size_bytes} bytes in the PTX, but {size} in the cubin"
-            raise LaunchError(f"parameters[{index}]", got, "equal in PTX and cubin", "recompile the kernel")
+            raise LaunchError(f"parameters[{index}]", got, "of equal size in PTX and cubin", "recompile the kernel")

@@ -184,9 +184,9 @@ def capture_of(device: int, stream: int) -> Capture | None:
         if status.value != _ACTIVE:
             got, remedy = (
                 "a stream whose capture has been invalidated",
-                "end the capture, which an earlier call invalidated",
+                "end the capture, and repeat it without the call that invalidated it",
             )
-            raise LaunchError("stream", got, "a stream that supports capture", remedy)
+            raise LaunchError("stream", got, "a stream without an invalidated capture", remedy)
         # For a capturing stream, cuStreamGetId fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (H200, driver 580.159).
         # Within one capture, however, the handle identifies the stream.
         return Capture(number.value, graph.value or 0, _thread_number() if stream == _PER_THREAD else stream)

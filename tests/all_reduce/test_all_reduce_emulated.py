@@ -194,7 +194,7 @@ PLANTED = {
     "packets are stored as four words": (
         ("st.relaxed.sys.global.b128 [%0], packet;", "st.global.v2.b64 [%0], {low, high};"),
     ),
-    "the launch is counted before all have read its number": (("    __syncthreads();   // thread 0", "    //"),),
+    "the launch is counted before all have read its number": (("    __syncthreads();   // all threads must have read", "    //"),),
     "nobody waits": (("if (packet.w == launch && launch != 0) return;", "return;"),),
 }  # fmt: skip
 

@@ -83,11 +83,11 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
     unmeasured = cell(4096, us={"torch.mm": 10.0}, error="auto: failed")
     lines = gemm.gemm_summary([cell(256), cell(), slow, unmeasured, layer])
     assert [line.split(":")[0] for line in lines] == [
-        *["float16, squares from 512 upwards"] * 2,
+        *["float16, squares from 512 upward"] * 2,
         *["float16, transformer layers"] * 2,
     ]
     assert lines[1] == (
-        "float16, squares from 512 upwards: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC"
+        "float16, squares from 512 upward: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC"
         ", 2 cells (1 more not measured); errors at most 1.10 times those of cuBLASLt"
     )
 

@@ -36,9 +36,9 @@ def numpy_as_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_contenders_compute_the_same(name: str, numpy_as_cupy: None) -> None:
     prepared = SMALL[name]()
     prepared.ours()
-    assert prepared.right()
+    assert prepared.is_correct()
     prepared.cupys()
-    assert prepared.right()
+    assert prepared.is_correct()
 
 
 class Clock:

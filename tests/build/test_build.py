@@ -555,7 +555,7 @@ def test_a_template_that_changes_while_it_is_compiled(templates: Path, monkeypat
         return rendered(*given, **options)
 
     monkeypatch.setattr(build, "render", render)
-    with pytest.raises(TemplateError, match="changed while it was compiled"):
+    with pytest.raises(TemplateError, match="changed while it was being compiled"):
         load_kernel("kernel.cu.j2", Config(), "sm_90a")
 
 

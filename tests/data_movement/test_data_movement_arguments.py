@@ -111,7 +111,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (
         lambda o: c.transpose(fresh((4, 4, 32, 32))[:, :3], via="tma", **o),
         c.DescriptorError,
-        "src.shape",
+        "src.strides",
         "batch axes",
     ),
     # reduce_into

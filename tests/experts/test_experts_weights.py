@@ -90,7 +90,7 @@ def test_a_file_with_other_weights_or_wrong_facts_is_refused(tmp_path: Path) -> 
     with pytest.raises(WeightFileError, match=r"weight must be .*got a weight of shape \(64, 64\)"):
         PackedExperts.load(path)
     quantize_experts(dense(2, 64, 32), group_size=64, gated=True).save(path)
-    with pytest.raises(WeightFileError, match=r"weight must be .*got the weights of experts, of shape \(2, 64, 32\)"):
+    with pytest.raises(WeightFileError, match=r"weight must be .*got expert weights of shape \(2, 64, 32\)"):
         PackedWeight.load(path)
     tensors, metadata = load_file(path), dict(open_safetensors(path).metadata)
     for change, says in (
@@ -99,7 +99,7 @@ def test_a_file_with_other_weights_or_wrong_facts_is_refused(tmp_path: Path) -> 
             r"qweight must be an array with dtype uint8 and shape \(4, 2048\), got uint8 \(2, 2048\)",
         ),
         ({"shape": [2, 64, 40]}, "columns must be .*got 40"),
-        ({"shape": [2, 64, 0]}, "each at least 1"),
+        ({"shape": [2, 64, 0]}, "of at least 1"),
         ({"gated": "yes"}, "gated 'yes'"),
         ({"gated": None}, "gated None"),
     ):

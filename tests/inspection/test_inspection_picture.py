@@ -301,7 +301,7 @@ def test_a_plain_map_has_two_notes() -> None:
         ("no-l2-promotion", "note", tiled(l2_promotion="none"), "128 bytes"),
         ("rows-across-sectors", "note", tiled(strides_bytes=(8208,)), "strides_bytes 8208"),
         ("rows-across-sectors", "note", tiled(address=(1 << 20) + 16), "address 0x100010"),
-        ("tail-boxes", "note", tiled(dims=(4096, 4000)), "dims[1] is 4000, box 64"),
+        ("tail-boxes", "note", tiled(dims=(4096, 4000)), "dims[1] is 4000, box[1] is 64"),
         ("nan-fill", "note", tiled(oob_fill="nan"), "0x7FF7"),
         ("null-address", "warning", tiled(address=0), "address is 0"),
         ("store-clips-at-16-bytes", "warning", tiled(dims=(4092, 4096)), "end of a row"),

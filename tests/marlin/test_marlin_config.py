@@ -214,7 +214,7 @@ def test_an_unknown_dtype(base: MarlinConfig) -> None:
         (WGMMA, {"tile_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage has 1 commit group"),
         (WGMMA, {"tile_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "2 commit groups"),
         (WGMMA, {"tile_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "increase tile_k"),
-        (WGMMA, {"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations or split K"),
+        (WGMMA, {"cluster_k": 2, "cluster_n": 2}, "cluster_k", "shares activations or splits K"),
     ],
     ids=lambda value: getattr(value, "version", str(value)),
 )

@@ -355,7 +355,7 @@ def test_infinite_activations_and_overflow_stay_what_they_are(
 def test_a_weight_in_another_form_is_refused() -> None:
     x, w, _ = operands(8, 128, 64, config())
     w = scaled(w, *WIDE)
-    with pytest.raises(ArgumentError, match="'shifted' or 'none' for this weight"):
+    with pytest.raises(ArgumentError, match='"shifted" or "none" for the range'):
         run_marlin(x, w, config=config(scale_form="as_stored"), processors=1, schedules=1)
 
 

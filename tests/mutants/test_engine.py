@@ -178,7 +178,7 @@ def test_the_tool_lists_the_mutants_of_a_file(small: list[str], capsys: pytest.C
 def test_the_tool_tries_the_mutants_of_a_file(small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mutants", *small, "--schedules", "8"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("small.ptx, kernel: 11 mutants; the unchanged kernel is clean\n")
+    assert shown.startswith("small.ptx, kernel: 11 mutants; the unchanged kernel has no hazards\n")
     assert "exempt: PTX line 12: " in shown
     assert main(["mutants", *small, "--schedules", "8", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -18,7 +18,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, Target
 @pytest.mark.parametrize(
     ("option", "error", "text"),
     [
-        ({"hazards": "print"}, ArgumentError, "hazards must be one of raise, collect, off.*got print"),
+        ({"hazards": "print"}, ArgumentError, 'hazards must be "raise", "collect" or "off".*got print'),
         ({"only": ["a"]}, ArgumentTypeError, "only must be a str.*got list"),
         ({"on_launch": 3}, ArgumentTypeError, "on_launch must be a function.*got int"),
         ({"schedules": 0}, ArgumentError, "schedules must be an integer of at least 1.*got 0"),
@@ -66,7 +66,7 @@ def open_second() -> None:
 def test_a_second_block_is_an_error_in_every_thread() -> None:
     original = driver.cuInit
     with cudatma.emulate_launches() as log:
-        with pytest.raises(LaunchError, match=r"got a second open block; exit the block of .*test_blocks.py"):
+        with pytest.raises(LaunchError, match=r"got a second open block; exit the block opened at .*test_blocks.py"):
             open_second()
         assert [type(result) for result in in_threads(open_second)] == [LaunchError] * 3
         launch()

@@ -122,9 +122,9 @@ def test_mistakes_are_named() -> None:
             r"launch of scale at .*test_cupy.py:.*: args\[1\] must be .*got 2.0.*numpy.float32",
         ),
         (lambda x: EARLY((1,), (32,), (x, np.float32(2), np.int32(32))), ArgumentError, "must be a value of 8 bytes"),
-        (lambda x: EARLY((1,), (32,), (x, 2, 32)), ArgumentError, r"must be a 4-byte float.*got 2 \(int\)"),
-        (lambda x: EARLY((1,), (32,), (x, np.float64(2), 32)), ArgumentError, "must be a 4-byte float"),
-        (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "args must be a tuple with 3 values.*got 1 value"),
+        (lambda x: EARLY((1,), (32,), (x, 2, 32)), ArgumentError, r"must be a float of 4 bytes.*got 2 \(int\)"),
+        (lambda x: EARLY((1,), (32,), (x, np.float64(2), 32)), ArgumentError, "must be a float of 4 bytes"),
+        (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "args must be a tuple of 3 values.*got 1 value"),
         (
             lambda x: cupy.RawKernel("void", "f")((1,), (1,), ()),
             CompileError,
@@ -136,7 +136,7 @@ def test_mistakes_are_named() -> None:
             LaunchError,
             "launch of scale at .*: grid must be .*got 1.5",
         ),
-        (lambda x: EARLY((1,), (32,), x), ArgumentError, "args must be a tuple with 3 values.*got ndarray"),
+        (lambda x: EARLY((1,), (32,), x), ArgumentError, "args must be a tuple of 3 values.*got ndarray"),
         (
             lambda x: cupy.RawModule(path="no.ptx").compile(),
             ArgumentError,

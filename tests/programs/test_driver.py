@@ -153,7 +153,11 @@ def copy_past_the_end() -> None:
         (lambda: driver.cuMemFree(12), ArgumentError, "has not been freed"),
         (lambda: driver.cuModuleLoadData(b"\x7fELF" + bytes(60)), ArgumentTypeError, "must be PTX.*got a cubin"),
         (lambda: driver.cuMemAlloc(1.5), ArgumentError, "cuMemAlloc: bytesize must be an integer.*got 1.5"),
-        (lambda: driver.cuMemcpyHtoD(ok(driver.cuMemAlloc(8)), 0, 4), ArgumentError, "srcHost must be the.*got 0x0"),
+        (
+            lambda: driver.cuMemcpyHtoD(ok(driver.cuMemAlloc(8)), 0, 4),
+            ArgumentError,
+            "srcHost must be a buffer.*got 0x0",
+        ),
         (
             lambda: driver.cuMemcpyHtoD(ok(driver.cuMemAlloc(8)), VALUES, -4),
             ArgumentError,

@@ -142,7 +142,12 @@ def test_wrong_results_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"limit_mib": 1}, "memory must be at most 1 MiB, got 1.5 MiB; raise --limit-mib (limit_mib) from 1")],
+    [
+        (
+            {"limit_mib": 1},
+            "memory must be at most 1 MiB, got 1.5 MiB; increase --limit-mib (limit_mib in Python), which is 1",
+        )
+    ],
 )
 def test_a_launch_that_is_too_large_is_listed(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     def large() -> None:
@@ -206,23 +211,23 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda folder: (folder / FILE).unlink(), "which contains launches.json"),
-        (lambda folder: (folder / FILE).write_text("{"), "the JSON file of a recording"),
+        (lambda folder: (folder / FILE).unlink(), "a folder that contains launches.json"),
+        (lambda folder: (folder / FILE).write_text("{"), "must be a readable JSON file"),
         (lambda folder: (folder / FILE).write_text('{"format": "x", "version": 9}'), "'x' version 9"),
         (damage(lambda launch: launch.update(module="../../secret")), "must be a digest.*got ../../secret"),
-        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be a list of 3 integers of at least 1"),
+        (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid must be a list of 3 integers, each at least 1"),
         (
             damage(lambda launch: launch["memory"][0].update(size_bytes=4)),
-            "must be an array of 4 bytes according to launches.json",
+            "must be an array of 4 bytes, as stated in launches.json",
         ),
         (damage(lambda launch: launch["memory"][0].update(dtype="object")), "dtype must be .*got object"),
         (
             damage(lambda launch: launch["parameters"][0].update(pointers=[[4, 0, 0]])),
             "must be an offset in the 8 bytes",
         ),
-        (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the index of a memory"),
+        (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the index of an allocation"),
         (lambda folder: next(folder.glob("memory/*")).unlink(), "No such file or directory"),
-        (lambda folder: next(folder.glob("text/*")).write_text("x"), "must be the file that was recorded"),
+        (lambda folder: next(folder.glob("text/*")).write_text("x"), "must be the recorded file"),
     ],
 )
 def test_damage_is_named(

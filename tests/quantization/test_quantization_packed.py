@@ -323,16 +323,16 @@ def test_a_part_has_memory_of_its_own(by: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "by", "error", "message"),
     [
-        ((0, 3), "columns", ArgumentError, r"^count must be a divisor of the 128 columns.*got 3"),
+        ((0, 3), "columns", ArgumentError, r"^count must be a divisor of the number of columns \(128\).*got 3"),
         ((2, 2), "columns", ArgumentError, r"^index must be from 0 to 1.*got 2"),
         ((0, 0), "columns", ArgumentError, r"^count must be .*got 0"),
         ((0, 2.0), "columns", ArgumentError, r"^count must be .*got 2\.0"),
-        ((0, 2), "N", ArgumentError, r"^by must be columns or rows.*got N"),
+        ((0, 2), "N", ArgumentError, r'^by must be "columns" or "rows".*got N'),
         (
             (0, 4),
             "rows",
             QuantizationError,
-            r"multiple of 64 rows, the group size.*got .*shards of 48 rows.*group_size of -1, or choose fewer",
+            r"multiple of 64 rows \(the group size.*got .*shards of 48 rows.*group_size of -1, or choose fewer",
         ),
     ],
 )
@@ -553,10 +553,10 @@ def test_contradicting_entries(tmp_path: Path, entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
-        ([(0, 4), (0, 4)], "y must be data from byte {4}, the end of the previous tensor, got data from byte {0}"),
-        ([(0, 4), (6, 10)], "y must be data from byte {4}, the end of the previous tensor, got data from byte {6}"),
-        ([(2, 4), (4, 8)], "x must be data from byte {0}, the end of the previous tensor, got data from byte {2}"),
-        ([(0, 4), (4, 6)], "must be {6} bytes, as its header states, got {10} bytes"),
+        ([(0, 4), (0, 4)], "y must be data from byte {4} (the end of the previous tensor), got data from byte {0}"),
+        ([(0, 4), (6, 10)], "y must be data from byte {4} (the end of the previous tensor), got data from byte {6}"),
+        ([(2, 4), (4, 8)], "x must be data from byte {0} (the end of the previous tensor), got data from byte {2}"),
+        ([(0, 4), (4, 6)], "must be {6} bytes (the size in its header), got {10} bytes"),
     ],
 )
 def test_data_that_overlaps_or_leaves_gaps(tmp_path: Path, ends: list[tuple[int, int]], message: str) -> None:

@@ -118,7 +118,7 @@ def test_a_fatbin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(bool(image.ptx) for image in read_images(tmp_path / "k.fatbin")) == [False, True]
     content = (tmp_path / "k.fatbin").read_bytes()
     (tmp_path / "cut.fatbin").write_bytes(content[:-100])
-    with pytest.raises(ArgumentError, match=f"the {len(content)} bytes .*got .*{len(content) - 100} bytes"):
+    with pytest.raises(ArgumentError, match=rf"\({len(content)} bytes .*got .*{len(content) - 100} bytes"):
         read_images(tmp_path / "cut.fatbin")
 
 
@@ -142,7 +142,7 @@ def amd(cubin: bytes) -> bytes:
         ("cut.cubin", lambda cubin: cubin[:3000], "truncated \\(3000 bytes"),
         ("short.cubin", lambda cubin: cubin[:20], "truncated \\(20 bytes"),
         ("noise.cubin", lambda cubin: cubin[:64] + bytes(255 - b for b in cubin[64:]), "corrupt or truncated"),
-        ("text.ptx", lambda _: b"hello", "text.ptx, which has another format"),
+        ("text.ptx", lambda _: b"hello", "text.ptx, which has an unknown format"),
         ("half.ptx", lambda _: b".version 8.0\n", "no .target directive"),
         ("none.ptx", lambda _: b".version 8.0\n.target sm_90a\n.address_size 64\n", "none, which contains no kernel"),
         ("last.cubin", lambda cubin: cubin[:-1], "corrupt or truncated"),

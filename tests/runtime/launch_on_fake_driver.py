@@ -80,7 +80,7 @@ def case_debug_launches_wait_and_tell() -> None:
     debug.launch(6, 64, args(), stream=0x55)
     before = record.launches
     setup.capturing = 1
-    raises(LaunchError, "is capturing a graph", lambda: debug.launch(6, 64, args(), stream=0x55))
+    raises(LaunchError, "under graph capture", lambda: debug.launch(6, 64, args(), stream=0x55))
     assert record.launches == before
 
 

@@ -405,7 +405,7 @@ def test_a_lost_context_still_shows_the_records(driver: FakeDriver) -> None:
 def test_a_capture_is_refused_before_anything_is_touched(driver: FakeDriver) -> None:
     host = listener()
     driver.capturing = 1
-    with pytest.raises(LaunchError, match="a stream that is capturing a graph"):
+    with pytest.raises(LaunchError, match="a stream under graph capture"):
         host.run(lambda: pytest.fail("launched"), 1, STREAM)
 
 

@@ -338,7 +338,7 @@ NO_PACKAGES = {
     ("changes", "line", "status", "words"),
     [
         ({"cuda_version": NO_DRIVER, "gpus": NO_DRIVER}, "driver", "warn", "no kernel can be launched"),
-        ({"cuda_version": (11, 8)}, "driver", "fail", "TMA needs 12.0"),
+        ({"cuda_version": (11, 8)}, "driver", "fail", "TMA requires CUDA 12.0"),
         ({"gpus": []}, "GPU", "warn", "no GPU"),
         ({"gpus": [OLD]}, "GPU", "warn", "compute capability 7.5"),
         ({"cuda_version": (12, 9)}, "NVRTC", "fail", "might not load"),
@@ -389,7 +389,7 @@ def test_less_shared_memory_than_the_target_counts_on(root: Path) -> None:
     small = Gpu(0, "NVIDIA H200 MIG", (9, 0), 100_000, 2**34)
     check = lines(Sound(gpus=[small]), root)["GPU"]
     assert check.status == "warn"
-    assert "will not launch" in check.remedy
+    assert "at most 100000 bytes" in check.remedy
     assert not check.missing
 
 

@@ -250,8 +250,8 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
         (["reverse.cu", "--block"], "--block must be X[,Y[,Z]]"),
         (["marlin_mma", "--m", "16"], "got marlin_mma (did you mean marlin_mma_sync?)"),
         (["reverse.cu", *CALL[:-4]], "--arg must be passed 3 times for kernel reverse (reverse_param_0: "),
-        (["reverse.cu", "--grid", "0"], "must be one to three numbers"),
-        (["reverse.cu", "--grid", "1,2,3,4"], "must be one to three numbers"),
+        (["reverse.cu", "--grid", "0"], "must be one to three positive integers"),
+        (["reverse.cu", "--grid", "1,2,3,4"], "must be one to three positive integers"),
     ],
 )
 def test_wrong_options_of_the_parser(

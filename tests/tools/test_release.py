@@ -60,7 +60,7 @@ def test_a_clean_checkout_is_ready(checkout: list[str]) -> None:
 
 def test_changes_are_refused(checkout: list[str]) -> None:
     checkout.append("?? new.py")
-    with pytest.raises(release.ReleaseError, match=r"has changes.*new\.py"):
+    with pytest.raises(release.ReleaseError, match=r"has uncommitted changes.*new\.py"):
         release.check_checkout()
 
 
@@ -77,7 +77,7 @@ def test_a_wheel_of_the_package_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tests/test_a.py", "cudatma/tools/dev/release.py"])
 def test_a_wheel_with_more_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(release.ReleaseError, match=f"has {name}"):
+    with pytest.raises(release.ReleaseError, match=f"contains {name}"):
         release.check_wheel(wheel(tmp_path, name))
 
 
@@ -118,5 +118,5 @@ def test_an_sdist_has_what_git_has(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     release.check_sdist(sdist(tmp_path, "README.md"))
     with pytest.raises(release.ReleaseError, match=r"lacks README\.md"):
         release.check_sdist(sdist(tmp_path))
-    with pytest.raises(release.ReleaseError, match=r"has notes\.txt"):
+    with pytest.raises(release.ReleaseError, match=r"contains notes\.txt"):
         release.check_sdist(sdist(tmp_path, "README.md", "notes.txt"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tools.dev.drawing import BLUE, FAINT, GREEN, GREY, INK, ORANGE, ROOT, Drawing, write_picture
 
 PICTURE = ROOT / "docs" / "pictures" / "path_of_a_call.svg"
-TITLE = "A call to a public function, from its arrays to a launch, on each of the engine's three levels"
+TITLE = "The path of a call from a public function to a launch, on each of the engine's three levels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ LIFELINES = (
 _CALLS = Message("call", "run", "arrays, options")
 LEVELS = (
     Level(
-        "1  The layouts and options of an earlier call",
+        "1  A repeated call",
         "#f1f8e6",
         GREEN,
         (
@@ -80,7 +80,7 @@ LEVELS = (
             Message("run", "replay", "sizes, addresses"),
             Note("replay", ("writes grid, struct,", "map fields, addresses")),
             Message("replay", "driver", "launch"),
-            Note("run", ("keeps the Call",)),
+            Note("run", ("stores the Call",)),
         ),
     ),
     Level(
@@ -93,12 +93,12 @@ LEVELS = (
             Message("run", "operation", "configure(): Config"),
             Message("operation", "table", "M"),
             Note("table", ("built once per shape",)),
-            Note("run", ("compiles the kernel, or finds", "it in the cache; loads it")),
+            Note("run", ("loads the kernel from the", "cache, or compiles it")),
             Message("run", "operation", "arguments(): Arguments"),
             Message("run", "replay", "Arguments, kernel, addresses"),
             Message("replay", "driver", "encode tensor maps"),
             Message("replay", "driver", "launch"),
-            Note("run", ("keeps the plan and the Call",)),
+            Note("run", ("stores the plan and the Call",)),
         ),
     ),
 )

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 PAGES = sorted((ROOT / "docs" / "guide").glob("[0-9]*.md"))
-#: Numbers are masked in comparisons, because they differ between NVRTC releases, and addresses differ between runs.
+#: Numbers, which comparisons ignore because they differ between NVRTC releases or between runs.
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 

@@ -27,11 +27,11 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("emulator", "runs PTX on the CPU and reports hazards"),
     ("review", "reports of compiled kernels: resources, SASS, differences"),
     ("runtime", "memory, streams, loaded kernels"),
-    ("build", "template to CUDA source to PTX and cubin, with a cache"),
+    ("build", "compiles templates to PTX and cubins, with a cache"),
     ("inspection", "explains tensor maps"),
     ("quantization", "int4 weights: pack, import, store"),
     ("kernels", "the path of a call; marlin, gemm, attention, data_movement, all_reduce"),
-    ("mutants", "plants mistakes in kernels"),
+    ("mutants", "removes synchronization from kernels"),
     ("programs", "launches of Triton, Gluon, CuPy, cuda.core and cuda-python"),
     ("integrations", "torch, transformers, PEFT, vLLM"),
     ("tools", "one file for each command"),
@@ -47,12 +47,12 @@ EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """Return the files of cudatma and tools by dotted name. A package has the name of its folder."""
-    found = {}
+    paths = {}
     for folder in ("cudatma", "tools"):
         for path in sorted((root / folder).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -66,10 +66,10 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -> set[str]:
     """Return the ``known`` modules that a source imports, including imports inside functions and for type checkers."""
     names = set(known)
-    found: set[str] = set()
+    imports: set[str] = set()
     for node in _statements(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in names}
+            imports |= {alias.name for alias in node.names if alias.name in names}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -78,8 +78,8 @@ def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -
                 base = ".".join([*stem, base] if base else stem)
             for alias in node.names:
                 inside = f"{base}.{alias.name}"
-                found |= {inside} if inside in names else {base} & names
-    return found - {importer}
+                imports |= {inside} if inside in names else {base} & names
+    return imports - {importer}
 
 
 @lru_cache(maxsize=1)
@@ -122,7 +122,7 @@ def levels(graph: Mapping[str, set[str]]) -> list[list[str]]:
     """Return the layers by level, lowest first. A layer is one level above the highest layer that it imports."""
     level: dict[str, int] = {}
     for name, _ in LAYERS:
-        targets = {layer_of(t) for module, found in graph.items() if layer_of(module) == name for t in found}
+        targets = {layer_of(t) for module, imports in graph.items() if layer_of(module) == name for t in imports}
         level[name] = 1 + max((level[target] for target in targets if target in level), default=-1)
     return [[name for name in level if level[name] == row] for row in range(max(level.values()) + 1)]
 

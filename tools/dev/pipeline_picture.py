@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tools.dev.drawing import BLUE, GREEN, GREY, INK, ORANGE, ROOT, Drawing, write_picture
 
 PICTURE = ROOT / "docs" / "pictures" / "pipeline.svg"
-TITLE = "TMA fills a ring of shared-memory stages; warpgroups with wgmma or warps with mma.sync empty it"
+TITLE = "A ring of shared-memory stages that TMA fills, and that warpgroups (wgmma) or warps (mma.sync) empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,16 @@ def _ring(out: Drawing, top: float) -> None:
         out.text(_RING_X + 10, y + 19, name, size=13, fill=INK, anchor="start", bold=True)
         out.text(_RING_X + 10, y + 36, state, anchor="start")
         barriers = ((_FULL_X, "full", GREEN, is_full), (_EMPTY_X, "empty", BLUE, is_empty))
-        for x, what, colour, is_complete in barriers:
-            inside = colour if is_complete else "#ffffff"
+        for x, what, color, is_complete in barriers:
+            inside = color if is_complete else "#ffffff"
             out.lines.append(
-                f'<circle cx="{x}" cy="{y + 14:g}" r="6.5" fill="{inside}" stroke="{colour}" stroke-width="2"/>'
+                f'<circle cx="{x}" cy="{y + 14:g}" r="6.5" fill="{inside}" stroke="{color}" stroke-width="2"/>'
             )
             out.text(x, y + 37, what, size=11.5)
     out.arrow(f"M373 {top + 200:g} C404 {top + 200:g} 384 {top + 92:g} {_RING_X - 2} {top + 92:g}", "g")
     out.arrow(f"M387 {top + 84:g} C440 {top + 56:g} {_FULL_X} {top + 52:g} {_FULL_X} {top + 81:g}", "o", 1.5)
     out.arrow(f"M{_RING_X - 1} {top + 266:g} H410 V{top + 110:g} H{_RING_X - 2}", "n", 1.5, dashed=True)
-    out.text(_RING_X + _RING_WIDTH / 2, top + 306, "ring: stage 0 follows stage 3, parity flipped")
+    out.text(_RING_X + _RING_WIDTH / 2, top + 306, "stage 0 follows stage 3 with flipped parity")
 
 
 def _consumer_side(out: Drawing, top: float, kernel: Variant) -> None:
@@ -154,7 +154,7 @@ def picture() -> str:
         _load_side(out, top)
         _ring(out, top)
         _consumer_side(out, top, kernel)
-    foot = "A filled circle is an mbarrier whose phase is complete: the stage may be read (full) or written (empty)."
+    foot = "A filled circle is an mbarrier with a complete phase. The stage may be read (full) or written (empty)."
     out.text(_WIDTH / 2, height - 20, foot)
     return out.document(TITLE, _WIDTH, height)
 

@@ -1,9 +1,9 @@
 """Build the wheel and the sdist, check their contents, and test both in clean environments.
 
-`make release` runs this script. zopfli (from the extra "release") compresses the wheel again and makes it 3% smaller
-than zlib does. The script fails if the checkout has uncommitted changes, or if the first section with entries in the
-CHANGELOG is for another version. With --packages, the script accepts any checkout and creates no environments. `make
-packages` and CI run it in this way.
+`make release` runs this script. zopfli (from the extra "release") compresses the wheel again, which makes it 3% smaller
+than zlib. The script fails if the checkout has uncommitted changes, or if the first section with entries in the
+CHANGELOG is for another version. With --packages, which `make packages` and CI pass, the script accepts any checkout
+and creates no environments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import cudatma
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
 WHEEL_BYTES = 1_500_000
-#: Files that only the repository or only its sdist has, and folders that a wheel must not contain.
+#: Files that are only in the repository or only in the sdist, and folders that a wheel must not contain.
 ONLY_IN_GIT = {".gitignore"}
 ONLY_IN_SDIST = re.compile(r"PKG-INFO|setup\.cfg|cudatma\.egg-info/.*|")
 NOT_IN_WHEEL = ("cudatma/tools/dev/", "cudatma/ptx_templates/probes/")
@@ -64,7 +64,7 @@ def changelog_version(changelog: str) -> str:
 def check_checkout() -> None:
     """Raise ReleaseError unless everything is committed and the CHANGELOG describes this version."""
     if changes := git("status", "--porcelain"):
-        raise ReleaseError(f"the checkout has changes, commit them first: {', '.join(changes)}")
+        raise ReleaseError(f"the checkout has uncommitted changes (commit them first): {', '.join(changes)}")
     described = changelog_version((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     if described != cudatma.__version__:
         raise ReleaseError(
@@ -113,7 +113,7 @@ def check_wheel(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     own = ("cudatma/", f"cudatma-{cudatma.__version__}.dist-info/")
     if foreign := [name for name in names if not name.startswith(own) or name.startswith(NOT_IN_WHEEL)]:
-        raise ReleaseError(f"{wheel.name} has {', '.join(foreign[:5])}")
+        raise ReleaseError(f"{wheel.name} contains {', '.join(foreign[:5])}")
 
 
 def check_size(wheel: Path) -> None:
@@ -130,7 +130,7 @@ def check_sdist(sdist: Path) -> None:
     if missing := sorted(known - packed - ONLY_IN_GIT):
         raise ReleaseError(f"{sdist.name} lacks {', '.join(missing[:5])}; see MANIFEST.in")
     if foreign := sorted(name for name in packed - known if not ONLY_IN_SDIST.fullmatch(name)):
-        raise ReleaseError(f"{sdist.name} has {', '.join(foreign[:5])}, which the repository does not have")
+        raise ReleaseError(f"{sdist.name} contains {', '.join(foreign[:5])}, missing in the repository")
 
 
 def clean_environment(folder: Path, requirement: str) -> Path:

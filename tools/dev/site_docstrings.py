@@ -70,15 +70,15 @@ def linked_sections(docstring: Sequence[str], public: Mapping[str, str]) -> list
 
 def _paragraphs(docstring: Sequence[str]) -> list[list[str]]:
     """Return the paragraphs of a docstring. A line that ends early after a sentence also ends its paragraph."""
-    found: list[list[str]] = [[]]
+    paragraphs: list[list[str]] = [[]]
     for line, after in zip(docstring, [*docstring[1:], ""], strict=True):
         if line.strip():
-            found[-1].append(line)
+            paragraphs[-1].append(line)
         word = after.partition(" ")[0]
         ends_early = line.endswith(".") and word[:1].isupper() and len(line) + 1 + len(word) <= LINE_WIDTH
-        if found[-1] and (not line.strip() or ends_early):
-            found.append([])
-    return [paragraph for paragraph in found if paragraph]
+        if paragraphs[-1] and (not line.strip() or ends_early):
+            paragraphs.append([])
+    return [paragraph for paragraph in paragraphs if paragraph]
 
 
 def _bold(parameter: re.Match[str]) -> str:
@@ -88,15 +88,15 @@ def _bold(parameter: re.Match[str]) -> str:
 
 def _items(text: str, parameters: Collection[str]) -> list[tuple[str, str]]:
     """Return pairs of parameter names and their description. Text that describes no parameters has empty names."""
-    found: list[tuple[str, str]] = []
+    items: list[tuple[str, str]] = []
     names, begin = "", 0
     for match in _ITEM.finditer(text):
-        said = " ".join((match[1] or "").split())
-        if {name.partition(" ")[0] for name in re.findall(_PARAMETER, said)} <= set(parameters):
-            found.append((names, text[begin : match.start()]))
-            names, begin = said, match.end()
-    found.append((names, text[begin:]))
-    return [(names, said) for names, said in found if said.strip()]
+        label = " ".join((match[1] or "").split())
+        if {name.partition(" ")[0] for name in re.findall(_PARAMETER, label)} <= set(parameters):
+            items.append((names, text[begin : match.start()]))
+            names, begin = label, match.end()
+    items.append((names, text[begin:]))
+    return [(names, label) for names, label in items if label.strip()]
 
 
 def inline(text: str, public: Mapping[str, str]) -> str:

@@ -25,14 +25,14 @@ _VALUE = "\N{HORIZONTAL ELLIPSIS}"
 def classes() -> dict[str, type[BaseException]]:
     """Return the public error and warning classes by the name that autodoc uses."""
     modules = (("cudatma.errors", errors), ("cudatma.emulator", emulator))
-    found = {
+    kinds = {
         name: kind
         for module, content in modules
         for name, kind in vars(content).items()
         if isinstance(kind, type) and issubclass(kind, BaseException) and not name.startswith("_")
         if kind.__module__ in ("cudatma.errors", "cudatma.emulator.errors")
     }
-    return {_full_name(name): kind for name, kind in found.items()}
+    return {_full_name(name): kind for name, kind in kinds.items()}
 
 
 def _full_name(name: str) -> str:
@@ -44,30 +44,30 @@ def _full_name(name: str) -> str:
 @cache
 def error_pages() -> dict[str, str]:
     """Return a page for each class, as reStructuredText, by the name of the class."""
-    found = messages()
-    return {full.rpartition(".")[2]: _page(full, found) for full in classes()}
+    by_class = messages()
+    return {full.rpartition(".")[2]: _page(full, by_class) for full in classes()}
 
 
-def _page(full: str, found: dict[str, dict[str, list[str]]]) -> str:
+def _page(full: str, by_class: dict[str, dict[str, list[str]]]) -> str:
     name = full.rpartition(".")[2]
     lines = [name, "=" * len(name), "", f".. autoexception:: {full}", "   :show-inheritance:", ""]
-    if found[name]:
+    if by_class[name]:
         lines += ["Messages", "--------", "", f"{_VALUE} stands for a value.", ""]
-    for module, texts in sorted(found[name].items()):
+    for module, texts in sorted(by_class[name].items()):
         lines += [f"``{module}``", "", *(f"- {inline(text, {})}" for text in sorted(set(texts))), ""]
     return "\n".join(lines)
 
 
 def messages() -> dict[str, dict[str, list[str]]]:
     """Return the messages of each error class, by the module that raises them."""
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    by_class: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((ROOT / "cudatma").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Error"):
                 text = _message(node.func.id, node.args)
                 if text:
-                    found[node.func.id][path.relative_to(ROOT).as_posix()].append(text)
-    return found
+                    by_class[node.func.id][path.relative_to(ROOT).as_posix()].append(text)
+    return by_class
 
 
 def _message(name: str, arguments: list[ast.expr]) -> str:

@@ -28,8 +28,8 @@ MIN_GAIN = 1.02
 def add(files: Sequence[Path], kernel_family: Family[Any, Any], table: Path) -> str:
     """Add a family's entries in these files to its table. The new entries replace entries for the same layer and M.
 
-    If an entry cannot run, raise ArgumentError before writing anything. Raise OSError or ValueError for a file that is
-    not from a tuner.
+    If an entry cannot run, raise ArgumentError before writing anything. Raise OSError or ValueError if `cudatma tune`
+    did not write a file.
     """
     additions = [
         (section["gpu"], raw)

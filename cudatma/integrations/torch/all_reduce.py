@@ -44,13 +44,13 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
     return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
 
 
-_MAX_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or a number from 0 to 2**30"
-#: AllReduce object for each value of the operator's ``number`` argument. An object remains here until close(), because
-#: peers write to its memory.
+_MAX_BYTES, _ALLOWED_BYTES = 1 << 30, "None or an int from 0 to 2**30"
+#: Maps the operator's ``number`` argument to an AllReduce. An object remains here until close(), because peers write to
+#: its memory.
 _known: dict[int, AllReduce] = {}
 #: Counter of the objects. Numbers are never reused, because a compiled graph may outlive its object.
 _numbers = itertools.count(1)
-#: Libraries are kept until the process ends, even if this module is reloaded, because deleting one removes its
+#: Libraries are kept until the process ends, even if this module is reloaded, because deleting a library removes its
 #: operators.
 _libraries: list[Any] = globals().get("_libraries", [])
 
@@ -66,7 +66,8 @@ class AllReduce:
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
-        Group of at most 8 ranks on one host, whose GPUs can access each other's memory. Default: torch's default group.
+        Group of at most 8 ranks on one host. Their GPUs must be able to access each other's memory. Default: torch's
+        default group.
     device : int, optional
         Device ordinal. Default: torch's current device. If CUDA is not available, all calls use the group's all-reduce.
     max_bytes : int, optional
@@ -74,8 +75,8 @@ class AllReduce:
         max_bytes of device memory. By default, a performance model of the kernel and of NCCL determines the size, and
         the inboxes take 49 MB for two ranks, 13 MB for four ranks and 9 MB for eight ranks.
     timeout_s : float, default 30.0
-        Maximum time in seconds for which a kernel waits for a peer. After a timeout, calls and check() raise
-        PeerTimeout. The missing sums and all later results, including those of graph replays, are NaN.
+        Maximum time, in seconds, that a kernel waits for a peer. After a timeout, calls and check() raise PeerTimeout.
+        The missing sums and all later results, including those of graph replays, are NaN.
 
     Raises
     ------
@@ -94,7 +95,7 @@ class AllReduce:
             raise ArgumentError("group", f"{self.ranks} ranks", f"a group of at most {MAX_RANKS} ranks")
         self.timeout_s = real_number(timeout_s, "timeout_s")
         if not 0 < self.timeout_s < 2**32:
-            raise ArgumentError("timeout_s", timeout_s, "a positive number of seconds")
+            raise ArgumentError("timeout_s", timeout_s, "a positive number of seconds below 2**32")
         limit = longest_message_bytes(max(2, self.ranks))
         if max_bytes is not None and (limit := checked_count(max_bytes, "max_bytes", _ALLOWED_BYTES)) > _MAX_BYTES:
             raise ArgumentError("max_bytes", max_bytes, _ALLOWED_BYTES)
@@ -114,7 +115,7 @@ class AllReduce:
     def _check_limits(self) -> None:
         """Raise ArgumentError on every rank unless all ranks have the same limit.
 
-        With different limits, a rank might write beyond the end of a peer's inbox, or wait for a rank that has no
+        If the limits differed, a rank could write beyond the end of a peer's inbox, or wait for a rank that has no
         inbox.
         """
         limits = [int(limit) for limit, _, _ in self._gather((str(self.max_bytes), b"", ""))]
@@ -216,7 +217,7 @@ class AllReduce:
             return
         if not x.is_contiguous() or x.data_ptr() % 4 or x.device.index != self._device:
             got = f"strides {x.stride()} and address {x.data_ptr():#x} on {x.device}"
-            raise ArgumentError("x", got, f"a contiguous, 4-byte aligned tensor on cuda:{self._device}")
+            raise ArgumentError("x", got, f"a contiguous, 4-byte-aligned tensor on cuda:{self._device}")
         check_gradient(x, "x", "AllReduce")
         run(ALL_REDUCE, (x,), None, (self._number,), resource=self._reduced)
         torch.autograd.graph.increment_version(x)
@@ -245,7 +246,7 @@ class AllReduce:
     def _disconnect(self) -> None:
         for pointer in self._peers:
             close_memory(pointer, self._device)
-        dist.barrier(self.group)  # After this barrier, this rank's memory is no longer mapped by any rank.
+        dist.barrier(self.group)  # After this barrier, no rank maps this rank's memory.
         self._peers.clear()
         self.max_bytes, self._memory = 0, None
 

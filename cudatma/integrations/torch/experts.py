@@ -1,4 +1,4 @@
-"""The class ExpertWeights, a torch module with the quantized weights of a layer's experts, and marlin_moe() for it."""
+"""The class ExpertWeights, a torch module with quantized expert weights, and marlin_moe() for these modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudatma.quantization.weight_format import weight_format
 
 
 class ExpertWeights(PackedModule):
-    """The quantized weights (K, N) of all experts of a layer, by default int4, for inference.
+    """The quantized weights (K, N) of all experts of an MoE layer, for inference.
 
     ``from_packed`` creates a module with weights. The constructor leaves the buffers uninitialized.
 
@@ -30,7 +30,7 @@ class ExpertWeights(PackedModule):
     out_features : int
         Number of outputs of an expert, N.
     gated : bool
-        Whether the outputs are gate, then up; see ``PackedExperts``.
+        Whether the weights combine gate and up, so that the outputs of gate precede the outputs of up.
     group_size : int, optional
         Number of rows of K that share a scale; see ``cudatma.quantize``. Default: 128, or the only size of the format.
     symmetric : bool, default True
@@ -51,9 +51,10 @@ class ExpertWeights(PackedModule):
 
     Notes
     -----
-    The arrays are the buffers ``qweight`` (uint8), ``scales``, ``zeros`` (uint8, or None), ``bias`` (experts, N), or
-    None, and ``tensor_scale`` (float32). The columns of ``bias`` are in the order of the outputs, even if ``gated`` is
-    True. Only nvfp4 weights have ``tensor_scale``. Its shape is (experts, 2) for gate and up, otherwise (experts, 1).
+    The buffers are ``qweight`` (uint8), ``scales``, ``zeros`` (uint8), ``bias`` (experts, N) and ``tensor_scale``
+    (float32). Buffers that the weights do not need are None. The columns of ``bias`` are in the order of the outputs,
+    even if ``gated`` is True. Only nvfp4 weights have ``tensor_scale``, of shape (experts, 2) if ``gated`` is True,
+    otherwise (experts, 1).
 
     Examples
     --------
@@ -108,7 +109,7 @@ symmetric=True, dtype=torch.float16)
         weights : PackedExperts
             The weights, of shape (experts, K, N).
         bias : array_like, shape (experts, N), optional
-            Floating-point bias of each expert, as an array of any library. Default: no bias.
+            Floating-point bias of each expert, as an array from any library. Default: no bias.
 
         Returns
         -------
@@ -178,7 +179,7 @@ def marlin_moe(
     activation : {"silu_glu", "swiglu_oai"}, default "silu_glu"
         Activation between the products.
     expert_map : torch.Tensor, shape (global experts,), optional
-        Index of each expert, int32, or -1 for experts on other GPUs.
+        Local index of each global expert, int32, or -1 for experts on other GPUs.
 
     Returns
     -------
@@ -196,7 +197,7 @@ def marlin_moe(
     sizes = w1.experts, w1.in_features, w1.out_features // 2
     is_pair = (w2.experts, w2.out_features, w2.in_features) == sizes and w1.format == w2.format
     if not w1.gated or w2.gated or not is_pair:
-        raise ArgumentError("w2", repr(w2), f"ExpertWeights that match w1, {w1!r}")
+        raise ArgumentError("w2", repr(w2), f"ungated ExpertWeights that match a gated w1 (w1 is {w1!r})")
     return MOE(
         x.contiguous(),
         topk_weights.contiguous(),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError, quoted
 from cudatma.kernels.attention.check import check_shapes
 from cudatma.kernels.attention.problem import CACHE_TYPE
 from cudatma.kernels.checks import check_gradient
@@ -66,9 +66,9 @@ def marlin_gemm(
 def check_tensor_scale(
     tensor_scale: Any, scales: Any, format: str, field: str = "tensor_scale", shape: tuple[int, ...] = ()
 ) -> None:
-    """Raise an error unless the tensor may contain the scales of whole weights of this format."""
+    """Raise an error unless a tensor is a valid tensor scale for weights of this format."""
     if not weight_format(format).has_tensor_scale:
-        remedy = "multiply the scales by this factor"
+        remedy = f"multiply the scales by {field}"
         raise QuantizationError(field, "a tensor", f"None for format {format!r}", remedy)
     if tensor_scale.dtype != torch.float32:
         raise ArgumentTypeError(f"{field}.dtype", _name(tensor_scale.dtype), "float32", "convert the tensor")
@@ -103,7 +103,7 @@ def marlin_moe(
     activation: str = "silu_glu",
 ) -> Any:
     if activation not in GATES:
-        raise ArgumentError("activation", activation, ", ".join(GATES))
+        raise ArgumentError("activation", activation, quoted(GATES))
     if x.dim() != 2:
         raise ArgumentError("x.shape", tuple(x.shape), "(tokens, K)")
     k = x.shape[1]
@@ -163,13 +163,13 @@ def gemm(
     _check_like("b", b, a, "a")
     batch = product_batch(a.shape, b.shape)
     if activation is not None and activation not in ACTIVATIONS:
-        raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
+        raise ArgumentError("activation", activation, f"None, {quoted(ACTIVATIONS)}")
     dtype = getattr(torch, default_result(_name(a.dtype))) if out_dtype is None else out_dtype
     if _name(dtype) not in RESULT_TYPES:
         raise ArgumentTypeError("out_dtype", _name(dtype), ", ".join(RESULT_TYPES))
     if bias is not None:
         if bias.dtype != dtype:
-            raise ArgumentTypeError("bias.dtype", _name(bias.dtype), f"{_name(dtype)}, the dtype of the result")
+            raise ArgumentTypeError("bias.dtype", _name(bias.dtype), f"{_name(dtype)} (the dtype of the result)")
         _check_shape("bias", bias, (b.shape[-1],))
     for field, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
         if scale is not None and scale.dtype != torch.float32:
@@ -227,7 +227,7 @@ def attention_decode(
         _check_offsets(q, 2, page_table=page_table)
         if page_table.shape[0] != q.shape[0]:
             raise ArgumentError(
-                "page_table.shape", tuple(page_table.shape), f"({q.shape[0]}, pages), with the batch size of q"
+                "page_table.shape", tuple(page_table.shape), f"({q.shape[0]}, pages) for the batch size of q"
             )
     return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
 
@@ -263,13 +263,13 @@ def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int
 def _check_like(field: str, tensor: Any, other: Any, name: str) -> None:
     """Raise ArgumentError or ArgumentTypeError unless two tensors have the same dtype and device."""
     if tensor.dtype != other.dtype:
-        raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), f"{_name(other.dtype)}, the dtype of {name}")
+        raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), f"{_name(other.dtype)} (the dtype of {name})")
     _check_device(field, tensor, other, name)
 
 
 def _check_device(field: str, tensor: Any, other: Any, name: str) -> None:
     if tensor.device != other.device:
-        raise ArgumentError(f"{field}.device", str(tensor.device), f"{other.device}, the device of {name}")
+        raise ArgumentError(f"{field}.device", str(tensor.device), f"{other.device} (the device of {name})")
 
 
 def _check_shape(field: str, tensor: Any, shape: tuple[Any, ...]) -> None:

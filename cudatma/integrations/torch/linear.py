@@ -1,4 +1,4 @@
-"""The class MarlinLinear, a torch module with a quantized weight and a bias."""
+"""The class MarlinLinear, a torch module with a quantized weight and an optional bias."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class MarlinLinear(PackedModule):
     -----
     The weight's arrays are the buffers ``qweight`` (uint8), ``scales`` (the layer's dtype), ``zeros`` (uint8) and
     ``perm`` (int32). ``zeros`` is None if the weight is symmetric. ``perm`` is None if the weight has no activation
-    order. ``bias`` is a buffer or None. Only nvfp4 layers have the buffer ``tensor_scale`` (float32, without
-    dimensions). ``state_dict()`` contains only these tensors. ``load_state_dict()`` fills a module that was created
+    order. ``bias`` is a buffer or None. Only nvfp4 layers have the buffer ``tensor_scale`` (float32, zero-dimensional).
+    ``state_dict()`` contains only these tensors. ``load_state_dict()`` fills a module that was created
     with the same arguments. If the module is on the meta device, pass ``assign=True``.
 
     ``.half()``, ``.float()`` and ``.to(dtype)`` raise ArgumentTypeError if the dtype differs from that of the layer.
@@ -136,7 +136,7 @@ class MarlinLinear(PackedModule):
         weight : PackedWeight
             The weight, of shape (K, N).
         bias : array_like, shape (N,), optional
-            Floating-point bias, as an array of any library. Default: no bias.
+            Floating-point bias, as an array from any library. Default: no bias.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
 
@@ -193,9 +193,10 @@ class MarlinLinear(PackedModule):
         symmetric : bool, default True
             Whether to quantize without zero points; see ``cudatma.quantize``.
         dtype : torch.dtype or str, optional
-            Either float16 or bfloat16. Default: the type of ``linear`` if it is one of these types, otherwise float16.
+            Type of the layer, float16 or bfloat16. Default: the type of ``linear`` if it is one of these, otherwise
+            float16.
         clip_search : bool, default False
-            Whether to search for clipped ranges; see ``cudatma.quantize``.
+            Whether to try smaller ranges for each group; see ``cudatma.quantize``.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
         format : str, default "int4"
@@ -409,8 +410,8 @@ class MarlinLinear(PackedModule):
         Parameters
         ----------
         m_values : int or iterable of int
-            Number of rows of x (the product of all dimensions except the last) in each later call. An int n stands for
-            1 to n rows. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
+            Number of rows of x (the product of all dimensions except the last) in each later call. An int n means all
+            numbers from 1 to n. For a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
 
         Raises
         ------
@@ -439,7 +440,7 @@ class MarlinLinear(PackedModule):
 
 
 def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None) -> None:
-    """Compile and load the kernels of every MarlinLinear of a model for up to ``max_m`` rows.
+    """Compile and load the kernels of every MarlinLinear in a model for up to ``max_m`` rows.
 
     Later calls with at most ``max_m`` rows do not compile anything. Layers with the same shape share kernels. Kernels
     that are not in the cache are compiled in parallel.
@@ -456,7 +457,7 @@ def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None)
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If ``max_m`` is out of range.
+        If ``max_m`` is out of range, or if ``model`` is not a torch.nn.Module.
     """
     check_max_m(max_m)
     if not isinstance(model, torch.nn.Module):

@@ -1,7 +1,7 @@
 """Schemas and functions of the operators ``torch.ops.cudatma.*``.
 
-Operators take tensors and numbers, and have no backward pass. This module defines them with torch.library.Library,
-because torch.library.custom_op adds four microseconds to each call.
+The operators have no backward pass. This module defines them with torch.library.Library, because
+torch.library.custom_op adds four microseconds to each call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DECODE = (
 )
 _OUT = ", Tensor(a!) out"
 
-#: Libraries are kept until the process ends, even if this module is reloaded, because deleting one removes its
+#: Libraries are kept until the process ends, even if this module is reloaded, because deleting a library removes its
 #: operators.
 _libraries: list[Any] = globals().get("_libraries", [])
 
@@ -90,7 +90,7 @@ def _define(library: Any, name: str, arguments: str, function: Callable[..., Any
 
 
 def _writes(function: Callable[..., Any]) -> Callable[..., None]:
-    """Return a variant that writes to ``out`` and increments its version counter.
+    """Return a variant of a function that writes to ``out`` and increments the version counter of ``out``.
 
     Autograd and packed_weight() read the version counter.
     """
@@ -163,6 +163,6 @@ def marlin_moe(
 
 
 register()
-#: Operators, which are stored here because a lookup in torch.ops takes 0.2 us.
+#: Operators. They are stored here because a lookup in torch.ops takes 0.2 us.
 MARLIN_GEMM = torch.ops.cudatma.marlin_gemm.default
 MOE = torch.ops.cudatma.marlin_moe.default

@@ -28,7 +28,7 @@ class PackedModule(torch.nn.Module):  # type: ignore[misc]
         converted = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
         if converted != self.dtype:
             remedy = 'call .to(device) without a dtype, or quantize the weight with dtype="float16" or dtype="bfloat16"'
-            raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the dtype of the layer", remedy)
+            raise ArgumentTypeError("dtype", str(converted), f"{self.dtype} (the dtype of the layer)", remedy)
 
         def keep_tensor_scale(tensor: Any) -> Any:
             """Apply fn without changing the type of the tensor scale."""
@@ -45,15 +45,15 @@ class PackedModule(torch.nn.Module):  # type: ignore[misc]
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
     ) -> None:
-        """Raise an error if the format or the dtype of a tensor differs, because load_state_dict() would round it."""
+        """Raise an error if the format or a tensor's dtype differs, because load_state_dict() would convert it."""
         if (stored := metadata.get("format", self.format)) != self.format:
             remedy = f"create the layer with format={stored!r}"
-            raise QuantizationError(f"{prefix}format", repr(stored), f"{self.format!r}, the layer's format", remedy)
+            raise QuantizationError(f"{prefix}format", repr(stored), f"{self.format!r} (the layer's format)", remedy)
         for name in ("qweight", "scales", "zeros", "perm", "bias", "tensor_scale"):
             loaded, own = state_dict.get(prefix + name), getattr(self, name, None)
             if isinstance(loaded, torch.Tensor) and own is not None and loaded.dtype != own.dtype:
                 raise ArgumentTypeError(
-                    f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype}, the dtype of the layer"
+                    f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype} (the dtype of the layer)"
                 )
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
         if not self.qweight.is_meta:

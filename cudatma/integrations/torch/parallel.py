@@ -1,4 +1,4 @@
-"""Linear layers whose weight is sharded across the GPUs of a torch process group."""
+"""Linear layers whose weights are sharded across the GPUs of a torch process group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudatma.quantization.sharding import shard
 class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
     """A linear layer whose outputs are sharded across the ranks of a group.
 
-    Every rank takes the whole x. Rank r computes y[..., r * N / ranks : (r + 1) * N / ranks].
+    Every rank gets the whole x. Rank r computes y[..., r * N / ranks : (r + 1) * N / ranks].
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
     group : torch.distributed.ProcessGroup, optional
         Process group of the ranks. Default: torch's default group.
     gather_output : bool, default False
-        Whether every rank returns the whole y, after an all-gather.
+        Whether an all-gather combines the shards, so that every rank returns the whole y.
 
     Raises
     ------
@@ -82,14 +82,14 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         part = shard(weight, rank, len(members), by="columns")
         if bias is not None:
             if (got := describe(bias, "bias").shape) != weight.shape[1:]:
-                raise ArgumentError("bias.shape", got, f"({weight.shape[1]},), the shape of the whole bias")
+                raise ArgumentError("bias.shape", got, f"({weight.shape[1]},)", "pass the whole bias")
             n = part.shape[1]
             bias = bias[rank * n : (rank + 1) * n]
         layer = MarlinLinear.from_packed(part, bias, batch_invariant=batch_invariant)
         return cls(layer, group=group, gather_output=gather_output)
 
     def forward(self, x: Any) -> Any:
-        """Return this rank's shard of y, or the whole y with ``gather_output``.
+        """Return this rank's shard of y, or the whole y if ``gather_output`` is True.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         Returns
         -------
         torch.Tensor, shape (..., N / ranks)
-            This rank's shard. With ``gather_output``, the whole y, of shape (..., N).
+            This rank's shard, or the whole y, of shape (..., N), if ``gather_output`` is True.
         """
         y = self.layer(x)
         if not self.gather_output or self.ranks == 1:
@@ -125,7 +125,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
     group : torch.distributed.ProcessGroup, optional
         Process group of the ranks. Default: torch's default group.
     all_reduce : AllReduce, optional
-        AllReduce of the same group. Several layers may share one object. Default: the group's all-reduce.
+        AllReduce of the same group. Several layers may share one object. Default: torch.distributed.all_reduce.
 
     Raises
     ------
@@ -149,7 +149,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
                 "layer.bias",
                 "a bias",
                 f"None on rank {self.rank}",
-                "pass the bias only on rank 0, so that it is added once",
+                "pass the bias only on rank 0; it must be added once",
             )
 
     @classmethod
@@ -169,13 +169,13 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         weight : PackedWeight
             The whole weight, which must be the same on every rank.
         bias : array_like, shape (N,), optional
-            The bias. Default: no bias.
+            The whole bias, which rank 0 adds. Default: no bias.
         group : torch.distributed.ProcessGroup, optional
             Process group of the ranks. Default: torch's default group.
         batch_invariant : bool, default False
             See ``marlin_gemm``.
         all_reduce : AllReduce, optional
-            AllReduce of the same group. Default: the group's all-reduce.
+            AllReduce of the same group. Default: torch.distributed.all_reduce.
 
         Returns
         -------

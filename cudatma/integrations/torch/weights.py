@@ -1,4 +1,4 @@
-"""Cache that maps a weight's tensors to a PackedWeight.
+"""Cache that maps weight tensors to PackedWeight objects.
 
 Operators take tensors, but the kernels need a PackedWeight. The first call creates a PackedWeight, and later calls look
 it up in a table by the address of qweight. A table entry is valid for tensors with the same shapes, strides, dtypes,
@@ -35,7 +35,7 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.namespaces import bfloat16_view
 from cudatma.quantization.weight_format import weight_format
 
-#: Key of a PackedExperts, and of the facts from which it was created, among the attachments of its weight.
+#: Key, in a weight's attachments, of the weight's PackedExperts and the facts from which it was created.
 _EXPERTS = "experts"
 
 
@@ -48,8 +48,8 @@ class _Known(NamedTuple):
     storages: tuple[StorageWeakRef, ...]
 
 
-#: Maps the address of qweight to its weight. No lock is used, because a forked child, or a finalizer that calls
-#: forget(), could block on it.
+#: Maps the address of qweight to its weight. There is no lock, because a forked child, or a finalizer that calls
+#: forget(), could deadlock on it.
 _known: dict[int, _Known] = {}
 
 
@@ -66,13 +66,13 @@ def packed_weight(
 ) -> PackedWeight:
     """Return a PackedWeight that uses the memory of a weight's tensors.
 
-    The tensors must have the layout and dtypes of PackedWeight. ``tensor_scale`` is an fp32 tensor without dimensions,
-    or None for 1.
+    The tensors must have the layout and dtypes of PackedWeight. ``tensor_scale`` is a zero-dimensional fp32 tensor, or
+    None for 1.
 
     Call forget() after changing inference tensors in place, because they have no version counters. Raises the errors of
-    PackedWeight for invalid shapes and values. Raises ArgumentError if autograd records a gradient of the scales or if
-    memory is misaligned. Raises LaunchError if the weight is new and the current stream is being captured, because
-    values cannot be read during capture.
+    PackedWeight for invalid shapes and values. Raises ArgumentError if autograd would record the scales or if memory is
+    misaligned. Raises LaunchError if the weight is new and the current stream is being captured, because values cannot
+    be read during capture.
     """
     return known_weight(qweight, scales, zeros, perm, k, n, group_size, format, tensor_scale)[0]
 
@@ -101,7 +101,7 @@ def known_weight(
         group_size,
         format,
         tensor_scale,
-        scales.untyped_storage()._cdata,  # This is _facts(scales), inlined because a call takes 0.1 us.
+        scales.untyped_storage()._cdata,  # The next lines are _facts(scales), inlined because a call takes 0.1 us.
         scales.data_ptr(),
         -1 if scales.is_inference() else scales._version,
         scales.shape,
@@ -139,10 +139,10 @@ def known_experts(
     format: str = "int4",
     tensor_scales: tuple[Any, Any] = (None, None),
 ) -> tuple[PackedExperts, PackedExperts]:
-    """Return the weights of a layer of experts, which use the memory of their tensors.
+    """Return both weights of an MoE layer, which use the memory of their tensors.
 
-    ``w1`` and ``w2`` are qweight, scales and zeros of both weights. ``tensor_scales`` are their tensor scales, float32
-    (experts, 2) and (experts, 1), or None. Raises the errors of packed_weight().
+    ``w1`` and ``w2`` are tuples of qweight, scales and zeros. ``tensor_scales`` contains the tensor scales of each
+    weight, float32 (experts, 2) and (experts, 1), or None. Raises the errors of packed_weight().
     """
     packed = []
     for index, (parts, rows, columns, gated) in enumerate(
@@ -174,9 +174,10 @@ def forget(qweight: Any) -> None:
 
 
 def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
-    """Return copies of qweight, scales, zeros and perm, by name, as tensors on the weight's device, or None.
+    """Return copies of qweight, scales, zeros and perm, by name, as tensors on the weight's device.
 
-    A weight in a format with a tensor scale also has the entry tensor_scale.
+    The value is None if the weight does not have the array. There is an entry tensor_scale if the format has tensor
+    scales.
     """
     tensors = {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
     if weight_format(weight.format).has_tensor_scale:
@@ -189,7 +190,7 @@ def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
 def expert_tensors(experts: PackedExperts) -> dict[str, Any]:
     """Return copies of the arrays of a PackedExperts, as weight_tensors() does.
 
-    The entry tensor_scale has the shape (experts, 2) for gate and up, otherwise (experts, 1).
+    The entry tensor_scale has shape (experts, 2) if the weight is gated, otherwise (experts, 1).
     """
     tensors = weight_tensors(experts.weight)
     if "tensor_scale" in tensors:
@@ -242,17 +243,17 @@ def _create(
 def _reading(device: int) -> Iterator[None]:
     """Wait for torch's current stream, because CuPy reads the tensors on a different stream."""
     stream = current_stream("torch", device)
-    check_not_capturing(device, stream, "outside a graph capture until the weight's values have been read")
+    check_not_capturing(device, stream, "outside a graph capture on a weight's first use")
     with context.using(device) as driver, context.outside_captures(driver):
         torch.cuda.current_stream(device).synchronize()
         yield
 
 
 def _view(info: ArrayInfo) -> Any:
-    """Return a NumPy or CuPy array that uses a tensor's memory. The operator's caller keeps the memory alive.
+    """Return a NumPy or CuPy array that uses a tensor's memory, which the operator's caller keeps alive.
 
-    Host memory that is not 16-byte aligned (for example, a mapped safetensors file) is copied, because TMA cannot read
-    it.
+    TMA cannot read host memory that is not 16-byte aligned (for example, in a mapped safetensors file). Such memory is
+    copied.
     """
     if info.device is None:
         array = host_array(info)

@@ -1,4 +1,4 @@
-"""Int4 models, attention and experts for Hugging Face's transformers. register() registers them."""
+"""Packed layers, attention and experts for Hugging Face's transformers. Call register() to enable them."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def register() -> None:
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | None = None, **options: Any) -> Any:
     """Load a model that another tool quantized, and pack its layers during loading.
 
-    The format may be any that `cudatma convert` reads: GPTQ, AWQ, AutoRound, Marlin, compressed-tensors, fp8, NVFP4 of
-    ModelOpt, or MXFP4 of gpt-oss. The tool that quantized the model need not be installed. For a model that `cudatma
-    convert` wrote, this function is equivalent to from_pretrained().
+    load() reads the same formats as `cudatma convert`: GPTQ, AWQ, AutoRound, Marlin, compressed-tensors, fp8,
+    ModelOpt's NVFP4 and gpt-oss's MXFP4. The tool that quantized the model need not be installed. For a model that
+    `cudatma convert` wrote, this function is equivalent to from_pretrained().
 
     Parameters
     ----------
@@ -72,9 +72,9 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     auto_class : class, optional
         A class with from_pretrained(). Default: AutoModelForCausalLM.
     max_m : int, optional
-        Maximum number of tokens in a batch. If ``max_m`` is given, load() compiles and loads all kernels that the int4
-        layers on a GPU and the attention "cudatma" need for these batches. By default, kernels are compiled at their
-        first use.
+        Maximum number of tokens in a batch. If ``max_m`` is given, load() compiles and loads all kernels that the
+        packed layers and the attention "cudatma" need on a GPU for these batches. Default: kernels are compiled at
+        their first use.
     **options
         Arguments of from_pretrained().
 

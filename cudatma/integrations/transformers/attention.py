@@ -87,7 +87,7 @@ def attention_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
         local_size=local_size,
-        allow_is_causal_skip=False,  # None would mean another alignment of queries and keys.
+        allow_is_causal_skip=False,  # sdpa aligns queries and keys differently if the mask is None.
         use_vmap=use_vmap,
         device=device,
         **options,
@@ -109,7 +109,7 @@ def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None
         begin, end = (k_offsets[:, place, None, None] - start * kv_length for place in (0, 1))
         last = q_offsets[:, 1, None, None] - start * q_length
     visible = (keys >= begin) & (keys < end)
-    distance = (keys - end) - (queries - last)  # 0 for the key at the position of the query.
+    distance = (keys - end) - (queries - last)  # 0 for the key at the query's position.
     if causal:
         visible = visible & (distance <= 0)
         visible = visible if window is None else visible & (distance > -window)
@@ -175,8 +175,8 @@ def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
 def _without_padding(causal: bool, batch: int, q_length: int, kv_length: int, end: Any, device: Any) -> Any:
     """Return the mask for a batch without padding.
 
-    ``end`` is the number of keys in use. With a static cache, it is a tensor whose value is less than the cache's
-    length.
+    ``end`` is the number of keys in use. If the cache is static, ``end`` is a tensor, and its value can be less than
+    the cache's length.
     """
     if not causal:
         return None

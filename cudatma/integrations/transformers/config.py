@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError, alternatives
 from cudatma.quantization.conversion.folder import METHOD, quantization_config
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.storage import supported_versions
@@ -71,17 +71,17 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if bits not in (None, kind.bits):
             raise QuantizationError("bits", repr(bits), f"{kind.bits} for format {format!r}")
         if layout_version not in supported_versions():
-            supported = ", ".join(map(str, supported_versions()))
+            supported = alternatives(supported_versions())
             raise QuantizationError("layout_version", layout_version, supported, "convert the checkpoint again")
         names = () if modules_to_not_convert is None else modules_to_not_convert
         if isinstance(names, str) or not isinstance(names, Sequence) or any(type(name) is not str for name in names):
             raise ArgumentTypeError("modules_to_not_convert", repr(names)[:80], "a list of names")
         if layers is not None and not isinstance(layers, Mapping):
-            raise ArgumentTypeError("layers", repr(layers)[:80], "a mapping of layer names to mappings")
+            raise ArgumentTypeError("layers", repr(layers)[:80], "None or a mapping from layer names to settings")
         for name, facts in (layers or {}).items():
             if not isinstance(facts, Mapping) or not set(facts) <= set(_FACTS):
                 raise ArgumentError(
-                    f"layers[{name!r}]", repr(facts)[:80], f"a mapping with keys from {', '.join(_FACTS)}"
+                    f"layers[{name!r}]", repr(facts)[:80], f"a mapping with no keys other than {alternatives(_FACTS)}"
                 )
         self.quant_method = METHOD
         self.format, self.bits, self.layout_version, self.dtype = format, kind.bits, layout_version, dtype

@@ -43,8 +43,8 @@ def experts_forward(module: Any, hidden_states: Any, top_k_index: Any, top_k_wei
 def replace_experts(module: Any, name: str, facts: dict[str, Any], *, packs_bias: bool = False) -> ExpertWeights:
     """Replace a float weight of a module of experts with ExpertWeights on the meta device.
 
-    ``name`` is gate_up_proj or down_proj. ``facts`` contains group_size and symmetric. ``packs_bias``: whether the
-    checkpoint stores the biases with the packed weights. Otherwise take_biases() moves the loaded biases.
+    ``name`` is gate_up_proj or down_proj. ``facts`` contains group_size and symmetric. If ``packs_bias`` is True, the
+    checkpoint stores the biases with the packed weights. Otherwise, take_biases() moves the loaded biases.
     """
     has_bias = packs_bias and module.has_bias
     weight = module._parameters[name]
@@ -70,7 +70,7 @@ def replace_experts(module: Any, name: str, facts: dict[str, Any], *, packs_bias
 
 
 def take_biases(module: Any) -> None:
-    """Move the loaded biases of a module of experts to its ExpertWeights, in the order of their outputs."""
+    """Move the loaded biases of a module of experts to its ExpertWeights, in the order of the outputs."""
     for name in ("gate_up_proj", "down_proj"):
         weights, bias = getattr(module, name, None), module._parameters.get(f"{name}_bias")
         if isinstance(weights, ExpertWeights) and bias is not None:
@@ -79,14 +79,14 @@ def take_biases(module: Any) -> None:
 
 
 def concatenated(module: Any, name: str, columns: Any) -> Any:
-    """Return the outputs of gate, then of up, if they alternate in the last dimension of a weight or bias."""
+    """Separate the outputs of gate and up if they alternate in the last dimension of a weight or bias."""
     if name != "gate_up_proj" or module.is_concatenated:
         return columns
     return torch.cat([columns[..., ::2], columns[..., 1::2]], dim=-1)
 
 
 def expert_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
-    """Return a call of marlin_moe (function, operands, options) for each kind of packed experts of a model on a GPU.
+    """Return a call (marlin_moe, operands, options) for each kind of packed experts in a model on a GPU.
 
     The activations are uninitialized.
     """

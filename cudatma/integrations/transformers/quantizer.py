@@ -1,10 +1,10 @@
 """The quantizer that replaces linear layers with MarlinLinear while transformers loads a model.
 
-The quantizer supports three kinds of checkpoints:
+The quantizer supports checkpoints with three kinds of layers:
 
-- packed layers that `cudatma convert` or save_pretrained() wrote,
-- layers from other tools, which are packed during loading,
-- float layers, which are quantized during loading.
+- Packed layers that `cudatma convert` or save_pretrained() wrote.
+- Layers from other tools, which are packed during loading.
+- Float layers, which are quantized during loading.
 
 transformers renames the tensors of some architectures. A layer may therefore have different names in the checkpoint and
 in the model.
@@ -75,7 +75,7 @@ class Pack(ConversionOps):  # type: ignore[misc]
 class PackExperts(Pack):
     """Operation that packs the experts of a layer from another tool.
 
-    ``facts`` maps the name of each weight of experts in the model to the facts of its matrices, expert by expert.
+    ``facts`` maps the name of each expert weight in the model to the facts of its matrices, expert by expert.
     """
 
     def __init__(self, kind: Format, facts: Mapping[str, Sequence[LayerFacts]]) -> None:
@@ -104,7 +104,7 @@ class PackExperts(Pack):
 class PackStacked(Pack):
     """Operation that packs the stacked experts of gpt-oss.
 
-    ``groups`` maps the name of each weight of experts in the model to its matrices.
+    ``groups`` maps the name of each expert weight in the model to its matrices.
     """
 
     def __init__(
@@ -131,17 +131,17 @@ class PackStacked(Pack):
 class Keep(ConversionOps):  # type: ignore[misc]
     """Operation that loads an array of packed experts unchanged.
 
-    It takes precedence over transformers' conversions of float experts, whose patterns match the same names.
+    It takes precedence over transformers' conversions of float experts, because their patterns match the same names.
     """
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, **_: Any) -> dict[str, Any]:
-        """Return the tensor by its full name."""
+        """Return a dict that maps the tensor's full name to the tensor."""
         ((tensor,),) = input_dict.values()
         return {full_layer_name: tensor}
 
 
 class Quantize(ConversionOps):  # type: ignore[misc]
-    """Operation that quantizes a float weight, or the stacked float weights of experts."""
+    """Operation that quantizes a float weight, or stacked float expert weights."""
 
     def __init__(self, config: CudatmaConfig) -> None:
         self.config = config
@@ -149,7 +149,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, missing_keys: Any = None, **_: Any
     ) -> dict[str, Any]:
-        """Quantize one weight (N, K), or one weight of experts."""
+        """Quantize one weight (N, K), or one expert weight."""
         (value,) = input_dict.values()
         weight = value[0] if isinstance(value, list) else value
         layer, name = full_layer_name.rpartition(".")[::2]
@@ -205,7 +205,7 @@ def packing_conversions(
 ) -> list[Any]:
     """Return the converters that transformers uses to collect and pack the tensors of a layer, or of its experts.
 
-    The patterns match whole names of packed layers only, because float layers may also have a tensor ``weight``. The
+    The patterns match only the full names of packed layers, because float layers may also have a tensor ``weight``. The
     names in the checkpoint may lack the prefix ``base``, or have this prefix although the names in the model lack it.
     """
 
@@ -368,7 +368,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return experts
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
-        """Return whether a tensor is the float weight of a layer that becomes a MarlinLinear, or of experts."""
+        """Return whether a tensor is the float weight of a layer or of experts to quantize."""
         if param_name in self.float_experts:
             return True
         layer, tensor = param_name.rpartition(".")[::2]
@@ -377,8 +377,8 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def param_element_size(self, model: Any, param_name: str, param: Any) -> float:
         """Return the element size in bytes of a loaded parameter, for device_map="auto".
 
-        The float weight of a quantized layer is not part of the loaded model. Its packed arrays are counted. For
-        experts, the size of the packed arrays is estimated.
+        The float weight of a layer to quantize counts as 0 bytes, because the layer's packed arrays are counted. For
+        experts, the result is an estimate of the packed size.
         """
         if param_name in self.float_experts:
             config = self.quantization_config
@@ -410,8 +410,8 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def update_weight_conversions(self, weight_conversions: list[Any], *_: Any) -> list[Any]:
         """Return all converters. The first converter with a matching pattern applies.
 
-        transformers' patterns for float experts also match names that continue, such as weight_packed. transformers
-        5.23 and later also pass the model.
+        transformers' patterns for float experts also match longer names, such as weight_packed. transformers 5.23 and
+        later also pass the model.
         """
         return [*self.get_weight_conversions(), *weight_conversions]
 

@@ -34,15 +34,15 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class LoadedFormat(NamedTuple):
-    """How vLLM stores the loaded weights of experts.
+    """How vLLM stores loaded expert weights.
 
     Attributes
     ----------
     layout : {"gptq", "awq", "n_major", "gpt_oss"}
         Layout of the codes and zero points. "gptq": words (experts, K / 8, N) that hold consecutive rows. "awq": words
         (experts, K, N / 8) in AWQ's order. "n_major": words or bytes (experts, N, K / 8 or K / 2) that hold
-        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "gpt_oss": the same layout with e8m0
-        scales, where columns of gate and up alternate. A word holds eight 4-bit codes or four 8-bit codes.
+        consecutive rows, and zero points (experts, N / 8 or N / 2, groups). "gpt_oss": like "n_major", but with e8m0
+        scales and alternating columns of gate and up. A word holds eight 4-bit codes or four 8-bit codes.
     names : tuple of str
         Names of the parameters for codes, scales and zero points, without the prefix "w13_" or "w2_".
     group_size : int
@@ -94,7 +94,7 @@ def refusal(config: ExpertsConfig, loaded: LoadedFormat, sizes: tuple[int, int] 
 
 
 def pack_layer(layer: Any, loaded: LoadedFormat, replace: Callable[[Any, str, Any], None]) -> None:
-    """Replace the loaded weights of a layer with packed weights, for one of the two products at a time.
+    """Replace the loaded weights of a layer with packed weights, one product at a time.
 
     ``replace(layer, name, tensor)`` is vLLM's function that replaces a parameter. The packed codes uint8 (experts,
     blocks, 2048) are also available as ``w13_weight`` and ``w2_weight``, which vLLM passes to the kernel.
@@ -128,7 +128,7 @@ def prepare_layer(
     The function compiles nothing for weights in host memory or if ``max_m`` is None. ``switch`` is the name by which
     VLLM_DISABLED_KERNELS disables the layer's class.
 
-    vLLM's reload_weights() replaces weights in place. QuantizationError is raised if the new scales have a different
+    vLLM's reload_weights() replaces weights in place. Raises QuantizationError if the new scales have a different
     range, because the layer's kernels were chosen for the original range.
     """
     _, s_name, z_name = loaded.names
@@ -215,7 +215,7 @@ def pack_tensors(
 
 
 def _gate_order(layout: str, columns: int, device: Any) -> Any:
-    """Return, for each stored column, its column in the loaded weight."""
+    """Return the index of each stored column in the loaded weight."""
     loaded = torch.arange(columns, device=device)
     if layout == "gpt_oss":  # Gate and up alternate.
         return loaded.view(-1, GATE_COLUMNS, 2).transpose(1, 2).reshape(-1)
@@ -223,12 +223,12 @@ def _gate_order(layout: str, columns: int, device: Any) -> Any:
 
 
 def concatenated_bias(bias: Any) -> Any:
-    """Reorder gpt-oss's biases (experts, 2 I), where gate and up alternate, to gate, then up."""
+    """Reorder gpt-oss's biases (experts, 2 I), in which gate and up alternate, so that gate precedes up."""
     return bias.view(len(bias), -1, 2).transpose(1, 2).reshape(bias.shape)
 
 
 def _without_zero_groups(words: Any, scales: Any) -> Any:
-    """Return MXFP4 scales (groups, N) in which the scales of groups of zeros are 0.
+    """Return MXFP4 scales (groups, N) in which the scales of all-zero groups are 0.
 
     vLLM pads weights with zeros whose scales are 2^-127. These scales would extend the range of the weight's scales.
     """
@@ -237,7 +237,7 @@ def _without_zero_groups(words: Any, scales: Any) -> Any:
 
 
 def _empty(packed: tuple[Any, Any, Any | None], experts: int) -> tuple[Any, Any, Any | None]:
-    """Return tensors for the packed weights of all experts, whose first expert is ``packed``."""
+    """Allocate tensors for the packed weights of all experts, given those of one expert."""
     qweight, scales, zeros = packed
     width = experts * scales.shape[1]
     stored = None if zeros is None else zeros.new_empty((len(zeros), width))
@@ -292,7 +292,7 @@ class PackedExpertsLayer:
     w1_scale, w2_scale, w1_zp, w2_zp : torch.Tensor or None
         Packed scales and zero points.
     w1_bias, w2_bias : torch.Tensor or None
-        Biases (experts, N) of both products. The columns of ``w1_bias`` are gate, then up.
+        Biases (experts, N) of both products. In ``w1_bias``, the columns of gate precede those of up.
     activation_name : str
         Activation between the products, as in ``marlin_moe``.
     """

@@ -1,7 +1,7 @@
-"""A linear kernel with vLLM's interface for MXFP4 and NVFP4 weights. This module does not import vLLM.
+"""Linear kernel for MXFP4 and NVFP4 weights with vLLM's interface. This module does not import vLLM.
 
-vLLM's weight is uint8 (N, K / 2), where a byte holds two consecutive rows of K, lowest nibble first. torch repacks it
-on its device.
+vLLM's weights are uint8 (N, K / 2), where a byte holds two consecutive values along K, low nibble first. torch
+operations repack the weights on their device.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class PackedFp4Layer:
 
     @property
     def max_m(self) -> int | None:
-        """Maximum number of tokens in a batch. If the value is None, no kernels are compiled in advance."""
+        """Maximum number of tokens in a batch, or None to compile no kernels in advance."""
         return None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the layer's weight, free the loaded tensors, and compile and load the kernels that batches will need.
 
-        QuantizationError is raised if vLLM reloads a weight with a different range or tensor scale, because captured
-        graphs contain the original values.
+        Raises QuantizationError if vLLM reloads a weight with a different scale exponent or tensor scale, because
+        captured graphs contain the original values.
         """
         n, k = layer.weight.shape[0], 2 * layer.weight.shape[1]
         scales, tensor_scale = layer.weight_scale.data.t(), None
@@ -63,7 +63,7 @@ class PackedFp4Layer:
         prepare_layer(*weight, max_m=self.max_m, batch_invariant=self.batch_invariant)
 
     def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
-        """Return x W + bias (..., N) for x (..., K), with torch.ops.cudatma.marlin_gemm."""
+        """Return x W + bias, of shape (..., N), from torch.ops.cudatma.marlin_gemm. ``x`` has shape (..., K)."""
         tensor_scale = layer.weight_global_scale if self.format == "nvfp4" else None
         facts = *self._sizes, self.batch_invariant, self.format, tensor_scale
         return MARLIN_GEMM(x, layer.weight, layer.weight_scale, None, None, bias, *facts)
@@ -92,15 +92,11 @@ def repack_fp4(weight: Any, scales: Any) -> tuple[Any, Any]:
 
 
 def pack_fp4_words(words: Any, scales: Any) -> tuple[Any, Any]:
-    """Return the result of repack_fp4() for words int32 (K / 8, N) that hold consecutive rows, lowest nibble first."""
+    """Return the result of repack_fp4() for int32 words (K / 8, N). A word holds eight rows, lowest nibble first."""
     qweight, ordered = pack_words(words, scales)
     words = qweight.view(torch.int32)
     stored = torch.zeros_like(words)
     for nibble, positions in enumerate(E2M1_BITS):
         for bit, position in zip((3, 2, 1, 0), positions, strict=True):
-            stored |= ((words >> (4 * nibble + bit)) & _LOWEST_BITS) << position
+            stored |= ((words >> (4 * nibble + bit)) & 1) << position
     return stored.view(torch.uint8), ordered
-
-
-#: The lowest bit of both halves of a 32-bit word.
-_LOWEST_BITS = 0x10001

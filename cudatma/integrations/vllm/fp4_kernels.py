@@ -1,4 +1,4 @@
-"""The classes that make marlin_gemm one of vLLM's MXFP4 and NVFP4 linear kernels. This module imports vLLM."""
+"""vLLM kernels that compute MXFP4 and NVFP4 linear layers with marlin_gemm. This module imports vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Fp4Kernel(PackedFp4Layer):
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
         """Return whether the GPU is a Hopper GPU, and the reason if it is not.
 
-        Newer GPUs multiply fp4 numbers, and vLLM chooses kernels that do.
+        On newer GPUs, vLLM's other kernels use fp4 Tensor Core instructions.
         """
         capability = current_platform.get_device_capability() if current_platform.is_cuda() else None
         if capability is None or capability.to_int() != 90:
@@ -30,17 +30,17 @@ class _Fp4Kernel(PackedFp4Layer):
 
     @classmethod
     def can_implement(cls, config: Any) -> tuple[bool, str | None]:
-        """Return True. vLLM checks the formats of weight and activations before this call."""
+        """Return True. vLLM checks the formats of the weight and the activations before this call."""
         return True, None
 
 
 class CudatmaMxFp4LinearKernel(_Fp4Kernel, MxFp4LinearKernel):  # type: ignore[misc]  # vLLM's class is not typed here
-    """MXFP4 kernel for vLLM, with activations in 16 bits. VLLM_DISABLED_KERNELS disables this class by name."""
+    """MXFP4 kernel with 16-bit activations for vLLM. VLLM_DISABLED_KERNELS disables this class by name."""
 
     format = "mxfp4"
 
 
 class CudatmaNvFp4LinearKernel(_Fp4Kernel, NvFp4LinearKernel):  # type: ignore[misc]  # vLLM's class is not typed here
-    """NVFP4 kernel for vLLM, with activations in 16 bits. VLLM_DISABLED_KERNELS disables this class by name."""
+    """NVFP4 kernel with 16-bit activations for vLLM. VLLM_DISABLED_KERNELS disables this class by name."""
 
     format = "nvfp4"

@@ -1,4 +1,4 @@
-"""The class that makes the W4A16 GEMM one of vLLM's mixed-precision linear kernels. Only this module imports vLLM."""
+"""vLLM kernel that computes mixed-precision linear layers with marlin_gemm. This module imports vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
     """Linear kernel for vLLM. vLLM creates one object for each layer that can_implement() accepts.
 
     VLLM_DISABLED_KERNELS disables this class by name. The name contains neither "marlin" nor "humming", because on
-    SM90, vLLM moves its Humming kernel before the first class with Marlin in its name.
+    SM90, vLLM moves its Humming kernel ahead of the first class with "Marlin" in its name.
     """
 
     @classmethod
@@ -37,7 +37,7 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
 
     @property
     def max_m(self) -> int | None:
-        """Maximum number of tokens in a batch, from vLLM's configuration, which is available during loading."""
+        """Maximum number of tokens in a batch, from vLLM's configuration, or None after the layers are loaded."""
         config = get_current_vllm_config_or_none()
         return None if config is None else int(config.scheduler_config.max_num_batched_tokens)
 

@@ -2,8 +2,8 @@
 
 vLLM's q is int32 (K / 8, N) for 4-bit weights, where a word holds eight consecutive rows, lowest nibble first, and
 int32 (K / 4, N) for 8-bit weights. The zero points are int32 (G, N / 8), where a word holds eight consecutive columns.
-torch repacks q and the zero points on their device. The result equals that of ``quantization.pack``, whose input
-has one byte per value. quantization/layout_v1.py defines the layout.
+torch repacks q and the zero points on their device. The result is the same as from ``quantization.pack``, which
+takes one byte per value. quantization/layout_v1.py defines the layout.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def refusal(config: LayerConfig) -> str | None:
     multiple = values if size == -1 else size
     if k % multiple:
         return f"K must be a multiple of {multiple} on each rank, got K = {k} (N = {n})"
-    if getattr(config, "has_g_idx", False):  # vLLM before 0.33.
+    if getattr(config, "has_g_idx", False):  # Only vLLM before 0.33 has this field.
         return "the weight is in activation order"
     return None
 
@@ -100,7 +100,7 @@ class PackedLayer:
 
     @property
     def max_m(self) -> int | None:
-        """Maximum number of tokens in a batch. If the value is None, no kernels are compiled in advance."""
+        """Maximum number of tokens in a batch, or None to compile no kernels in advance."""
         return None
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -109,8 +109,8 @@ class PackedLayer:
         The first call also prepares the process. It enables direct calls in compiled models, and makes vLLM's CUDA
         graphs share one workspace.
 
-        vLLM's reload_weights() replaces weights in place. QuantizationError is raised if the new scales have a
-        different range, because the layer's kernels were chosen for the original range.
+        vLLM's reload_weights() replaces weights in place. Raises QuantizationError if the new scales have a different
+        range, because the layer's kernels were chosen for the original range.
         """
         config, names = self.config, (self.w_q_name, self.w_s_name, self.w_zp_name)
         loaded = [_input_major(layer, name) for name in names[: 2 + config.zero_points]]
@@ -129,7 +129,7 @@ class PackedLayer:
         prepare_layer(*weight, max_m=self.max_m, batch_invariant=self.batch_invariant)
 
     def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
-        """Return x W + bias (..., N) for x (..., K), with torch.ops.cudatma.marlin_gemm."""
+        """Return x W + bias, of shape (..., N), from torch.ops.cudatma.marlin_gemm. ``x`` has shape (..., K)."""
         config, (k, n) = self.config, self.config.partition_weight_shape
         qweight, scales = getattr(layer, self.w_q_name), getattr(layer, self.w_s_name)
         zeros = getattr(layer, self.w_zp_name) if config.zero_points and self.w_zp_name else None
@@ -151,7 +151,7 @@ def _enable_direct_calls() -> None:
     """Enable direct calls to marlin_gemm in compiled models if this version of torch's Inductor supports them."""
     try:
         importlib.import_module("cudatma.integrations.torch.inductor")
-    except Exception as error:  # These functions of torch are not public and may change.
+    except Exception as error:  # The torch functions that inductor.py uses are not public and may change.
         cause = f"{type(error).__name__}: {error}"
         logging.getLogger(__name__).warning(
             "compiled models call marlin_gemm through torch's dispatcher because direct calls are not available: %s",
@@ -255,7 +255,7 @@ def unpack_nibbles(words: Any) -> Any:
 
 
 def _packed(words: Any, padding: Any | None) -> Any:
-    """Pack words (K / 8, N) into uint8 (N64 K64, 2048). Rows beyond K hold ``padding`` (N,), or 8 without padding."""
+    """Pack words (K / 8, N) into uint8 (N64 K64, 2048). Rows beyond K hold ``padding`` (N,), or 8 by default."""
     rows, n = words.shape
     k64, n64 = blocks(rows * WORD_VALUES), blocks(n)
     data = _bytes(words)

@@ -1,7 +1,7 @@
-"""The classes that make marlin_moe one of vLLM's kernels for experts with int4 and int8 weights, and the registration.
+"""vLLM kernels that compute int4 and int8 experts with marlin_moe, and their registration. This module imports vLLM.
 
-vLLM selects the kernel in its module oracle/int_wna16.py, whose functions have no list to extend. install() therefore
-replaces three of these functions. For layers that marlin_moe does not support, they call vLLM's functions.
+vLLM selects a kernel in its module oracle/int_wna16.py, which has no list of kernels to extend. install() therefore
+replaces three functions of this module. For layers that marlin_moe does not support, they call vLLM's functions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CudatmaExperts(PackedExpertsLayer, mk.FusedMoEExpertsModular):  # type: ig
         return TopKWeightAndReduceNoOP()
 
     def moe_problem_size(self, a1: Any, w1: Any, w2: Any, topk_ids: Any) -> tuple[int, int, int, int, int]:
-        """Return the number of local experts, of tokens, of columns of w1 and a1, and of experts per token."""
+        """Return the number of local experts, tokens, columns of w1, columns of a1, and experts per token."""
         return len(w1), len(a1), 2 * self.moe_config.intermediate_size_per_partition, a1.shape[1], topk_ids.shape[1]
 
     def workspace_shapes(self, M: int, N: int, K: int, *_: Any, **__: Any) -> tuple[tuple[int, ...], ...]:  # noqa: N803
@@ -136,7 +136,7 @@ def select(config: Any, weight_key: Any, *rest: Any, **options: Any) -> tuple[An
 
     def layout_refusal() -> str | None:
         quant_config = rest[0] if rest else options.get("quant_config")
-        if quant_config is None:  # vLLM before 0.33.
+        if quant_config is None:  # vLLM before 0.33 does not pass quant_config.
             vllm_config = get_current_vllm_config_or_none()
             quant_config = None if vllm_config is None else vllm_config.quant_config
         loaded = _loaded_format(quant_config, config)
@@ -219,7 +219,7 @@ def _loaded_format(quant_config: Any, config: Any) -> LoadedFormat | str:
     if isinstance(quant_config, MoeWNA16Config):
         size = quant_config.group_size
         while size > 1 and (config.hidden_dim % size or config.intermediate_size_per_partition % size):
-            size //= 2  # vLLM repeats the scales.
+            size //= 2  # vLLM splits groups in this way and repeats their scales.
         if quant_config.has_zp and quant_config.weight_bits == 8:
             return _NO_ZEROS
         return LoadedFormat("n_major", names, size, quant_config.has_zp, _integers(quant_config.weight_bits))
@@ -243,7 +243,7 @@ def _integers(bits: int) -> str:
 
 
 def max_tokens(config: Any) -> int | None:
-    """Return the maximum number of tokens of a batch, counted over all ranks that send tokens to this rank."""
+    """Return the maximum number of tokens in a batch, summed over all ranks that send tokens to this rank."""
     vllm_config = get_current_vllm_config_or_none()
     if vllm_config is None:
         return None

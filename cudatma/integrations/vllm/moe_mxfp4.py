@@ -1,8 +1,8 @@
-"""The class that makes marlin_moe one of vLLM's kernels for gpt-oss's experts, and its registration.
+"""vLLM kernel that computes gpt-oss's experts with marlin_moe, and its registration. This module imports vLLM.
 
-Several quantization methods of vLLM select their kernel in its module oracle/mxfp4.py. install() replaces three
+Several of vLLM's quantization methods select their kernels in the module oracle/mxfp4.py. install() replaces three
 functions only in quantization/mxfp4.py, the module of gpt-oss's method. For layers that marlin_moe does not support,
-the functions call vLLM's functions.
+the replacements call vLLM's functions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _vllm_describe = oracle.make_mxfp4_moe_quant_config
 
 
 class CudatmaMxfp4Experts(CudatmaExperts):
-    """Experts of gpt-oss, with MXFP4 weights and activations in 16 bits."""
+    """Experts of gpt-oss, with MXFP4 weights and 16-bit activations."""
 
     format = "mxfp4"
     activation_name = "swiglu_oai"
 
     @staticmethod
     def _supports_current_device() -> bool:
-        """Return whether the GPU is a Hopper GPU. On newer GPUs, vLLM uses kernels with fp4 tensor cores."""
+        """Return whether the GPU is a Hopper GPU. On newer GPUs, vLLM's other kernels use fp4 Tensor Cores."""
         capability = current_platform.get_device_capability() if current_platform.is_cuda() else None
         return capability is not None and capability.to_int() == 90
 

@@ -188,11 +188,11 @@ def _checked(
     else:
         result = describe(out, "out")
         read = {name: info for name, info in {**arrays, **others}.items() if info is not None}
-        check_out(result, q.dtype, f"{q.dtype}, the dtype of q", shape, read, function)
+        check_out(result, q.dtype, f"{q.dtype} (the dtype of q)", shape, read, function)
         layouts.append(_addressable(result, "out"))
         if result.size_elems and not layouts[3].is_disjoint:
             allowed = "free of overlaps"
-            raise ArgumentError("out.strides", result.strides_bytes, allowed, "pass an array without overlaps")
+            raise ArgumentError("out.strides", result.strides_bytes, allowed, "omit out or pass another array")
     batch, q_length, k_length = sizes
     is_causal, has_window = limits.kind(q_length, k_length)
     problem = kind(
@@ -256,12 +256,12 @@ def check_shapes(
     k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
-        remedy = "pad the head dim with zeros and pass scale="
+        remedy = f"pad the head dim with zeros, and pass scale={dim} ** -0.5"
         raise ArgumentError("q.shape", tuple(q), f"a shape with a head dim of {alternatives(known)}", remedy)
     if not heads:
         raise ArgumentError("q.shape", tuple(q), "a shape with at least 1 head")
     if k_dim != dim:
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a head dim of {dim}, as in q")
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a head dim of {dim} (as in q)")
     if not kv_heads or heads % kv_heads:
         remedy = f"pass the axes in the order {_AXES[len(q)]}"
         raise ArgumentError(
@@ -272,7 +272,7 @@ def check_shapes(
         )
     if has_batch and k[0] != q[0]:
         remedy = "pass page_table for a paged cache" if is_cache else ""
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a batch size of {q[0]}, as in q", remedy)
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a shape with a batch size of {q[0]} (as in q)", remedy)
     if cache != list(k[:-1]):
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim) to match {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:

@@ -312,9 +312,9 @@ class AttentionConfig(KernelConfig):
                 f"{self.tile_n} (the number of keys per block) for a cache without pages",
             )
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
-            raise ArgumentError("box_rows", self.box_rows, f"0, or a divisor of tile_n that is at least {MIN_BOX_ROWS}")
+            raise ArgumentError("box_rows", self.box_rows, f"0 or a divisor of tile_n that is at least {MIN_BOX_ROWS}")
         if self.kv_bytes == 1 and not self.box_rows:
-            allowed = f"at least {MIN_BOX_ROWS} for an e4m3 cache, which is loaded only by TMA"
+            allowed = f"at least {MIN_BOX_ROWS} for an e4m3 cache (TMA must load it)"
             raise ArgumentError("box_rows", self.box_rows, allowed)
 
     def check_problem(self, problem: Problem) -> None:
@@ -333,7 +333,7 @@ class AttentionConfig(KernelConfig):
         if (problem.page_size > 0) != self.is_paged:
             raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged} to match the cache")
         if self.is_paged and self.box_rows and problem.page_size % self.box_rows:
-            allowed = f"0, or a divisor of the {problem.page_size} keys of a page"
+            allowed = f"0 or a divisor of {problem.page_size} (the number of keys per page)"
             raise ArgumentError("box_rows", self.box_rows, allowed)
 
     # ---- Version

@@ -65,8 +65,8 @@ DUMPED_OPTIONS = ((), ("causal",), ("causal", "window", "sink"), ("window", "sof
 def check_kind(fields: Any) -> None:
     """Raise ArgumentError or ArgumentTypeError for head dims or a dtype without a kernel."""
     if (fields.head_dim, fields.v_head_dim) not in HEAD_DIMS:
-        allowed = alternatives(f"{q}/{v}" if q != v else q for q, v in HEAD_DIMS)
-        raise ArgumentError("head_dim", f"{fields.head_dim} of q and k, {fields.v_head_dim} of v", allowed)
+        allowed = alternatives(f"{q} (with {v} for v)" if q != v else q for q, v in HEAD_DIMS)
+        raise ArgumentError("head_dim", f"{fields.head_dim} for q and k, {fields.v_head_dim} for v", allowed)
     if not isinstance(fields.dtype, str) or fields.dtype not in OPERAND_TYPES:
         raise ArgumentTypeError("dtype", fields.dtype, alternatives(OPERAND_TYPES))
 

@@ -144,7 +144,9 @@ class Broadcast(Movement[_Problem]):
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
             raise ArgumentError("copies", copies, "an int of at least 1")
         if not info.is_contiguous:
-            raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
+            raise ArgumentError(
+                "src", f"strides {info.strides_bytes}", "an array in C order without gaps", "pass a contiguous copy"
+            )
         shape = (copies, *info.shape)
         check_size(shape, info.dtype, "copies")
         return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape)
@@ -167,7 +169,8 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tupl
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
         got = f"{nbytes} bytes from {chunk_place(src.pointer)} to {chunk_place(out.pointer)}"
-        raise DescriptorError("src.address", got, "a multiple of 16 bytes", "call copy(), which accepts any array")
+        allowed = "a multiple of 16 bytes, like the address of out and the size"
+        raise DescriptorError("src.address", got, allowed, "call copy(), which accepts any array")
     plans: list[Arguments] = []
     first = 0
     while first < copies:

@@ -211,7 +211,7 @@ def nan_type(info: ArrayInfo, pad: str | None) -> TmaType | None:
         raise ArgumentError(
             "pad",
             f"nan for {info.dtype}",
-            "zeros unless the dtype is float16, bfloat16, float32 or float64",
+            '"zeros" unless the dtype is float16, bfloat16, float32 or float64',
             'pass pad="zeros"',
         )
     return kind

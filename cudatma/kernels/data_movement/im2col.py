@@ -200,7 +200,7 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
         except TypeError:
             extent = value
         if isinstance(value, bool):
-            raise ArgumentTypeError(field, value, "an int or a sequence of one int per spatial axis")
+            raise ArgumentTypeError(field, value, "an int or a sequence with one int per spatial axis")
         sizes[field] = whole_numbers(field, extent, len(size))
         for axis, number in enumerate(sizes[field]):
             if not minimum <= number < _INT32:

@@ -89,8 +89,8 @@ class RaggedCopyConfig(BoxRing):
         check_field_types(self)
         self.check_box()
         if self.maps < self.stages:
-            remedy = "use more maps, because a map must not be edited while copies use it"
-            raise ArgumentError("maps", self.maps, f"at least {self.stages} (the number of stages)", remedy)
+            allowed = f"at least {self.stages} (one per stage, because a map must not be edited while copies use it)"
+            raise ArgumentError("maps", self.maps, allowed)
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError unless the target can edit tensor maps, and ArgumentError unless the ring fits in a CTA."""
@@ -357,10 +357,10 @@ def _described(array: Any, field: str) -> ArrayInfo:
             f"{field}.shape", f"rows of {width} bytes", "a shape whose rows are a multiple of 16 bytes", remedy
         )
     if info.pointer % TMA_ALIGNMENT_BYTES:
-        raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 16")
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 16 bytes", "pass an aligned copy")
     pitch = info.strides_bytes[0]
     if rows > 1 and (pitch % TMA_ALIGNMENT_BYTES or not width <= pitch < 2**40):
-        allowed = "multiples of 16 bytes, from the row length to 2**40, between rows"
+        allowed = "a pitch that is a multiple of 16 bytes, at least the row length, and less than 2**40"
         raise ArgumentError(f"{field}.strides", f"a pitch of {pitch} bytes", allowed)
     return info
 
@@ -393,7 +393,7 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfi
     for i, (source, _) in enumerate(pairs):
         if max(source.shape) > _MAX_BOXES:
             raise ArgumentError(
-                f"sources[{i}].shape", source.shape, f"small enough for {_MAX_BOXES} boxes along each axis"
+                f"sources[{i}].shape", source.shape, f"small enough for at most {_MAX_BOXES} boxes along each axis"
             )
     table["rows"], table["columns"] = zip(*(source.shape for source, _ in pairs), strict=True)
     boxes = _boxes(table["rows"], table["columns"], config)
@@ -402,7 +402,7 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfi
         raise ArgumentError(
             "sources",
             f"{total} boxes",
-            f"small enough for {_MAX_BOXES} boxes",
+            f"small enough for at most {_MAX_BOXES} boxes",
             "split the arrays into several launches",
         )
     table["first_box"] = boxes.cumsum() - boxes

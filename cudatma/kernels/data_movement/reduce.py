@@ -150,7 +150,7 @@ def check_dtype(dtype: np.dtype[Any], op: str) -> None:
         # The name of a dtype does not show its byte order, but sums require the byte order of the hardware.
         fits, allowed = dtype.name in _NAMES[op] and dtype.isnative, alternatives(_NAMES[op])
     if not fits:
-        got = dtype.name if dtype.isnative else f"{dtype.name} in the other byte order"
+        got = dtype.name if dtype.isnative else f"{dtype.name} in non-native byte order"
         raise ArgumentTypeError("src.dtype", got, f"{allowed} for {op}")
 
 

@@ -52,24 +52,14 @@ class CopyRing:
     def check_ring(self) -> None:
         """Raise ArgumentError for invalid fields, and the errors of PipelineSpec."""
         if self.stages < MIN_STAGES:
-            allowed = f"at least {MIN_STAGES}"
-            raise ArgumentError(
-                "stages",
-                self.stages,
-                allowed,
-                "use more stages, because one slot is filled while another is stored",
-            )
+            allowed = f"at least {MIN_STAGES} (one slot is filled while another is stored)"
+            raise ArgumentError("stages", self.stages, allowed)
         if not 1 <= self.in_flight < self.stages:
             allowed = f"1 to {self.stages - 1}"
             raise ArgumentError("in_flight", self.in_flight, allowed, "leave at least one slot for the next load")
         if self.stage_bytes % SLOT_ALIGNMENT:
-            allowed = f"a multiple of {SLOT_ALIGNMENT}"
-            raise ArgumentError(
-                "stage_bytes",
-                self.stage_bytes,
-                allowed,
-                "round the size up, because TMA writes boxes only to aligned addresses",
-            )
+            allowed = f"a multiple of {SLOT_ALIGNMENT} (TMA writes boxes only to aligned addresses)"
+            raise ArgumentError("stage_bytes", self.stage_bytes, allowed)
         _ = self.ring
 
     @property
@@ -161,12 +151,7 @@ class BoxRing:
                 "box_columns", got, f"a number of columns that fills whole {TMA_ALIGNMENT_BYTES}-byte chunks"
             )
         if self.stages < 2:
-            raise ArgumentError(
-                "stages",
-                self.stages,
-                "at least 2",
-                "use more stages, because a slot is released only after the next store",
-            )
+            raise ArgumentError("stages", self.stages, "at least 2 (a slot is released only after the next store)")
 
     @property
     def ring(self) -> PipelineSpec:
@@ -238,12 +223,8 @@ class Setting:
         if self.ctas_per_sm < 1:
             raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "at least 1")
         if self.max_stages < 2:
-            raise ArgumentError(
-                "max_stages",
-                self.max_stages,
-                "at least 2",
-                "use more stages, because one slot is filled while another is stored",
-            )
+            allowed = "at least 2 (one slot is filled while another is stored)"
+            raise ArgumentError("max_stages", self.max_stages, allowed)
         if self.in_flight < 0:
             raise ArgumentError("in_flight", self.in_flight, "at least 0", "pass 0 to select half of the slots")
 

@@ -305,9 +305,9 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
     batch, *others = simplify(Window(0, 0, src.dtype.itemsize, axes)).axes
     if others:
         raise DescriptorError(
-            "src.shape",
-            src.shape,
-            "the shape of an array without gaps between its batch axes",
+            "src.strides",
+            src.strides_bytes,
+            "strides that merge the batch axes of src and out into one axis",
             "transpose each matrix separately",
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from cudatma.dtypes import activation_type
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, alternatives, quoted
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.config import Preset
 from cudatma.kernels.experts.problem import GATES, MAX_EXPERTS, MEMBERS
@@ -79,14 +79,14 @@ class ExpertsConfig(MarlinConfig):
 
     def __post_init__(self) -> None:
         if self.product not in PRODUCTS:
-            raise ArgumentError("product", self.product, ", ".join(PRODUCTS))
+            raise ArgumentError("product", self.product, quoted(PRODUCTS))
         if self.gate not in GATES:
-            raise ArgumentError("gate", self.gate, ", ".join(GATES))
+            raise ArgumentError("gate", self.gate, quoted(GATES))
         super(ExpertsConfig, self).__post_init__()
         if self.has_wgmma and self.stack != 2:
-            raise ArgumentError("tile_n", self.tile_n, f"{128 * self.warpgroups}, 128 columns for each warpgroup")
+            raise ArgumentError("tile_n", self.tile_n, f"{128 * self.warpgroups} (128 columns per warpgroup)")
         if self.direct and (self.has_wgmma or self.tile_m > 1):
-            raise ArgumentError("direct", True, "False unless a block of the skinny kernel has one row")
+            raise ArgumentError("direct", True, "False except in the skinny kernel with tile_m = 1")
 
     def _check_boxes(self) -> None:
         """Allow every tile, because rows are loaded one by one."""
@@ -94,7 +94,7 @@ class ExpertsConfig(MarlinConfig):
     def check_problem(self, problem: Any) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.deep_box and (k := problem.product(self.product).k) % 64:
-            raise ArgumentError("deep_box", True, f"False because K = {k} is not a multiple of 64")
+            raise ArgumentError("deep_box", True, f"False (K = {k} is not a multiple of 64)")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -167,8 +167,8 @@ class ExpertsConfig(MarlinConfig):
 
     @property
     def full_arrivals(self) -> int:
-        """Number of arrivals per stage: one with the expected bytes, and one from each warp that copies rows."""
-        return 1 + self.producer_warps if self.copies_rows else 1
+        """Number of arrivals per stage: one with the expected bytes, and one from each thread that copies rows."""
+        return 1 + 32 * self.producer_warps if self.copies_rows else 1
 
     # ---- Launch parameters
 
@@ -289,11 +289,11 @@ class RouteConfig(_Plain):
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.threads not in ROUTE_THREADS:
-            raise ArgumentError("threads", self.threads, ", ".join(map(str, ROUTE_THREADS)))
+            raise ArgumentError("threads", self.threads, alternatives(ROUTE_THREADS))
         if self.ctas not in (1, ROUTE_CTAS):
-            raise ArgumentError("ctas", self.ctas, f"1, {ROUTE_CTAS}")
+            raise ArgumentError("ctas", self.ctas, f"1 or {ROUTE_CTAS}")
         if not 0 <= self.short_rows < self.tile_m:
-            raise ArgumentError("short_rows", self.short_rows, f"0 to {self.tile_m - 1}, less than tile_m")
+            raise ArgumentError("short_rows", self.short_rows, f"0 to {self.tile_m - 1} (less than tile_m)")
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError unless the target supports programmatic dependent launch, and clusters if there is one."""

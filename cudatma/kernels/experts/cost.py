@@ -110,5 +110,5 @@ def _wgmma_work(config: ExpertsConfig, rows: Any) -> tuple[Any, Any]:
 
 def _stage_clocks(config: ExpertsConfig, rows: int) -> float:
     """Return the clocks of a stage of a block with this number of rows."""
-    names = ("tile_n", "tile_k", "cluster_n", "warpgroups", "slice_k", "pingpong", "weight_bits")
+    names = ("tile_n", "tile_k", "cluster_n", "warpgroups", "slice_k", "pingpong", "weight_bits", "dequantize_factor")
     return wgmma_stage_clocks(SimpleNamespace(tile_m=rows, **{name: getattr(config, name) for name in names}))

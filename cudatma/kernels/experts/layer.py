@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, quoted
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.config import Config
 from cudatma.kernels.cost import Cost
@@ -119,7 +119,7 @@ class LayerConfig(Config):
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.version not in PRESETS:
-            raise ArgumentError("version", self.version, ", ".join(PRESETS))
+            raise ArgumentError("version", self.version, quoted(PRESETS))
 
     @classmethod
     def of(cls, up: ExpertsConfig, down: ExpertsConfig) -> LayerConfig:

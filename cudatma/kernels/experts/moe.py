@@ -337,7 +337,7 @@ def weight_of(w1: Any, w2: Any) -> Weight:
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     for name, info in infos.items():
         if first.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
-            allowed = f"a multiple of {TMA_ALIGNMENT_BYTES}"
+            allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes"
             raise ArgumentError(f"{name}.pointer", hex(info.pointer), allowed, "pass an aligned copy")
     factors = *(w.weight.scale_fit for w in (first, second)), first.weight.tensor_scale, second.weight.tensor_scale
     key = first.device, factors, *((w.shape, w.group_size, w.symmetric, w.dtype, w.format) for w in (first, second))

@@ -214,7 +214,7 @@ def check_call(
     _check_dtype(info, "x", (dtype.name,))
     experts, k, columns = w1.shape
     if len(info.shape) != 2 or info.shape[1] != k:
-        raise ArgumentError("x.shape", info.shape, f"(tokens, {k})", "the last dimension must match w1")
+        raise ArgumentError("x.shape", info.shape, f"(tokens, {k}) for w1 of shape {w1.shape}")
     m = info.shape[0]
     if info.device != w1.device:
         raise ArgumentError(
@@ -256,7 +256,7 @@ def check_call(
             continue
         _check_dtype(info_of, name, (dtype.name,))
         if info_of.shape != (experts, columns_of):
-            raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)}, with one row per expert")
+            raise ArgumentError(f"{name}.shape", info_of.shape, f"{(experts, columns_of)} (one row per expert)")
         check_place(info_of, name, info, "x", FUNCTION)
         if not info_of.is_contiguous:
             raise ArgumentError(
@@ -271,7 +271,7 @@ def check_call(
     out_pitch = k * ELEMENT_BYTES
     if out is not None:
         result = describe(out, "out")
-        check_out(result, dtype, f"{dtype.name}, as in x", (m, k), arrays, FUNCTION)
+        check_out(result, dtype, f"{dtype.name} (the dtype of x)", (m, k), arrays, FUNCTION)
         out_pitch = _check_rows(result, "out")
     problem = MoeProblem(
         up=LinearShape(k, columns, w1.group_size, not w1.symmetric, w1.dtype, w1.format),

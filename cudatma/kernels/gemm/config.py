@@ -235,8 +235,8 @@ class GemmConfig(KernelConfig):
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.cluster_k > 1 and problem.batch_invariant:  # Splitting K changes the order of the additions.
-            allowed = f"False for version {self.version}, which splits K"
-            raise ArgumentError("batch_invariant", True, allowed, "choose a version without split-K")
+            allowed = f"False for version {self.version} with cluster_k = {self.cluster_k}"
+            raise ArgumentError("batch_invariant", True, allowed, "choose a config that does not split K")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
             raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along K = {problem.k}")
 

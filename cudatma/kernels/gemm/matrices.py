@@ -106,7 +106,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     for stride, extent in sorted((stride, extent) for stride, extent in outer if extent > 1):
         if stride < span or stride % element:
             raise ArgumentError(
-                "out.strides", strides, "free of overlaps between rows", "pass an array without overlaps"
+                "out.strides", strides, "free of overlaps between rows", "omit out or pass another array"
             )
         span = stride * extent
     (batch, rows, columns), (step, pitch, _) = info.shape, info.strides_bytes

@@ -9,7 +9,7 @@ from typing import Any
 from cudatma.descriptor import L2Promotion, TiledSpec
 from cudatma.descriptor.helpers import scale_map_spec, weight_map_spec, weight_tile_map_spec
 from cudatma.dtypes import tma_type
-from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.errors import ArgumentError, DescriptorError, quoted
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.launch_struct import offsets, packer, work_values
 from cudatma.kernels.marlin.config import MarlinConfig
@@ -78,10 +78,8 @@ def sizes_for(
     with the same number of tiles differ only in one word of the struct and in the tensor map.
     """
     if config.scale_form not in ("none", problem.scale_form):
-        remedy = "pass a form that the range of the scales allows (quantization/scale_range.py)"
-        raise ArgumentError(
-            "scale_form", config.scale_form, f"{problem.scale_form!r} or 'none' for this weight", remedy
-        )
+        forms = quoted(dict.fromkeys((problem.scale_form, "none")))
+        raise ArgumentError("scale_form", config.scale_form, f"{forms} for the range of this weight's scales")
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
     programmatic = problem.programmatic or problem.copies_x
     shared = dependent_smem_bytes(config, target) if programmatic else 0

@@ -16,7 +16,7 @@ from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K, Member
-from cudatma.kernels.marlin.cost import COST_MODELS, wgmma_division, wgmma_stage_clocks
+from cudatma.kernels.marlin.cost import COST_MODELS, DEQUANTIZE_FACTORS, wgmma_division, wgmma_stage_clocks
 from cudatma.kernels.marlin.problem import GROUP_SIZES, MEMBERS, PROBLEM_FIELDS, Problem, check_format
 from cudatma.kernels.schedule import PARTIALS_PER_SM_BYTES, ceil_div
 from cudatma.pipeline import align_up
@@ -260,11 +260,13 @@ class MarlinConfig(KernelConfig):
 
     def _check_boxes(self) -> None:
         if self.tile_m < MMA_COLUMNS and not self.deep_box:
-            remedy = "set deep_box=True, because all other boxes must have a row for each column of the mma"
+            remedy = "increase tile_m or set deep_box; other boxes must have one row per column of the mma"
             raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", remedy)
         if self.tile_m < (rows := min_tile_m(self.tile_k)):
-            remedy = "increase tile_m, because a stage must hold whole periods of the 128-byte swizzle"
-            raise ArgumentError("tile_m", self.tile_m, f"at least {rows} for tile_k = {self.tile_k}", remedy)
+            allowed = (
+                f"at least {rows} for tile_k = {self.tile_k} (a stage holds whole periods of the 128-byte swizzle)"
+            )
+            raise ArgumentError("tile_m", self.tile_m, allowed)
 
     def _check_warps(self) -> None:
         allowed: tuple[str, ...] = ("epilogue",) if self.group_size == -1 else ("accumulator", "weight")
@@ -277,21 +279,17 @@ class MarlinConfig(KernelConfig):
                 "warps_n", self.warps_n, "a divisor of tile_n that gives each warp 16, 32 or 64 columns"
             )
         if self.consumer_registers and self.consumer_warps != 8:
-            remedy = "use 8 consumer warps, because setmaxnreg applies to whole warpgroups"
-            raise ArgumentError(
-                "consumer_registers", self.consumer_registers, "0 unless there are 8 consumer warps", remedy
-            )
+            required = "0 unless there are 8 consumer warps (setmaxnreg applies to whole warpgroups)"
+            raise ArgumentError("consumer_registers", self.consumer_registers, required)
 
     def _check_wgmma(self) -> None:
         if self.tile_m % (8 * self.cluster_n):
-            remedy = "round tile_m up, because each CTA loads whole 8-row periods of the 128-byte swizzle"
-            allowed = f"a multiple of {8 * self.cluster_n} with cluster_n = {self.cluster_n}"
-            raise ArgumentError("tile_m", self.tile_m, allowed, remedy)
+            reason = "each CTA loads whole 8-row periods of the 128-byte swizzle"
+            allowed = f"a multiple of {8 * self.cluster_n} with cluster_n = {self.cluster_n} ({reason})"
+            raise ArgumentError("tile_m", self.tile_m, allowed)
         if self.cluster_k > 1 and self.cluster_n > 1:
-            remedy = (
-                "set cluster_n or cluster_k to 1, because the CTAs of a cluster either share activations or split K"
-            )
-            raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n = {self.cluster_n}", remedy)
+            allowed = f"1 with cluster_n = {self.cluster_n} (a cluster either shares activations or splits K)"
+            raise ArgumentError("cluster_k", self.cluster_k, allowed, "set cluster_n or cluster_k to 1")
         if self.pingpong:
             for field in ("warpgroups", "slice_k", "cluster_k"):
                 if getattr(self, field) > 1:
@@ -313,7 +311,7 @@ class MarlinConfig(KernelConfig):
                 'use "none", because the other forms require the zero point 8, and "shifted" exceeds the range of '
                 "bf16's subnormal numbers"
             )
-            allowed = '"none", "as_stored" for symmetric group-wise weights, or "shifted" for such weights in fp16'
+            allowed = '"none", or, for symmetric group-wise weights, "as_stored" or (only in fp16) "shifted"'
             raise ArgumentError("scale_form", self.scale_form, allowed, why)
 
     def _check_groups(self) -> None:
@@ -330,9 +328,9 @@ class MarlinConfig(KernelConfig):
 
     def _check_registers(self) -> None:
         if self.accumulators > _MAX_ACCUMULATORS:
-            allowed = f"at most {256 // self.stack} for {64 * self.stack} columns of a warpgroup"
-            remedy = f"reduce tile_m, because a thread holds at most {_MAX_ACCUMULATORS} accumulators"
-            raise ArgumentError("tile_m", self.tile_m, allowed, remedy)
+            allowed = f"at most {256 // self.stack} for {64 * self.stack} columns per warpgroup"
+            reason = f"a thread holds at most {_MAX_ACCUMULATORS} accumulators"
+            raise ArgumentError("tile_m", self.tile_m, f"{allowed} ({reason})")
         if not self.consumer_registers:
             if self.accumulators > _MAX_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
                 allowed = f"above 0 with {self.accumulators} accumulators per thread"
@@ -347,9 +345,9 @@ class MarlinConfig(KernelConfig):
         pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
         max_registers = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
         if not min_registers <= self.consumer_registers <= max_registers:
-            remedy = "choose a value in this range, because setmaxnreg.inc would otherwise wait forever"
-            groups = f"{warpgroups} warpgroups of {self.accumulators} accumulators"
-            allowed = f"0, or {min_registers} to {max_registers} with {groups}"
+            remedy = "choose one of these values; otherwise, setmaxnreg.inc waits forever"
+            groups = f"{warpgroups} warpgroups with {self.accumulators} accumulators per thread"
+            allowed = f"0 or a number from {min_registers} to {max_registers} for {groups}"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
 
     def check_problem(self, problem: Problem) -> None:
@@ -425,6 +423,11 @@ class MarlinConfig(KernelConfig):
         return False
 
     @property
+    def copies_rows(self) -> bool:
+        """Whether producer warps copy rows of activations with cp.async."""
+        return False
+
+    @property
     def row_counts(self) -> tuple[int, ...]:
         """Row counts for which a wgmma kernel has main loops, or () if the kernel always computes tile_m rows."""
         return ()
@@ -440,6 +443,10 @@ class MarlinConfig(KernelConfig):
     def weight_bits(self) -> int:
         """Number of bits of a weight's code."""
         return self.weight.bits
+
+    @property
+    def dequantize_factor(self) -> float:
+        return DEQUANTIZE_FACTORS[self.format]
 
     @property
     def stage_row_blocks(self) -> int:

@@ -107,6 +107,8 @@ WGMMA_MACS = 2048
 #: additional warpgroup adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and
 #: dequantization, which overlap imperfectly.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
+#: Factor by which a weight of each format takes longer to dequantize. [H200, 4096 x 28672 and 14336 x 4096]
+DEQUANTIZE_FACTORS = {"int4": 1.0, "mxfp4": 1.15, "nvfp4": 1.22, "fp8": 1.38, "int8": 1.29}
 #: Additional clock cycles per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
 #: warpgroups because they take turns; and clock cycles per byte.
 _STAGE, _DRAIN, _BYTE = 30, 50, 0.0032
@@ -129,6 +131,8 @@ _MEETING, _SUMS_BYTES = 45, 12.7
 #: Fraction of each time that counts towards the total: clock cycles of the busiest SM, memory, operations, and
 #: operations at the power limit.
 WGMMA_SM, WGMMA_MEMORY, WGMMA_TENSOR, WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
+#: Fraction of the memory time that counts for weights of 8 bits, which memory often bounds.
+_WGMMA_MEMORY_8 = 0.288
 #: Fields and properties of a config that wgmma_cost() reads.
 WGMMA_TERMS = (
     "tile_m",
@@ -140,6 +144,7 @@ WGMMA_TERMS = (
     "own_rows",
     "stage_clocks",
     "weight_bits",
+    "dequantize_factor",
 )
 
 
@@ -148,7 +153,8 @@ def wgmma_stage_clocks(config: Any) -> float:
     products: float = config.tile_m * config.tile_n * config.tile_k / WGMMA_MACS
     squares = config.tile_n / 64 * config.tile_k / 64  # Number of 64 x 64 blocks of weights per warpgroup.
     warpgroups = config.warpgroups * config.slice_k
-    dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
+    factor = config.dequantize_factor * (1 + _FURTHER * (warpgroups - 1))
+    dequantize: float = squares / warpgroups * _DEQUANTIZE * factor
     if config.pingpong:  # One warpgroup at a time dequantizes while its wgmmas run.
         return max(products, dequantize) + _PINGPONG_STAGE
     loaded: float = config.tile_k * (2 * config.tile_m / config.cluster_n + config.tile_n * config.weight_bits / 8)
@@ -195,7 +201,9 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     clock_us = WGMMA_SM / gpu.sm_clock_mhz
     tensor = WGMMA_TENSOR + WGMMA_POWER * (m >= SUSTAINED_FROM)
     tensor_us = tensor * m * n * k / (WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
-    memory_us, stages = WGMMA_MEMORY * weight_us(config.weight_bits, k, n, gpu), np.where(is_divided, divided, whole)
+    stages = np.where(is_divided, divided, whole)
+    memory_share = np.where(config.weight_bits == 4, WGMMA_MEMORY, _WGMMA_MEMORY_8)
+    memory_us = memory_share * weight_us(config.weight_bits, k, n, gpu)
     # The tiles of the last row of tiles have empty rows. They are one in tiles_m of a CTA's tiles, and at least one of
     # the tiles of the busiest CTA.
     empty = np.minimum(tiles_m * config.tile_m - m, config.tile_m / config.cluster_n) / np.minimum(results, tiles_m)

@@ -84,9 +84,7 @@ class DequantizeConfig:
         activation_type(self.dtype)
         check_format(self.format, self.group_size, self.has_zeros)
         if not 1 <= self.warps <= 4:
-            raise ArgumentError(
-                "warps", self.warps, "1 to 4", "use fewer warps, because a box of scales has at most 256 columns"
-            )
+            raise ArgumentError("warps", self.warps, "1 to 4 (a box of scales has at most 256 columns)")
         if not 1 <= self.stages <= 8:
             raise ArgumentError("stages", self.stages, "1 to 8")
 
@@ -351,10 +349,11 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
         raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} bytes in the last dimension")
     min_pitch = dense_pitch_bytes(w.shape[1])
     if w.shape[0] > 1 and (pitch < min_pitch or pitch % TMA_ALIGNMENT_BYTES):
-        allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes that is at least {min_pitch} between rows"
+        allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes, at least {min_pitch}, between rows"
         raise ArgumentError("out.strides", info.strides_bytes, allowed, "omit out or pass an array with wider rows")
     if info.pointer % TMA_ALIGNMENT_BYTES:
-        raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
+        allowed = f"a multiple of {TMA_ALIGNMENT_BYTES} bytes"
+        raise ArgumentError("out.pointer", hex(info.pointer), allowed, "omit out or pass an aligned array")
     strides = pitch if w.shape[0] > 1 else min_pitch, _ELEMENT_BYTES
     return replace(info, shape=(w.shape[0], min_pitch // _ELEMENT_BYTES), strides_bytes=strides)
 

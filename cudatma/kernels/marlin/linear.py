@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma import context
-from cudatma.arrays import describe
+from cudatma.arrays import describe, place_name
 from cudatma.backend import selected_backend
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -59,8 +59,9 @@ class MarlinLinear:
             if info.dtype.name != weight.dtype:
                 raise ArgumentTypeError("bias.dtype", info.dtype.name, weight.dtype, "convert the bias")
             if info.shape != (self.out_features,) or info.device != weight.device:
-                got = f"{info.shape} on device {info.device}"
-                raise ArgumentError("bias", got, f"an array of shape ({self.out_features},) on device {weight.device}")
+                got = f"shape {info.shape} on {place_name(info.device)}"
+                allowed = f"an array of shape ({self.out_features},) on {place_name(weight.device)}"
+                raise ArgumentError("bias", got, allowed)
         self.bias = bias
 
     @classmethod
@@ -214,5 +215,5 @@ def checked_m_values(m_values: Any) -> list[int]:
     batches = list(m_values)
     for m in batches:
         if type(m) is not int or not 0 <= m < 2**31:
-            raise ArgumentError("m_values", m, "an int from 0 to 2**31 - 1 or a sequence of such ints")
+            raise ArgumentError("m_values", m, "an int, or a sequence of ints, from 0 to 2**31 - 1")
     return batches

@@ -49,7 +49,7 @@ def sample(
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies misaligned rows before the GEMM.
-        raise ArgumentError("k", k, "a multiple of 8", "round k up, because TMA loads whole 16-byte chunks")
+        raise ArgumentError("k", k, "a multiple of 8 (TMA loads whole 16-byte chunks)", "round k up")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
             raise ArgumentError(field, value, "at least 1")

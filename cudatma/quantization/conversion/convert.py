@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Options of a conversion. ``left`` lists float layers that the model class cannot load quantized."""
+    """Options of a conversion. ``left`` lists the layers that stay float because of the model class."""
 
     quantize: bool
     format: str
@@ -73,9 +73,9 @@ def convert_checkpoint(
 ) -> Conversion:
     """Convert the folder of a Hugging Face checkpoint into another folder with packed linear layers.
 
-    The source is a checkpoint that another tool quantized (docs/howto/convert_a_checkpoint.md lists the formats), or,
-    with ``quantize``, a float checkpoint. The codes of a quantized checkpoint are kept, and its tensors must match its
-    configuration. All other tensors are copied unchanged.
+    The source is a checkpoint that another tool quantized (docs/howto/convert_a_checkpoint.md lists the formats), or a
+    float checkpoint if ``quantize`` is True. The codes of a quantized checkpoint are kept, and its tensors must match
+    its configuration. All other tensors are copied unchanged.
 
     Parameters
     ----------
@@ -88,21 +88,21 @@ def convert_checkpoint(
     format : str, default "int4"
         Format of the weights that ``quantize`` creates; see ``cudatma.quantize``.
     group_size : int, optional
-        Number of rows per scale in a float checkpoint; see ``cudatma.quantize``. Default: 128, or the only size of the
-        format.
+        Number of rows per scale for a float checkpoint; see ``cudatma.quantize``. Default: 128, or the only size that
+        the format supports.
     symmetric : bool, default True
         Whether to quantize a float checkpoint without zero points; see ``cudatma.quantize``.
     clip_search : bool, default False
-        Whether to search for clipped ranges in a float checkpoint; see ``cudatma.quantize``.
+        Whether to try smaller ranges for each group of a float checkpoint; see ``cudatma.quantize``.
     dtype : str, optional
         Type of the scales and activations, "float16" or "bfloat16". Default: the model's type if it is one of these,
-        otherwise the type of the first layer.
+        otherwise the type of the first layer's scales if it is bfloat16, otherwise float16.
     exclude : sequence of str, optional
         Patterns (fnmatch) of layers that stay float. Requires ``quantize``.
     vision_tower : bool, default False
         Whether to also quantize the image, video and audio encoders. Requires ``quantize``.
     shard_bytes : int, default 1,000,000,000
-        Maximum size of a file in bytes. A layer or tensor that is larger has its own file.
+        Maximum size of a file in bytes. A larger layer or tensor has its own file.
     progress : callable, optional
         Function that is called regularly with the current step, the number of source bytes that have been processed,
         and the total number of source bytes.
@@ -139,10 +139,12 @@ def convert_checkpoint(
     kind.check_group_size(group_size)
     kind.check_symmetric(symmetric)
     if isinstance(exclude, str):
-        raise ArgumentTypeError("exclude", "str", "a list of patterns", "pass a list")
+        raise ArgumentTypeError("exclude", "str", "a list of patterns", "put the pattern in a list")
     for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
         if value and not quantize:
-            raise ArgumentError(name, value, "omitted if quantize is False", "pass quantize=True, or omit this option")
+            raise ArgumentError(
+                name, value, "omitted if quantize is False", "omit the option for a quantized checkpoint"
+            )
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise ArgumentError("shard_bytes", shard_bytes, "an int, at least 1")
     origin = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
@@ -275,7 +277,7 @@ def _write_shard(
 
 
 def _arrays(packed: PackedWeight | PackedExperts) -> dict[str, Any]:
-    """Return the arrays of a weight by name. The tensor scale is also an array, as in the state of a torch module."""
+    """Return the arrays of a weight by name. The tensor scale is also an array, as in a torch module's state_dict."""
     if isinstance(packed, PackedExperts):
         weight, tensor_scale = packed.weight, packed.tensor_scales
     else:
@@ -321,7 +323,7 @@ def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, P
 def _matrices(
     unit: Unit, source: Source, options: _Options, packed: list[PackedWeight]
 ) -> Iterator[tuple[Any, PackedWeight]]:
-    """Append the packed matrices of a unit to ``packed``, and yield each with its float weight, or with its scales."""
+    """Append the packed matrices of a unit to ``packed``, and yield pairs of source (weight or scales) and result."""
     group = source.inventory.experts.get(unit.name)
     for layer in unit.layers:
         parts = {part: source.checkpoint.read(name) for part, name in source.layers[layer].items()}

@@ -1,8 +1,8 @@
 """Find the matrices of a checkpoint that belong to the experts of one layer.
 
-A checkpoint stores either one matrix per expert (``experts.17.gate_proj``, or ``experts.17.w1`` in Mixtral), or one
-float tensor for all experts (``experts.gate_up_proj``). The conversion packs them as two weights, which have the names
-of the two tensors.
+A checkpoint stores either a tensor per projection of each expert (``experts.17.gate_proj``, or ``experts.17.w1`` in
+Mixtral), or one stacked tensor for all experts (``experts.gate_up_proj``). The conversion packs them as two weights,
+``experts.gate_up_proj`` and ``experts.down_proj``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cudatma.errors import QuantizationError, WeightFileError
 from cudatma.quantization.agreement import LayerFacts
 
-#: Names of an expert's gate, up and down projection.
+#: Names of an expert's gate, up and down projections.
 NAMINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _MATRIX = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w[123])")
 _GATE_UP, _DOWN = "gate_up_proj", "down_proj"
@@ -35,12 +35,12 @@ class ExpertGroup:
     Attributes
     ----------
     layers : tuple of str
-        Names of the matrices, expert by expert. An expert with a gate has two matrices, gate and up. If the group is
-        stacked, the only name is that of the tensor with the weights of all experts.
+        Names of the matrices, expert by expert. In a gated group, each expert has two matrices, gate and up. A stacked
+        group has a single name, the name of the stacked tensor.
     experts : int
         Number of experts.
     gated : bool
-        Whether the matrices are those of gate and up.
+        Whether the matrices are gate and up projections.
     is_stacked : bool
         Whether one tensor contains all experts.
     is_transposed : bool
@@ -60,7 +60,7 @@ class ExpertGroup:
     bias: str = ""
 
     def split(self, tensor: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """Yield the matrices in a tensor, (N, K) for a float tensor."""
+        """Yield the matrices in a tensor. Float matrices have shape (N, K)."""
         if not self.is_stacked:
             yield tensor
             return
@@ -68,17 +68,17 @@ class ExpertGroup:
             yield np.concatenate([matrix[::2], matrix[1::2]]) if self.is_interleaved else matrix
 
     def arrange(self, bias: NDArray[Any]) -> NDArray[Any]:
-        """Return the biases (experts, N) in the order of the packed weight, gate, then up."""
+        """Return the biases (experts, N) in the column order of the packed weight (gate, then up)."""
         return np.concatenate([bias[:, ::2], bias[:, 1::2]], axis=1) if self.is_interleaved else bias
 
 
 def is_expert(layer: str) -> bool:
-    """Return whether a layer's name is that of an expert or of the weights of all experts."""
+    """Return whether a name belongs to an expert or to the weights of all experts."""
     return re.search(r"\.experts\.", layer) is not None
 
 
 def is_expert_weight(layer: str) -> bool:
-    """Return whether a layer's name is that of the packed weights of all experts."""
+    """Return whether a name belongs to the packed weights of all experts."""
     return re.search(rf"\.experts\.({_GATE_UP}|{_DOWN})$", layer) is not None
 
 
@@ -151,20 +151,20 @@ def stacked_experts(shapes: Mapping[str, tuple[int, ...]], is_interleaved: bool)
 
 
 def _bias(name: str, shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, int]) -> str:
-    """Return the name of the biases of a stacked tensor, or "". Raises WeightFileError for another shape."""
+    """Return the name of the biases of a stacked tensor, or "". Raises WeightFileError if their shape is wrong."""
     bias = f"{name}_bias"
     if shapes.get(bias, shape) != shape:
-        raise WeightFileError(bias, f"shape {shapes[bias]}", f"{shape}, a bias for each output of an expert", _AGAIN)
+        raise WeightFileError(bias, f"shape {shapes[bias]}", f"{shape} (one bias per output of each expert)", _AGAIN)
     return bias if bias in shapes else ""
 
 
 def interleaved_experts(
     layers: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, ExpertGroup]:
-    """Return the groups of gpt-oss's experts, whose tensors have the shapes ``layers`` (experts, N, ...).
+    """Return the groups of gpt-oss's experts.
 
-    ``shapes`` contains the shapes of all tensors. Raises WeightFileError for a layer that is not one of gpt-oss's
-    experts.
+    ``layers`` contains the shapes (experts, N, ...) of the experts' tensors, and ``shapes`` contains the shapes of all
+    tensors. Raises WeightFileError if a layer is not one of gpt-oss's experts.
     """
     groups = {}
     for name, shape in layers.items():
@@ -187,7 +187,7 @@ def misfit(sizes: Mapping[str, tuple[int, ...]], group: str) -> str:
     if (first[0], first[2], first[1]) != (second[0], 2 * second[1], second[2]):
         return f"experts whose projections have the sizes {first} and {second}"
     if k % _UNIT or n % _UNIT:
-        return f"experts of {k} x {n}, which are not multiples of {_UNIT}"
+        return f"experts of size {k} x {n}, which is not a multiple of {_UNIT} in both dimensions"
     return ""
 
 
@@ -205,8 +205,8 @@ def check_alike(group: str, members: ExpertGroup, facts: Mapping[str, LayerFacts
             ("groups", fact.extent.groups, first.extent.groups),
         ):
             if value != expected:
-                allowed = f"{expected}, as in {members.layers[0]}"
-                raise QuantizationError(f"{layer}: {name}", value, allowed, f"{group} is packed as one weight")
+                allowed = f"{expected} (as in {members.layers[0]})"
+                raise QuantizationError(f"{layer}: {name}", value, allowed, f"quantize all experts of {group} alike")
 
 
 def stacked_sizes(group: ExpertGroup, k: int, n: int) -> tuple[int, int, int]:

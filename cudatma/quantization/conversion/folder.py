@@ -1,6 +1,6 @@
 """Check the folders of a conversion, write the files without weights, and record finished files in a journal.
 
-The journal makes it possible to continue an interrupted conversion.
+With the journal, an interrupted conversion can continue.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Journal:
     out : pathlib.Path
         The folder of the converted model.
     identity : dict
-        Digests of the source files, and the options. A different identity in the journal raises WeightFileError.
+        Digests of the source files, and the options. WeightFileError is raised if the journal contains a different
+        identity.
     source_name : str
         Name of the source's folder, for error messages.
     """
@@ -61,7 +62,7 @@ class Journal:
         if self.path.is_file():
             self._read()
         elif out.exists() and (not out.is_dir() or any(not _is_ours(entry) for entry in out.iterdir())):
-            got = "a folder that contains files that this command did not write"
+            got = "a folder with files that no conversion wrote"
             raise WeightFileError(str(out), got, "a new or empty folder", "choose another folder")
 
     @contextlib.contextmanager
@@ -95,7 +96,7 @@ class Journal:
             os.close(folder)
 
     def keep_intact(self) -> Iterator[str]:
-        """Check the finished files, drop the files that have changed, and yield the name of each file."""
+        """Yield the name of each finished file, and remove it from the journal if the file has changed."""
         for name, shard in list(self.shards.items()):
             path = self.path.parent / name
             if not path.is_file() or path.stat().st_size != shard.bytes or file_digest(path) != shard.digest:
@@ -194,7 +195,7 @@ def check_disk(out: Path, required_bytes: int) -> None:
     partial = (path.stat().st_size for path in out.glob(f".*{PARTIAL}")) if out.is_dir() else ()
     free = shutil.disk_usage(existing).free + sum(partial)
     if required_bytes and free < needed:
-        got = f"{free / 1e9:.2f} GB free"
+        got = f"a disk with {free / 1e9:.2f} GB free"
         allowed = f"on a disk with at least {needed / 1e9:.2f} GB free"
         raise WeightFileError(str(out), got, allowed, "choose a folder on another disk")
 
@@ -202,8 +203,8 @@ def check_disk(out: Path, required_bytes: int) -> None:
 def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, str]:
     """Copy the tokenizer, generation configuration and other files without weights.
 
-    ``converted`` contains the names of the converted source files. Returns the folder entries that were not copied,
-    each with the reason.
+    ``converted`` contains the names of the converted source files. Returns a dict that maps each folder entry that was
+    not copied to the reason.
     """
     known = {"config.json", FILE, _INDEX, *converted}
     skipped: dict[str, str] = {}
@@ -260,10 +261,10 @@ def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
-    """Return the quantization_config for these packed layers and their facts (LayerReport.facts).
+    """Return the quantization_config for packed layers, given their facts (LayerReport.facts).
 
     The result contains the most common facts, but omits the format if it is int4. The entry ``layers`` maps a layer's
-    name to the facts that differ from these.
+    name to the facts that differ from the most common facts.
     """
     common = json.loads(Counter(json.dumps(facts) for facts in layers.values()).most_common(1)[0][0])
     different = {

@@ -51,7 +51,7 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
     facts : LayerFacts
         Result of ``layer_facts``.
     dtype : str or dtype, optional
-        Type of the scales. Default: the type in ``tensors``.
+        Type of the scales. Default: the type of the scales in ``tensors``.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
 
 
 def check_scales(name: str, scales: NDArray[Any], dtype: str) -> None:
-    """Raise QuantizationError for the first scale that becomes infinite, NaN or 0 in ``dtype``."""
+    """Raise QuantizationError for the first scale that is not finite in ``dtype``, or that becomes 0."""
     scales = scale_values(scales, name)
     with np.errstate(over="ignore"):
         rounded = scales.astype(ACTIVATION_TYPES[dtype].numpy)

@@ -36,11 +36,11 @@ class Inventory:
     experts : dict of str to ExpertGroup
         Matrices of experts that are packed as one weight, by the name of the weight.
     facts : dict of str to LayerFacts
-        Facts that determine how each layer is decoded.
+        Facts that determine how to decode each layer.
     left_out : dict of str to str
-        Tensors that are neither packed nor copied, with the reason.
+        Maps each tensor that is neither packed nor copied to the reason.
     notes : tuple of str
-        Sentences for the report.
+        Notes for the report.
     """
 
     layers: dict[str, dict[str, str]]
@@ -51,13 +51,13 @@ class Inventory:
 
     @property
     def packed(self) -> dict[str, tuple[str, ...]]:
-        """The layers of each packed weight, by the weight's name. Only the weights of experts have several layers."""
+        """The layers of each packed weight, by the weight's name. Only expert weights have several layers."""
         members = {layer for group in self.experts.values() for layer in group.layers}
         alone = {layer: (layer,) for layer in self.layers if layer not in members}
         return alone | {name: group.layers for name, group in self.experts.items()}
 
     def sizes(self, name: str) -> tuple[int, ...]:
-        """Return (K, N) of a packed weight, or (experts, K, N) of the weights of experts, in a quantized checkpoint."""
+        """Return (K, N) of a packed weight, or (experts, K, N) of expert weights, in a quantized checkpoint."""
         group = self.experts.get(name)
         extent = self.facts[group.layers[0] if group else name].extent
         return stacked_sizes(group, extent.k, extent.n) if group else (extent.k, extent.n)
@@ -111,9 +111,9 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
 
 
 def _check_experts(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, str]:
-    """Check quantized experts, and return their biases, which must be zeros, with the reason to leave them out.
+    """Check quantized experts, and map their biases, which must be zeros, to the reason to leave them out.
 
-    Raises QuantizationError or WeightFileError.
+    Raises QuantizationError or WeightFileError if a check fails.
     """
     left_out = {}
     for name, group in inventory.experts.items():
@@ -220,13 +220,13 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
 
 
 def _raise_unknown(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoReturn:
-    """Raise WeightFileError for a tensor that belongs to no packed layer.
+    """Raise WeightFileError for a tensor that does not belong to a packed layer.
 
     The error names the format that the tensor resembles.
     """
     siblings = checkpoint.shapes(name.rpartition(".")[0])
     remedy = f"this tensor is not supported; {FROM_FLOAT}"
-    got = f"{entry.dtype} {entry.shape}, which belongs to no packed layer"
+    got = f"{entry.dtype} {entry.shape}, which does not belong to a packed layer"
     if re.search(r"(^|\.)experts\b", name):
         got += " and contains the weights of several experts"
     elif {"scales", "biases"} <= siblings.keys():

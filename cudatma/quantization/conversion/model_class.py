@@ -1,8 +1,8 @@
 """Match a checkpoint's quantized layers with the modules of a transformers model.
 
 During loading, the layers are matched with the loaded model. Before a conversion writes any file, the layers are
-matched with the class that config.json names, built on the meta device. torch and transformers are imported only in the
-functions that use them.
+matched with a model of the class that config.json names, on the meta device. torch and transformers are imported only
+in the functions that use them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.expert_groups import is_expert_weight, misfit
 from cudatma.quantization.conversion.source import Source
 
-#: (in_features, out_features) of a layer, or (experts, in_features, out_features) of the weights of experts. None if
-#: the checkpoint does not specify the sizes.
+#: (in_features, out_features) of a layer, or (experts, in_features, out_features) of expert weights. None if the
+#: checkpoint does not specify the sizes.
 Sizes = tuple[int, ...] | None
 
 
@@ -37,8 +37,8 @@ class Match:
     ignored : list of str
         Layers that the class does not load, such as layers for multi-token prediction.
     refused : dict of str to WeightFileError
-        The error of each layer that the class cannot load, and of each parameter that the checkpoint lacks or stores in
-        another shape.
+        Errors, by name, for layers that the class cannot load, and for parameters that the checkpoint lacks or stores
+        in another shape.
     unloaded : list of str
         Other tensors that the class does not load.
     unknown : str
@@ -89,7 +89,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         if tensor is None or checkpoint.files[tensor].tensors[tensor].dtype == "U8":  # Two codes per element.
             continue
         if checkpoint.shape(tensor) != shape:
-            allowed = f"{shape}, the shape in {match.class_name}"
+            allowed = f"{shape} (the shape in {match.class_name})"
             remedy = "correct config.json, or download the checkpoint again"
             match.refused[tensor] = WeightFileError(tensor, f"shape {checkpoint.shape(tensor)}", allowed, remedy)
     for name in _absent_parameters(model, set(match.modules.values()), loaded):
@@ -128,7 +128,7 @@ def is_linear(module: Any) -> bool:
 
 
 def linear_sizes(module: Any) -> Sizes:
-    """Return the in and out features of a linear layer or of transformers' Conv1D, or None for any other module."""
+    """Return (in_features, out_features) of a linear layer or transformers' Conv1D, or None for any other module."""
     from transformers.pytorch_utils import Conv1D
 
     if is_linear(module):
@@ -137,9 +137,9 @@ def linear_sizes(module: Any) -> Sizes:
 
 
 def expert_sizes(module: Any) -> dict[str, tuple[int, int, int]]:
-    """Return (experts, K, N) of both weights of a module of experts with gates, or {} for any other module.
+    """Return (experts, K, N) of both weights of a module of gated experts, or {} for any other module.
 
-    transformers sets the attribute is_transposed of each class of experts that can use other implementations.
+    transformers sets is_transposed on every class of experts whose implementation can be replaced.
     """
     weights = {name: module._parameters.get(name) for name in ("gate_up_proj", "down_proj")}
     if not hasattr(module, "is_transposed") or any(weight is None or weight.dim() != 3 for weight in weights.values()):
@@ -175,7 +175,7 @@ def experts_activation(module: Any) -> str | None:
 def unsupported_experts(module: Any) -> str:
     """Return the reason why marlin_moe does not support a module of experts, or "". The sizes are not checked."""
     if experts_activation(module) is None:
-        return "experts with an activation other than silu(gate) * up and the activation of gpt-oss"
+        return "experts with an activation other than silu(gate) * up or that of gpt-oss"
     return ""
 
 
@@ -210,15 +210,15 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
     # Some tools store words of eight integers, so K or N may be padded by up to seven elements.
     if sizes is not None and any(not b <= a <= -(-b // 8) * 8 for a, b in zip(sizes, expected, strict=True)):
         got, allowed = (f"{k} x {n}" for k, n in (sizes, expected))
-        return WeightFileError(f"{layer}: K x N", got, f"{allowed}, the size in {class_name}", "correct config.json")
+        return WeightFileError(f"{layer}: K x N", got, f"{allowed} (the size in {class_name})", "correct config.json")
     return None
 
 
 def _expert_misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFileError | None:
-    """Return an error if the packed weights of experts do not match the module of experts, otherwise None."""
+    """Return an error if packed expert weights do not match the module of experts, otherwise None."""
     expected = expert_sizes(module) if module is not None else {}
     if not expected:
-        got = f"no module of experts with gates in {class_name}"
+        got = f"no module of gated experts in {class_name}"
         remedy = "remove its tensors from the checkpoint, or correct `architectures` in config.json"
         return WeightFileError(layer, got, "experts that transformers stores in stacked tensors", remedy)
     if got := unsupported_experts(module):
@@ -226,7 +226,7 @@ def _expert_misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> We
         return WeightFileError(layer, f"{got}, in {class_name}", allowed, "keep the experts of this model float")
     own = expected[layer.rpartition(".")[2]]
     if sizes is not None and sizes != own:
-        allowed = f"{own}, the size in {class_name}"
+        allowed = f"{own} (the size in {class_name})"
         return WeightFileError(f"{layer}: (experts, K, N)", str(sizes), allowed, "correct config.json")
     if why := misfit(expected, layer.rpartition(".")[2]):
         return WeightFileError(
@@ -252,7 +252,7 @@ def _expert_bias_misfit(layer: str, module: Any, class_name: str, checkpoint: Ch
 
 
 def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) -> WeightFileError | None:
-    """Return an error if a module is tied to the layer's weight and the checkpoint has no weight for that module."""
+    """Return an error if another weight is tied to the layer's weight and is missing from the checkpoint."""
     pairs = [*model.all_tied_weights_keys.items()]
     for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
         if own == f"{name}.weight" and other not in loaded:
@@ -263,7 +263,7 @@ def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) ->
 
 
 def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the source tensor of each parameter of a model, and the parameters that are loaded unchanged."""
+    """Return two maps from parameters to source tensors: for all parameters, and for parameters loaded unchanged."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -296,7 +296,7 @@ def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     is_own_class = type(model).__name__ in (model.config.architectures or ())
     tied = model.all_tied_weights_keys
-    loaded = {tied.get(name, name) for name in present}  # Keyed by the parameter to which others are tied.
+    loaded = {tied.get(name, name) for name in present}  # A tied parameter is represented by its target.
     return [
         name
         for name, _ in model.named_parameters()
@@ -320,7 +320,7 @@ def _empty_model(source: Source) -> tuple[Any, str]:
     if not isinstance(architectures, list) or not architectures:
         return None, "config.json names no architecture"
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
-        return None, f"without {' and '.join(missing)}"
+        return None, f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
     import torch
     import transformers
 

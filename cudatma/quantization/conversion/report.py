@@ -1,4 +1,4 @@
-"""Report of a conversion: the rounding error of each layer, and the other results of the conversion."""
+"""Report of a conversion, including the rounding errors of each layer."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from cudatma.quantization.weight_format import weight_format
 class LayerReport:
     """Result of packing one layer.
 
-    Errors are relative, and are 0.0 if nothing was rounded. For an imported layer, they are the errors of rounding the
-    scales to the model's type. For a quantized layer, they are the errors of the weights: max_error is the largest
-    absolute error divided by the largest absolute weight, and mean_error is the sum of the absolute errors divided by
-    the sum of the absolute weights.
+    Errors are relative, and are 0.0 if nothing was rounded. If the layer was imported, they measure the rounding of the
+    scales to the model's type. If the conversion quantized the layer, they measure the rounding of the weights:
+    max_error is the largest absolute error divided by the largest absolute weight, and mean_error is the sum of the
+    absolute errors divided by the sum of the absolute weights.
 
     Parameters
     ----------
     name : str
         The layer's name.
     shape : tuple of int
-        The sizes (K, N), or (experts, K, N) for the weights of experts.
+        The sizes (K, N), or (experts, K, N) for expert weights.
     group_size : int
-        Number of rows per group, or -1 for one group.
+        Number of rows per group, or -1 for a single group.
     symmetric : bool
         Whether the layer has no zero points.
     act_order : bool
@@ -61,7 +61,7 @@ class LayerReport:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Metadata needed to create the layer before its arrays are read."""
+        """Metadata needed to create the layer before reading its arrays."""
         return {name: getattr(self, name) for name in ("group_size", "symmetric", "act_order", "format")}
 
     @classmethod
@@ -87,7 +87,8 @@ class LayerReport:
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["name"], str):
-            raise WeightFileError(where, repr(value)[:80], ", ".join(sorted(names)), "convert to another folder")
+            allowed = f"an object with the fields {', '.join(sorted(names))}"
+            raise WeightFileError(where, repr(value)[:80], allowed, "convert to another folder")
         return cls(**{**value, "shape": tuple(value["shape"])})
 
 
@@ -106,23 +107,23 @@ class Conversion:
     layers : tuple of LayerReport
         Packed layers, in the model's order.
     skipped : dict of str to str
-        Matrices that stay unchanged, with the reason.
+        Maps each matrix that stays unchanged to the reason.
     ignored : tuple of str
         Packed layers that the model class does not load.
     not_compared : str
         Reason why the layers were not compared with the model class, or "".
     not_copied : dict of str to str
-        Entries of the source folder that are missing from the new folder, with the reason.
+        Maps each entry of the source folder that was not copied to the reason.
     left_out : dict of str to str
-        Tensors that are missing from the new folder, with the reason.
+        Maps each tensor that is missing from the new folder to the reason.
     notes : tuple of str
         Notes on unused keys in the source's configuration and on values with a special interpretation.
     source_bytes, out_bytes : int
-        Size of all tensors in bytes.
+        Total size of the tensors in bytes.
     shards : int
-        Number of files.
+        Number of files with tensors.
     kept_shards : int
-        Number of files that an earlier run finished.
+        Number of these files that an earlier run finished.
     """
 
     source: str
@@ -152,16 +153,15 @@ class Conversion:
         return asdict(self)
 
 
-#: Number of rows of K that are compared at a time.
+#: Number of rows of K to compare at a time.
 _ROWS = 256
 
 
 def weight_error(weights: Iterable[tuple[NDArray[Any], PackedWeight]]) -> tuple[float, float]:
-    """Return the maximum and mean relative error of quantized weights (N, K), in torch's orientation.
+    """Return the maximum and mean relative errors of quantized weights, as in LayerReport.
 
-    ``weights`` yields each weight with its packed weight, which must not have an activation order. The maximum is the
-    largest absolute error divided by the largest absolute weight. The mean is the sum of the absolute errors divided by
-    the sum of the absolute weights.
+    ``weights`` yields pairs of a weight (N, K), in torch's orientation, and its packed weight, which must not have an
+    activation order.
     """
     largest = worst = total = deviation = 0.0
     for weight, packed in weights:
@@ -185,7 +185,7 @@ def weight_error(weights: Iterable[tuple[NDArray[Any], PackedWeight]]) -> tuple[
 
 
 def scale_error(scales: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> tuple[float, float]:
-    """Return the (largest, mean) relative error of the nonzero scales after rounding to ``dtype``."""
+    """Return the maximum and mean relative errors of rounding nonzero scales to ``dtype``."""
     worst, total, count = 0.0, 0.0, 0
     for array in scales:
         if array.dtype != dtype:

@@ -1,9 +1,9 @@
 """Plan the files of a conversion, and write each file with at most one tensor in memory.
 
-The header is at the beginning of the file, but its content is known only at the end. Space for the header is therefore
-reserved and padded with blanks, which the format allows. Tensors are contiguous, but readers expect each tensor to
-begin at a multiple of its element size. Tensors that would misalign the next tensor are therefore written last, in
-order of decreasing element size.
+The header precedes the data, but its content is known only after the data has been written. Space for the header is
+therefore reserved and padded with blanks, which the format allows. Tensors are contiguous, but readers expect each
+tensor to begin at a multiple of its element size. Tensors that would misalign the next tensor are therefore written
+last, in order of decreasing element size.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with contextlib.suppress(OSError):  # close() repeats a write that has failed.
+        with contextlib.suppress(OSError):  # close() retries a failed write.
             self._file.close()
         self.aside.unlink(missing_ok=True)
 
@@ -92,7 +92,9 @@ class ShardWriter:
         header = json.dumps({"__metadata__": _METADATA, **self.entries}, separators=(",", ":")).encode()
         if len(header) > self.room_bytes:
             raise WeightFileError(
-                str(self.path), f"{len(header)} bytes", f"a file with a header of at most {self.room_bytes} bytes"
+                str(self.path),
+                f"a header of {len(header)} bytes",
+                f"a file with a header of at most {self.room_bytes} bytes",
             )
         first = self.room_bytes.to_bytes(8, "little") + header.ljust(self.room_bytes)
         try:
@@ -131,7 +133,7 @@ class ShardWriter:
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a file, as ShardWriter.finish() does. Raises WeightFileError if it cannot be read."""
+    """Return a file's digest, as ShardWriter.finish() does. Raises WeightFileError if the file cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         with path.open("rb") as file:
@@ -146,7 +148,7 @@ def file_digest(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, through a temporary file. Raises WeightFileError if this fails."""
+    """Write a text file atomically. Raises WeightFileError if the file cannot be written."""
     with replaced(path) as aside, aside.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -166,8 +168,8 @@ ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1, "tensor_scale": 2}
 class Unit:
     """A weight to pack or a tensor to copy.
 
-    ``layers`` contains the names of the layers that are packed as this weight, and is empty for a tensor. ``source``
-    contains the names of the tensors in the checkpoint.
+    ``layers`` contains the names of the layers that are packed as this weight, and is empty for a tensor to copy.
+    ``source`` contains the names of the tensors in the checkpoint.
     """
 
     name: str

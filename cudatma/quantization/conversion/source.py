@@ -26,11 +26,11 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
 from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
 
-#: Architectures whose float experts have alternating outputs of gate and up.
+#: Architectures in which the outputs of gate and up alternate in float experts.
 _INTERLEAVED_MODELS = ("gpt_oss",)
 #: Architectures that store projections as (K, N), like Conv1D in transformers, under the names of nn.Linear layers.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
-#: Beginning of the reason why a layer is not quantized.
+#: Beginning of the reason for layers that match a pattern in ``exclude``.
 _EXCLUDED = "excluded by"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 #: If peft is installed, transformers applies the adapter that this file describes to the model in the same folder.
@@ -54,7 +54,7 @@ class Source:
     inventory : Inventory
         The use of each tensor.
     skipped : dict of str to str
-        Matrices that are not packed, with the reason.
+        Maps each matrix that is not packed to the reason.
     """
 
     folder: Path
@@ -66,10 +66,7 @@ class Source:
 
     @property
     def layers(self) -> dict[str, dict[str, str]]:
-        """Layers to pack, in the model's order, as maps from tensor names without the layer's prefix to full names.
-
-        Experts are listed one by one; see ``Inventory.packed``.
-        """
+        """Layers to pack, as in ``Inventory.layers``. Each expert is a separate layer; see ``Inventory.packed``."""
         return self.inventory.layers
 
     def tensor_bytes(self, names: Iterable[str]) -> int:
@@ -78,7 +75,7 @@ class Source:
         return sum(entry.end - entry.begin for entry in entries)
 
     def sizes(self, packed: str) -> tuple[int, ...]:
-        """Return (K, N) of a packed weight, or (experts, K, N) of the weights of experts."""
+        """Return (K, N) of a packed weight, or (experts, K, N) of expert weights."""
         if self.statement is not None:
             return self.inventory.sizes(packed)
         group = self.inventory.experts.get(packed)
@@ -94,9 +91,9 @@ class Source:
         return replace(self, inventory=Inventory(layers, experts), skipped={**self.skipped, **reasons})
 
     def fingerprint(self) -> dict[str, str]:
-        """Return a digest of each file's size, header and samples of its data.
+        """Return a digest of each file's size, header and data samples.
 
-        The samples distinguish two training runs of the same model.
+        The samples distinguish the results of different training runs.
         """
         files = {file.path for file in self.checkpoint.files.values()} | set(statement_files(self.folder))
         return {path.name: _fingerprint(path) for path in sorted(files)}
@@ -230,9 +227,9 @@ def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> st
 def _why_not_experts(
     checkpoint: Checkpoint, experts: Mapping[str, ExpertGroup], exclude: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return, for each group of experts, the reason why it is not quantized, or "".
+    """Map each group of experts to the reason why it is not quantized, or "".
 
-    For each module of experts, either both weights are quantized, or neither.
+    Either both weights of a module of experts are quantized, or neither is.
     """
     reasons, sizes = {}, {}
     for name, group in experts.items():

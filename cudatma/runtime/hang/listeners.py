@@ -105,9 +105,9 @@ class Listener:
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
     """Raise LaunchError during a graph capture, because a debug launch waits for its stream."""
     if context.is_capturing(driver, stream):
-        got = f"a stream that is capturing a graph for {entry} with debug=True"
+        allowed = f"outside a graph capture for {entry}, which was compiled with debug=True"
         remedy = "capture a kernel compiled without debug=True, because a debug launch waits for the kernel"
-        raise LaunchError("stream", got, "a stream that is not capturing", remedy)
+        raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
 
 
 class ListeningModule:

@@ -456,7 +456,8 @@ struct SlotAddresses {
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
     PackedCodes packed[PACKED_BLOCKS][STACK];
-    GroupScale group[STACK];
+    GroupScale group[STACK];   // the current group
+    u32 scales[STACK];   // the next group
 };
 
 // Load a thread's packed weights of a block.
@@ -467,15 +468,18 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
             load_codes(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES, K64_BLOCK_BYTES / 2);
 }
 
-// Load a thread's scales of a group. `row` is the index of the group in the stage.
-__device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
-                                           u32 stage, u32 row) {
-    u32 scales[STACK];
+// Load a thread's scales of the next group. `row` is the index of the group in the stage.
+__device__ __forceinline__ void load_next_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 row) {
 #pragma unroll
-    for (u32 s = 0; s < STACK; ++s) scales[s] = ld_shared_b32(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2);
+    for (u32 s = 0; s < STACK; ++s)
+        weights.scales[s] = ld_shared_b32(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2);
+}
+
+// Make the next group the current one.
+__device__ __forceinline__ void begin_group(WeightFragments& weights, const Problem& problem) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
-        set_scales(weights.group[s], scales[s], problem.scale_offset);
+        set_scales(weights.group[s], weights.scales[s], problem.scale_offset);
     }
 }
 
@@ -504,20 +508,22 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-        load_packed(weights, slots, ring.stage, 0);   // the loop loads each later block while it multiplies the block before it
+        // The loop loads each later block and group while it multiplies the one before it.
+        load_packed(weights, slots, ring.stage, 0);
+        load_next_group(weights, slots, ring.stage, 0);
 #pragma unroll
         for (u32 i = 0; i < K64_PER_SLICE; ++i) {
             if (i + 1 < K64_PER_SLICE) load_packed(weights, slots, ring.stage, i + 1);
-            if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, ring.stage, i * 64 / GROUP_SIZE);
 #pragma unroll
             for (u32 first = 0; first < 4; first += MMAS_PER_COMMIT) {
                 u32 a[MMAS_PER_COMMIT][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < MMAS_PER_COMMIT; ++j) {
-                    if constexpr (GROUP_SIZE < 64) {
-                        const u32 begin = 16 * (first + j);   // element of K in the block
-                        if (begin > 0 && begin % GROUP_SIZE == 0)
-                            load_group(weights, problem, slots, ring.stage, (i * 64 + begin) / GROUP_SIZE);
+                    const u32 k_begin = i * 64 + 16 * (first + j);   // first element of K of the step
+                    if (k_begin % GROUP_SIZE == 0) {
+                        begin_group(weights, problem);
+                        if (k_begin + GROUP_SIZE < K64_PER_SLICE * 64)
+                            load_next_group(weights, slots, ring.stage, k_begin / GROUP_SIZE + 1);
                     }
                     dequantize_step(a[j], weights, i, first + j);
                 }
