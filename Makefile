@@ -8,6 +8,8 @@
 #   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
 #   ARGS="..."         further arguments for pytest (test, test-all, gpu-test) or for `cudatma demo` (demo)
 SHELL := /bin/bash
+# pip compiles nothing (PIP_INSTALL). Without bytecode, a process needs three times as long to import torch.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 

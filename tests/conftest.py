@@ -6,15 +6,17 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import cudatma
+from cudatma.build import nvrtc
 from cudatma.build.kernel import Kernels
 from cudatma.cli import tools_package
 from cudatma.context import Runtime, runtime, using_runtime
@@ -136,3 +138,27 @@ def load_example() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def kernels_without_cubins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Kernels, Path]:
+    """Return the kernels that without_ptxas has compiled, and their cache folder."""
+    return Kernels(), tmp_path_factory.mktemp("without_ptxas")
+
+
+@pytest.fixture
+def without_ptxas(
+    own_runtime: None, kernels_without_cubins: tuple[Kernels, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compile to PTX only, in a test that only emulates. ptxas takes almost half of the time of a compilation."""
+    compile_all = nvrtc._run
+
+    def compile_ptx(source: str, name: str, flags: Sequence[str], includes: Any) -> tuple[str, str, bytes]:
+        virtual = [flag.replace("--gpu-architecture=sm", "--gpu-architecture=compute") for flag in flags]
+        log, ptx, _ = compile_all(source, name, virtual, includes)
+        return log, ptx, b"\177ELF" if ptx else b""
+
+    kernels, cache = kernels_without_cubins
+    monkeypatch.setattr(nvrtc, "_run", compile_ptx)
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(cache))
+    monkeypatch.setitem(runtime().parts, Kernels, kernels)

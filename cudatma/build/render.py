@@ -149,10 +149,11 @@ class _Loader(jinja2.FileSystemLoader):
 
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         text, filename, _ = super().get_source(environment, template)
+        data = text.encode(self.encoding)
 
         def is_the_same() -> bool:
             try:
-                return Path(filename).read_text(encoding=self.encoding) == text
+                return content(filename) == data
             except OSError:
                 return False
 

@@ -313,12 +313,18 @@ def intercepting(installers: Mapping[str, str], sink: Any) -> Iterator[None]:
 
         imported = [name for name in installers if name in sys.modules]
         pending = set(installers) - set(imported)
-        hook = _ImportHook(pending, install)
+
+        def install_late(name: str) -> None:
+            install(name)
+            patches.replace_variables()
+
+        hook = _ImportHook(pending, install_late)
         sys.meta_path.insert(0, hook)
         patches.callback(pending.clear)
         patches.callback(sys.meta_path.remove, hook)
         for name in imported:
             install(name)
+        patches.replace_variables()
         yield
 
 

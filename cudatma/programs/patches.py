@@ -19,6 +19,11 @@ LIBRARIES = frozenset(
 class Patches(ExitStack):
     """Context manager that replaces attributes and restores them at the end of the block."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: Originals and replacements of set_everywhere() for the next call of replace_variables().
+        self._pairs: list[tuple[Any, Any]] = []
+
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Replace an attribute of a module, class or object, and return its previous value."""
         previous = original = getattr(owner, name)
@@ -33,15 +38,22 @@ class Patches(ExitStack):
         return previous
 
     def set_everywhere(self, module: ModuleType, values: Mapping[str, Any]) -> None:
-        """Replace attributes of a library's module, and the program's module variables that have the same values."""
+        """Replace attributes of a library's module.
+
+        replace_variables() then replaces the program's module variables that have the same values.
+        """
         names = [name for name in values if hasattr(module, name)]
-        # Each pair is an original and its replacement.
-        pairs = [(self.set(module, name, values[name]), values[name]) for name in names]
-        by_original = {id(original): new for original, new in pairs}
-        by_replacement = {id(new): original for original, new in pairs}
-        modules = _modules_of_program()
-        _replace(modules, by_original)
-        self.callback(lambda: _replace(modules | _modules_of_program(), by_replacement))
+        self._pairs += [(self.set(module, name, values[name]), values[name]) for name in names]
+
+    def replace_variables(self) -> None:
+        """Replace the program's variables for all calls of set_everywhere() since the last call of this method."""
+        pairs, self._pairs = self._pairs, []
+        if pairs:
+            by_original = {id(original): new for original, new in pairs}
+            by_replacement = {id(new): original for original, new in pairs}
+            modules = _modules_of_program()
+            _replace(modules, by_original)
+            self.callback(lambda: _replace(modules | _modules_of_program(), by_replacement))
 
     def set_objects(self, convert: Mapping[type, Callable[[Any], Any]]) -> None:
         """Replace all existing objects of the given types. ``convert`` maps each type to a conversion function.
@@ -62,8 +74,9 @@ class Patches(ExitStack):
 
 
 def _modules_of_program() -> set[ModuleType]:
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return {module for module in modules if module.__name__.partition(".")[0] not in LIBRARIES}
+    named = list(sys.modules.items())
+    modules = [module for name, module in named if name.partition(".")[0] not in LIBRARIES]
+    return {module for module in modules if isinstance(module, ModuleType)}
 
 
 def _replace(modules: Iterable[ModuleType], replacements: Mapping[int, Any]) -> None:

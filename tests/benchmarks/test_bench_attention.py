@@ -1,25 +1,15 @@
-"""Attention's benchmark without a GPU: calls, a run with a scripted clock, table, summary, operands and errors."""
+"""Attention's benchmark without a GPU: calls, tables, summaries, arguments, operands and errors."""
 
 from __future__ import annotations
 
 import math
-import sys
-import types
-from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_gpu import FakeGpu
 
 from benchmarks import attention
-from benchmarks import attention_decode as decoding
-from benchmarks.attention import LENGTHS, Operands, Shape, entrant, errors
-from benchmarks.attention_decode import FP8, OURS, PAGED, Decoding, decode_summary, decode_table
-from benchmarks.contest import field_of, find_entrants
-from benchmarks.rivals import attention as rivals
-from cudatma.errors import ArgumentError
+from benchmarks.attention import LENGTHS, Operands, Shape, errors
+from benchmarks.attention_decode import FP8, OURS, PAGED, decode_summary, decode_table
 
 SMALL = Shape(2, 4, 2, 48, 64, True, "bfloat16")
 
@@ -44,48 +34,6 @@ def test_all_calls_are_asked_for_by_default() -> None:
     }
     assert {each.batch * each.length for each in found if each.length <= 16384} == {16384}
     assert {each.batch for each in found if each.length == 32768} == {1}
-
-
-# ---- Turns ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    fake = FakeGpu()
-    monkeypatch.setitem(sys.modules, "cupy", fake.module)
-    return fake
-
-
-def test_a_first_launch_decides_how_many_a_graph_has(gpu: FakeGpu) -> None:
-    launches = [
-        entrant(gpu, "it", lambda index, us=us: gpu.launch(us), None).contender.launches  # type: ignore[misc]
-        for us in (1.0, 100.0, 5000.0)
-    ]
-    assert launches == [200, 30, 1]
-
-
-def test_who_is_too_slow_or_fails_is_refused_with_the_reason(gpu: FakeGpu) -> None:
-    def broken(index: int) -> None:
-        raise RuntimeError("no kernel")
-
-    with pytest.raises(RuntimeError, match="one launch takes 900 ms"):
-        entrant(gpu, "slow", lambda index: gpu.launch(9e5), None)
-    with pytest.raises(RuntimeError, match="no kernel"):
-        entrant(gpu, "broken", broken, None)
-
-
-def test_without_a_library_of_fa3_the_packages_are_looked_through(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    rivals.fa3_forward.cache_clear()
-    with pytest.raises(ImportError, match=r"install xformers 0\.0\.34"):
-        rivals.fa3_forward(None)
-    library = tmp_path / "xformers" / "flash_attn_3" / "_C.so"
-    library.parent.mkdir(parents=True)
-    library.touch()
-    assert next(rivals._in_packages(rivals._FA3)) == library
 
 
 # ---- What is said ---------------------------------------------------------------------------------------------------
@@ -129,21 +77,6 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pyt
     assert why in capsys.readouterr().err
 
 
-def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def explain(q: Any, k: Any, v: Any, *, causal: bool, version: str) -> Any:
-        if version == "a2":
-            raise ArgumentError("version", version, "one with a kernel")
-        return SimpleNamespace(config=(q, k, causal, version))
-
-    torch = SimpleNamespace(bfloat16="bf16", empty=lambda sizes, dtype, device: sizes)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(attention, "attention_explain", explain)
-    refused: dict[str, str] = {}
-    found = attention.configs_of(SMALL, ("a2", "a4"), refused)
-    assert found == {name: ((2, 48, 4, 64), (2, 48, 2, 64), True, name) for name in ("a4", "auto")}
-    assert list(refused) == ["a2"]
-
-
 # ---- With torch alone -----------------------------------------------------------------------------------------------
 
 
@@ -170,74 +103,6 @@ def test_results_are_compared_with_float64() -> None:
     assert 1e-4 < found["right"][0] < 4e-3
     assert found["wrong"][1] > 5
     assert all(math.isnan(each) for each in found["broken"])
-
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-
-def exact(q: Any, k: Any, v: Any) -> Any:
-    """Return the exact result for one query (heads, dim) and the keys and values of a sequence (length, kv_heads,
-    dim)."""
-    k, v = (each.double().repeat_interleave(len(q) // each.shape[1], 1) for each in (k, v))
-    weights = torch.einsum("hd,khd->hk", q.double(), k).mul(q.shape[1] ** -0.5).softmax(-1)
-    return torch.einsum("hk,khd->hd", weights, v)
-
-
-class Paged:
-    """Fake of FlashInfer's BatchDecodeWithPagedKVCacheWrapper."""
-
-    def __init__(self, workspace: Any, layout: str, *, use_tensor_cores: bool) -> None:
-        assert layout == "NHD"
-        self.workspace = workspace
-
-    def plan(
-        self, begins: Any, pages: Any, last: Any, heads: int, kv_heads: int, dim: int, page: int, **kinds: Any
-    ) -> None:
-        self.lists = [pages[begin:end].long() for begin, end in pairwise(begins)]
-        assert last.tolist() == [page] * len(self.lists)
-
-    def run(self, q: Any, cache: tuple[Any, Any], *, out: Any) -> None:
-        for sequence, pages in enumerate(self.lists):
-            out[sequence] = exact(q[sequence], *(each[pages].flatten(0, 1) for each in cache))
-
-
-def forward(q: Any, k: Any, v: Any, *, out: Any) -> None:
-    """Fake of FA4's _flash_attn_fwd."""
-    for sequence in range(len(q)):
-        out[sequence, 0] = exact(q[sequence, 0], k[sequence], v[sequence])
-
-
-def test_fa4_and_flashinfer_read_the_cache_that_ours_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Paged)
-    monkeypatch.setitem(sys.modules, "flashinfer", package)
-    monkeypatch.setattr(decoding, "fa4_forward", lambda: forward)
-    monkeypatch.setattr(decoding, "flashinfer_workspace", lambda name: name)
-    monkeypatch.setattr(decoding, "copies_for", lambda nbytes: 2)
-    monkeypatch.setattr(decoding, "launches_for", lambda nbytes, copies: 2)
-    caches = decoding.Caches(Decoding(3, 48))
-    rivals = [*(rival for _, _, rival in decoding.OPTIONAL.values()), decoding._flashinfer(decoding.FLASHINFER_FP8)]
-    entrants = [each for rival in rivals for each in rival(None, caches)]
-    assert [each.rival for each in entrants] == ["FA4", "FlashInfer", "FlashInfer, CUDA cores", "FlashInfer, e4m3"]
-    assert {each.rival for each in entrants[:3]} <= set(decoding.RIVALS)
-    for each in entrants:
-        each.contender.run(caches.copies - 1)
-    for rms, _ in decoding.errors(caches, {each.rival: each.out for each in entrants}).values():
-        assert rms < decoding._ALLOWED
-    for each in entrants:
-        each.contender.run(0)  # the first copy, which the result is not compared with
-    assert min(rms for rms, _ in decoding.errors(caches, {each.rival: each.out for each in entrants}).values()) > 0.5
-
-
-def test_who_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "copies_for", lambda nbytes: 1)
-    monkeypatch.setattr(decoding, "launches_for", lambda nbytes, copies: 1)
-    for name in ("flash_attn", "flashinfer"):
-        monkeypatch.setitem(sys.modules, name, None)
-    field, told = field_of({}, decoding.OPTIONAL, ["fa4", "flashinfer"])
-    assert all(what.startswith("absent: ") for what in told.values())
-    found, refused = find_entrants(None, decoding.Caches(Decoding(1, 16)), field)
-    assert not found
-    assert set(refused) == {"FA4", "FlashInfer"}
 
 
 def decode_cell(batch: int, **us: float) -> dict[str, Any]:

@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 from fake_gpu import FakeGpu
 from gemm_builders import problem
-from test_bench_rivals import WORKSPACE, NumpyLt
 
 from benchmarks import contest, gemm, gemm_fp8, tiles
 from benchmarks.contest import Entrant
 from benchmarks.gemm import Operands, Product, errors, squares
 from benchmarks.harness import Contender, Measured, Timing
-from benchmarks.rivals import common, dense
-from benchmarks.rivals.cublaslt import CublasLt
 from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gpu import H200
 
@@ -30,9 +27,6 @@ def cell(size: int = 1024, layout: str = "RC", **more: Any) -> dict[str, Any]:
     off = {"torch.mm": 2e-4, "cuBLASLt": 2e-4, "auto": 2.2e-4}
     made = {"m": size, "n": size, "k": size, "layout": layout, "dtype": "float16", "us": us}
     return {**made, "rms_error": off, "largest_error": {name: 5 * each for name, each in off.items()}, **more}
-
-
-# ---- What is measured -----------------------------------------------------------------------------------------------
 
 
 # ---- Turns ----------------------------------------------------------------------------------------------------------
@@ -125,9 +119,6 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pyt
     assert why in capsys.readouterr().err
 
 
-# ---- fp8 ------------------------------------------------------------------------------------------------------------
-
-
 # ---- With torch alone -----------------------------------------------------------------------------------------------
 
 
@@ -161,37 +152,6 @@ def test_results_are_compared_with_float64() -> None:
     assert list(made["us"]) == list(made["rms_error"]) == ["right"]
     assert made["error"] == "broken: wrong result, relative RMS error nan"
     assert torch.isfinite(right).all()
-
-
-def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    library = NumpyLt(states=(0, 0, 15, 0))
-    monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(library))
-    monkeypatch.setattr(dense, "_workspace", lambda: torch.empty(16, dtype=torch.uint8))
-    monkeypatch.setattr(dense, "WORKSPACE_BYTES", WORKSPACE)
-    monkeypatch.setattr(dense, "current_stream", lambda: 77)
-    speed = dict(zip((f"cuBLASLt {number}" for number in (1, 2, 3)), (9.0, 4.0, 5.0), strict=True))
-
-    def quick(stream: Any, way: Contender, launches: int) -> Measured:
-        way.run(0)
-        return Measured({way.name: Timing(*[speed[way.name]] * 3, 1)})  # type: ignore[call-arg]
-
-    monkeypatch.setattr(common, "quick", quick)
-    operands = Operands(Product(40, 24, 64, "CR", "float16"), False)
-    found = dense.cublaslt(None, operands)
-    assert [each.detail for each in found] == [
-        "algorithm 2 of 3: id 101, tile 102, split_k 103, stages 107, cluster 109",
-        "algorithm 3 of 3: id 103, tile 104, split_k 105, stages 109, cluster 111",
-    ]
-    assert {each.rival for each in found} == {"cuBLASLt"}
-    assert errors(*operands.pair(0), {"it": found[0].out})["it"][0] < 4e-4
-    cell = {"us": {"cuBLASLt": 1.0}, "chosen": {"cuBLASLt": found[1].detail}}
-    library.launches.clear()
-    assert not contest.chosen_results(cell, found)["cuBLASLt"].isnan().any()
-    assert [launch[0] for launch in library.launches] == [103]
-    monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(NumpyLt(states=(15,))))
-    with pytest.raises(RuntimeError, match="none of the proposed algorithms runs"):
-        dense.cublaslt(None, operands)
 
 
 @pytest.mark.parametrize("scaling", gemm_fp8.SCALINGS)

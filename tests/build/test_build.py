@@ -537,6 +537,7 @@ def test_a_remedy_is_one_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_edited_class_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: Path) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Bytecode is valid for all texts of one second and size.
     module = tmp_path / "edited_spec.py"
     for number in (1, 2):
         module.write_text(

@@ -10,13 +10,15 @@ import pytest
 
 from tools.dev import guide
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "guide"
 
 
 every_page = pytest.mark.parametrize("page", guide.PAGES, ids=lambda page: page.stem)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @every_page
 def test_a_page_shows_what_its_code_prints(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "emulator")

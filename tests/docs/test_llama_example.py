@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
-llama = importlib.import_module("llama")
+
+@pytest.fixture(scope="module")
+def llama(load_example: Callable[[str], ModuleType]) -> Any:
+    """Return the example. Importing transformers' models takes seconds, and every pytest process collects this file."""
+    return load_example("llama")
 
 
 @pytest.mark.slow
 def test_the_tiny_model_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
     assert llama.main(["--size", "tiny", "--batch", "1,3", "--tokens", "2", "--json", str(tmp_path / "r.json")]) == 0
@@ -34,7 +38,9 @@ def test_the_tiny_model_runs(
     assert report["to_dequantized"]["same_choice"] > 0.9
 
 
-def test_an_interrupted_run_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_leaves_what_was_measured(
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def speed(model: object, batch: int, options: object) -> float:
         if batch == 3:
             raise KeyboardInterrupt
@@ -50,6 +56,6 @@ def test_an_interrupted_run_leaves_what_was_measured(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would run")
-def test_a_gpu_is_needed_for_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_is_needed_for_the_others(llama: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert llama.main(["--size", "8b"]) == 2
     assert "got cuda" in capsys.readouterr().err

@@ -149,7 +149,7 @@ def checks_of(
         ("case", "variant"), [(case, variant) for case in cases for variant in ("", *case.variants)], ids=_name
     )
     def is_clean(case: Case, variant: str) -> None:
-        report, is_right = case.run(*filter(None, [variant]), schedules=4)
+        report, is_right = case.run(*filter(None, [variant]), schedules=3)
         assert report.is_clean, str(report)
         assert is_right
 

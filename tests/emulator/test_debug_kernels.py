@@ -24,9 +24,9 @@ from cudatma.target import get_target
 SUBJECTS = {subject.name: subject for subject in (*registry_subjects(), *probe_subjects.subjects())}
 #: One of each way to wait: rings, clusters, named barriers, flags in global memory, bulk and tensor copies.
 CHOSEN = (
+    "ring/3x4",
     "marlin_mma_sync/tma",
     "marlin_wgmma/cluster",
-    "ring/3x4",
     "multicast/2",
     "box_copy/128B_store",
     "sync/plain",

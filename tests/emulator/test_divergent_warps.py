@@ -245,8 +245,9 @@ def test_no_lane_waits_at_a_join_for_lanes_that_need_it_elsewhere() -> None:
     assert (out == values).all()
 
 
-@pytest.mark.parametrize("look", ["atomicCAS((u32*)y, 0, 1) != 0", "y[0] || atomicExch((u32*)y, 1)"])
-@pytest.mark.parametrize("lanes", [2, 32])
+@pytest.mark.parametrize(
+    ("lanes", "look"), [(32, "atomicCAS((u32*)y, 0, 1) != 0"), (2, "y[0] || atomicExch((u32*)y, 1)")]
+)
 def test_a_lane_releases_its_lock_while_other_lanes_try_to_get_it(lanes: int, look: str) -> None:
     source = f"""
     extern "C" __global__ void k(volatile u32* y) {{

@@ -14,6 +14,8 @@ from cudatma import cli
 from cudatma.emulator import CAUSES
 from cudatma.emulator.hazards.explanation import FOLDER
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """Run a command with --json and return its output."""
@@ -27,7 +29,7 @@ def test_every_kind_is_explained() -> None:
     assert {path.stem for path in FOLDER.glob("*.md")} == set(CAUSES)
 
 
-@pytest.mark.sweep(14)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("kind", CAUSES)
 def test_the_broken_kernel_has_the_hazard_and_the_fixed_one_has_none(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

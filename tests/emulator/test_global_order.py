@@ -24,8 +24,8 @@ CONFIG = mma_sync(tile_m=16, tile_n=64, tile_k=256, warps_n=2, slice_k=2, stages
 def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bool = False) -> Any:
     """Return the report of a Marlin product whose blocks share tiles, with changed PTX."""
     rng = np.random.default_rng(0)
-    w = quantize(rng.normal(size=(1024, 128)).astype(np.float32) * 0.05, dtype="float16")
-    x = rng.normal(size=(16, 1024)).astype(np.float16)
+    w = quantize(rng.normal(size=(768, 128)).astype(np.float32) * 0.05, dtype="float16")
+    x = rng.normal(size=(16, 768)).astype(np.float16)
     seen: list[str] = []
 
     def loaded(ptx: str) -> Any:
@@ -35,7 +35,7 @@ def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bo
 
     monkeypatch.setattr(marlin_runner, "load", loaded)
     options: dict[str, Any] = {"produced_by_previous": (x,)} if depends else {}
-    return marlin_runner.run_marlin(x, w, config=CONFIG, processors=3, schedules=4, hazards="collect", **options)[1]
+    return marlin_runner.run_marlin(x, w, config=CONFIG, processors=3, schedules=2, hazards="collect", **options)[1]
 
 
 def unchanged(ptx: str) -> str:

@@ -543,34 +543,10 @@ extern "C" __global__ void k(const u32* weights, const u32* activations, u32* ou
 }
 """
 
-DEPENDENT_TMA = """
-extern "C" __global__ void k(const __grid_constant__ Map map, u32* out) {
-    __shared__ alignas(128) u32 box[8][32];
-    __shared__ alignas(8) u64 barrier;
-    const u32 bar = ADDRESS(&barrier);
-    if (threadIdx.x == 0) {
-        INIT(bar, 1); FENCE_INIT();
-#ifndef NO_WAIT
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-        EXPECT(bar, 1024);
-        TMA_LOAD(ADDRESS(box), &map, bar, 0, 0);   //! NO_WAIT
-    }
-    __syncthreads();
-    WAIT(bar, 0);
-    for (u32 i = threadIdx.x; i < 256; i += 64) out[i] = box[i / 32][i % 32];
-}
-"""
-
 
 def dependent() -> Made:
     weights, x, out = np.arange(64, dtype=np.uint32), np.arange(64, dtype=np.uint32) + 2, np.zeros(64, np.uint32)
     return (weights, x, out), lambda: bool((out == weights * x).all())
-
-
-def dependent_tma() -> Made:
-    data, out = np.arange(256, dtype=np.uint32).reshape(8, 32), np.zeros(256, np.uint32)
-    return (TensorMap.from_array(data, (8, 32), encoder="codec"), out, data), lambda: bool((out == data.ravel()).all())
 
 
 RACE = "global_race"

@@ -14,6 +14,7 @@ import pytest
 from ptx_of import ptx_of_template
 
 from cudatma.emulator import EmulatorError, PtxError, StepLimitError, load
+from cudatma.emulator.machine import scheduler
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.kernels.marlin.candidates import dump_configs
 from cudatma.target import get_target
@@ -28,6 +29,14 @@ BASES: dict[str, tuple[str, Any]] = {
     "mma": ("probes/mma.cu.j2", probes.Mma("f16")),
     "wgmma_gemm": ("probes/wgmma_gemm.cu.j2", probes.WgmmaGemm(1, 64, 3)),
 }
+
+
+@pytest.fixture
+def early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for infinite loops early, and record fewer steps after the step limit."""
+    monkeypatch.setattr(scheduler, "LOOK_PERIOD", 500)
+    monkeypatch.setattr(scheduler, "RECORD_PERIOD", 100)
+    monkeypatch.setattr(scheduler, "LAST_STEPS", 400)
 
 
 def base(name: str) -> str:
@@ -176,13 +185,14 @@ setp.ne.u32 %p2, %r1, LAST;
 @%p2 bra L;"""
 
 
+@pytest.mark.usefixtures("early_looks")
 @pytest.mark.parametrize(
     ("body", "last", "is_endless"),
     [
         ("@%p1 atom.global.cas.b32 %r1, [%rd1], 0, 1;", 2, True),
-        ("@%p1 atom.global.add.u32 %r1, [%rd1], 1;", 2000, False),
-        ("add.u32 %r2, %r2, 1;\nsetp.gt.u32 %p3, %r2, 2000;\nselp.u32 %r1, 1, 0, %p3;", 1, False),
-        ("mov.u32 %r1, %clock;\nshr.u32 %r1, %r1, 23;", 1, False),
+        ("@%p1 atom.global.add.u32 %r1, [%rd1], 1;", 200, False),
+        ("add.u32 %r2, %r2, 1;\nsetp.gt.u32 %p3, %r2, 200;\nselp.u32 %r1, 1, 0, %p3;", 1, False),
+        ("mov.u32 %r1, %clock;\nshr.u32 %r1, %r1, 20;", 1, False),
     ],
     ids=["lock", "counter in memory", "counter in a register", "clock"],
 )
@@ -193,12 +203,13 @@ def test_a_loop_with_barriers_is_endless_if_nothing_changes(body: str, last: int
     assert not is_endless or "polls byte 0 of p, whose value remains 1" in str(report)
 
 
+@pytest.mark.usefixtures("early_looks")
 def test_the_step_limit_names_the_loop() -> None:
     counted = "L: add.u32 %r1, %r1, 1;\nst.global.u32 [%rd1], %r1;\nbra L;"
     text = kernel(f"ld.param.u64 %rd1, [p];\nmov.u32 %r1, 0;\n{counted}")
     shown: list[tuple[int, int]] = []
     with pytest.raises(StepLimitError, match="through PTX lines 11-13"):
-        run(text, block=32, step_limit=15_000, progress=lambda done, steps: shown.append((done, steps)))
+        run(text, block=32, replay=2, step_limit=1000, progress=lambda done, steps: shown.append((done, steps)))
     assert (0, 0) < max(shown) < (1, 0)
 
 
@@ -428,6 +439,7 @@ def test_an_interruption_stops_the_launch(monkeypatch: pytest.MonkeyPatch) -> No
     assert array[0] == 0
 
 
+@pytest.mark.usefixtures("early_looks")
 def test_a_grid_of_two_thousand_million_blocks_is_made_as_it_runs() -> None:
     with pytest.raises(StepLimitError):
-        run(kernel(""), grid=(2**31 - 1, 65535, 65535), step_limit=2000)
+        run(kernel(""), grid=(2**31 - 1, 65535, 65535), step_limit=300)

@@ -12,9 +12,9 @@ import pytest
 from ptx_lines import kernel
 from ptx_of import module_of
 
-from cudatma.emulator import EmulatedModule, EmulatorError, PtxError, StepLimitError, TrapError, api, coverage, load
+from cudatma.emulator import EmulatedModule, EmulatorError, PtxError, TrapError, api, coverage, load
 from cudatma.emulator.machine.events import UNOBSERVED, Observer, combined
-from cudatma.errors import ArgumentError, ArgumentTypeError, HazardError
+from cudatma.errors import HazardError
 
 CALLS = r"""
 __constant__ float table[4] = {1.f, 2.f, 3.f, 4.f};
@@ -127,17 +127,6 @@ extern "C" __global__ void k(u32* out) {
     assert out.tolist() == list(range(32))
 
 
-def test_blocks_that_wait_for_later_blocks() -> None:
-    module = module_of("""
-extern "C" __global__ void k(volatile u32* flag, u32* out) {
-    if (blockIdx.x == 0) { while (*flag == 0) {} out[0] = 5; }
-    else { if (threadIdx.x == 0) *flag = 1; }
-}""")
-    flag, out = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
-    module.launch("k", 3, 32, (flag, out), schedules=3)
-    assert out[0] == 5
-
-
 def test_warp_instructions() -> None:
     module = module_of("""
 extern "C" __global__ void k(u32* out) {
@@ -202,28 +191,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
     assert out.tolist() == [100 + i for i in range(32)] + list(range(32))
 
 
-def test_a_wrong_call_is_a_typed_error() -> None:
-    module = kernel("", params=2)
-    a = np.zeros(4, np.uint8)
-    for error, arguments in [
-        (ArgumentError, {"args": (a,)}),
-        (ArgumentTypeError, {"args": (a, object())}),
-        (ArgumentError, {"args": (a, b"xyz")}),
-        (ArgumentError, {"grid": 0}),
-        (ArgumentError, {"block": 2048}),
-        (ArgumentError, {"block": (1, 2, 3, 4)}),
-        (ArgumentError, {"cluster": 2, "grid": 3}),
-        (ArgumentError, {"shared_bytes": 1 << 20}),
-        (ArgumentError, {"shared_bytes": -1}),
-        (ArgumentError, {"hazards": "some"}),
-        (ArgumentError, {"schedules": 0}),
-        (ArgumentError, {"name": "missing"}),
-    ]:
-        call: dict[str, Any] = {"name": "k", "grid": 1, "block": 32, "args": (a, a), **arguments}
-        with pytest.raises(error):
-            module.launch(**call)
-
-
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -248,13 +215,6 @@ def test_an_unknown_instruction_names_its_lines() -> None:
     with pytest.raises(PtxError, match=r"PTX line 9: instruction `warpspeed.u32` is unknown") as caught:
         module.launch("k", 1, 32, (a, a, a, a))
     assert caught.value.line == 9
-
-
-def test_endless_loops_end() -> None:
-    module = kernel("again: bra again;")
-    a = np.zeros(1, np.uint8)
-    with pytest.raises(StepLimitError):
-        module.launch("k", 1, 32, (a, a, a, a), step_limit=10_000)
 
 
 def test_traps_and_asserts() -> None:

@@ -25,7 +25,7 @@ TRIALS = trials()
 #: Number of schedules for a mutant. The emulator finds races in every schedule.
 SCHEDULES = 1
 #: Mutants of a kernel's first launch, and of its further ones, which share most of their code with it.
-FIRST, FURTHER = 10, 5
+FIRST, FURTHER = 8, 4
 #: The smallest allowed share of reported mutants among those that are not exempt.
 MIN_REPORTED = 0.75
 #: Probes without synchronization, the one that only takes requests of the hardware capture, and the one that reads a

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,11 @@ def test_memory_that_two_parameters_share_is_one_memory(tmp_path: Path) -> None:
     assert launch.run().passes()
 
 
+@cache
+def driver_recording(folder: Path) -> Path:
+    return recorded(folder, launch_driver).folder
+
+
 def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         description = json.loads((folder / FILE).read_text())
@@ -223,8 +230,10 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (lambda folder: next(folder.glob("text/*")).write_text("x"), "must be the recorded file"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: str) -> None:
-    recorded(tmp_path / "rec", launch_driver)
+def test_damage_is_named(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, change: Callable[[Path], None], text: str
+) -> None:
+    shutil.copytree(driver_recording(tmp_path_factory.getbasetemp() / "driver"), tmp_path / "rec")
     change(tmp_path / "rec")
     with pytest.raises(RecordingError, match=text):
         [launch.run() for launch in cudatma.read_recording(tmp_path / "rec")]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisa
 RELEASE = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(bar) : "memory");'
 USE = "sum += value * (k + 1);"
 KERNEL = """
-extern "C" __global__ void ring(unsigned* out, unsigned count) {
+extern "C" __global__ void NAME(unsigned* out, unsigned count) {
     __shared__ unsigned long long barrier;
     __shared__ unsigned slots[1024];
     const unsigned bar = (unsigned)__cvta_generic_to_shared(&barrier);
@@ -57,30 +57,41 @@ def code_of(text: str) -> Code:
     return code
 
 
+#: First and second statement of each kernel's loop.
+RINGS = {
+    "used_after": (RELEASE, USE),
+    "used_before": (USE_AND_BRANCH, RELEASE),
+    "fenced": ('asm volatile("fence.acq_rel.cta;" ::: "memory");' + RELEASE, USE),
+}
+
+
+@lru_cache
+def rings(target: str) -> dict[str, Code]:
+    """Return the code of each kernel of RINGS, by name."""
+    sources = (
+        KERNEL.replace("NAME", name).replace("FIRST", first).replace("SECOND", second)
+        for name, (first, second) in RINGS.items()
+    )
+    return {code.function: code for code in parse_sass(disassembled("".join(sources), target))}
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_a_read_that_is_used_after_the_release_is_found(target: str) -> None:
-    text = disassembled(KERNEL.replace("FIRST", RELEASE).replace("SECOND", USE), target)
-    code = code_of(text)
+    code = rings(target)["used_after"]
     (hazard,) = release_hazards(code)
     opcodes = {step.address: step.opcode for step in code.steps}
     load, arrive = [
         next(address for address, opcode in opcodes.items() if opcode.startswith(name)) for name in ("LDS", "SYNCS.ARR")
     ]
     assert load < arrive
-    assert hazard == ReleaseHazard("ring", arrive, opcodes[arrive], load, opcodes[load])
+    assert hazard == ReleaseHazard("used_after", arrive, opcodes[arrive], load, opcodes[load])
 
 
-def test_a_read_that_is_used_before_the_release_is_not() -> None:
-    text = disassembled(KERNEL.replace("FIRST", USE_AND_BRANCH).replace("SECOND", RELEASE), "sm_90a")
-    assert "SYNCS.ARRIVE" in text
-    assert release_hazards(code_of(text)) == ()
-
-
-def test_a_fence_makes_the_release_wait() -> None:
-    fence = 'asm volatile("fence.acq_rel.cta;" ::: "memory");'
-    text = disassembled(KERNEL.replace("FIRST", fence + RELEASE).replace("SECOND", USE), "sm_90a")
-    assert "SYNCS.ARRIVE" in text
-    assert release_hazards(code_of(text)) == ()
+@pytest.mark.parametrize("name", ["used_before", "fenced"])
+def test_a_read_that_is_complete_before_the_release_is_no_hazard(name: str) -> None:
+    code = rings("sm_90a")[name]
+    assert any(step.opcode.startswith("SYNCS.ARRIVE") for step in code.steps)
+    assert release_hazards(code) == ()
 
 
 @lru_cache

@@ -15,6 +15,8 @@ import cudatma
 from cudatma.errors import ArgumentError, DriverError, no_driver
 from tools import demo
 
+pytestmark = pytest.mark.usefixtures("without_ptxas")
+
 
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,13 +81,14 @@ def test_without_a_gpu_the_emulator_runs_the_kernel_and_draws_its_pipeline(
 def test_the_gemm_that_ran_is_drawn_and_its_hazards_are_checked(
     small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(demo, "M_VALUES", (77,))
+    monkeypatch.setattr(demo, "M_VALUES", (33,))
+    monkeypatch.setattr(demo, "CHECKED", 33)
     assert demo.main(["--backend", "emulator", "--json", "--out", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     checked = found["checked"]
-    assert (checked["tokens"], checked["schedules"], checked["hazards"]) == (77, demo.SCHEDULES, [])
+    assert (checked["tokens"], checked["schedules"], checked["hazards"]) == (33, demo.SCHEDULES, [])
     picture = Path(found["pictures"][0]).read_text()
-    assert "random layer, seed 0: M = 77, N = 64, K = 512" in picture
+    assert "random layer, seed 0: M = 33, N = 64, K = 512" in picture
     assert checked["kernel"] in picture
     assert "ring of stages" in picture
 

@@ -16,9 +16,12 @@ import pytest
 
 from cudatma import cli
 from cudatma.build.ptx_source import ptx_source
+from cudatma.emulator.machine import scheduler
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from tools.emulate_launch import LaunchFile, make_operands
+
+pytestmark = pytest.mark.usefixtures("without_ptxas")
 
 REVERSE = """\
 extern "C" __global__ void reverse(const float* x, float* y, int n) {
@@ -200,8 +203,9 @@ def test_an_endless_loop_shows_progress_and_exits_1(
 ) -> None:
     cli.tools_package()
     monkeypatch.setattr(importlib.import_module("cudatma.tools.emulate_run"), "_FIRST_S", 0.0)
+    monkeypatch.setattr(scheduler, "LOOK_PERIOD", 4000)
     Path("spin.cu").write_text('extern "C" __global__ void spin(volatile int* x) { for (int i = 0;; i++) x[0] = i; }')
-    assert emulate("spin.cu", "--arg", "x:int32[1]", "--step-limit", "20000") == 1
+    assert emulate("spin.cu", "--arg", "x:int32[1]", "--step-limit", "5000") == 1
     shown, error = capsys.readouterr().err.splitlines()
     assert re.match(r"cudatma: 0 of 10 schedules, [\d,]+ steps of the next schedule, ", shown)
     assert "an infinite loop through spin.cu:1" in error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -55,11 +55,19 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     return paths
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements in a node. Unlike ast.walk(), this function skips expressions, which takes half the time."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from _statements(child)
+
+
 def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -> set[str]:
     """Return the ``known`` modules that a source imports, including imports inside functions and for type checkers."""
     names = set(known)
     imports: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in _statements(ast.parse(text)):
         if isinstance(node, ast.Import):
             imports |= {alias.name for alias in node.names if alias.name in names}
         elif isinstance(node, ast.ImportFrom):
