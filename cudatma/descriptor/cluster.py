@@ -60,7 +60,7 @@ def multicast_mask(
     if size > MASK_BITS:
         raise LaunchError("cluster", shape, f"at most {MASK_BITS} CTAs")
     if axis is not None and ranks is not None:
-        raise LaunchError("ranks", "both", "omitted if axis is passed")
+        raise LaunchError("ranks", ..., "omitted if axis is passed")
     if ranks is not None:
         if not isinstance(ranks, Iterable):
             raise LaunchError("ranks", ranks, "a sequence of CTA ranks in the cluster")
@@ -134,7 +134,7 @@ def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
         raise LaunchError(field, values, "a sequence of 1 to 3 ints")
     for index, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LaunchError(f"{field}[{index}]", value, "an int of at least 1")
+            raise LaunchError(f"{field}[{index}]", value, "a positive int")
     x, y, z = (*values, 1, 1)[:3]
     return x, y, z
 

@@ -162,7 +162,7 @@ def _checked_call(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         )
     missing = [p.name for p in jit.params[len(args) :] if not p.has_default and p.name not in kwargs]
     if missing:
-        raise ArgumentError(missing[0], "no value", "passed (the parameter has no default)")
+        raise ArgumentError(missing[0], ..., "passed (the parameter has no default)")
     constants = {parameter.name for parameter in jit.params if parameter.is_constexpr}
     wrapped = {
         name: value if name in constants else _wrapped(name, value)

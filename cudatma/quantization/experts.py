@@ -316,7 +316,7 @@ class PackedExperts(_Referable):
             )
         if any(type(extent) is not int or extent < 1 for extent in shape) or type(stored.gated) is not bool:
             got = f"shape {shape} and gated {stored.gated!r}"
-            allowed = "expert weights with sizes (experts, K, N) of at least 1 and a bool for gated"
+            allowed = "expert weights with positive sizes (experts, K, N) and a bool for gated"
             raise WeightFileError(field, got, allowed, remedy)
         experts, k, columns = shape
         weight = PackedWeight.from_stored(path, replace(stored, shape=(k, experts * blocks(columns) * BLOCK)))
@@ -436,7 +436,7 @@ def pack_experts(
     experts = [weight if isinstance(weight, tuple) else (weight,) for weight in weights]
     if not experts or not all(experts):
         got = "an empty tuple" if experts else "an empty sequence"
-        raise QuantizationError("weights", got, "a sequence of at least one weight per expert")
+        raise QuantizationError("weights", got, "a nonempty sequence with one weight per expert")
     if gated is not True and any(len(parts) > 1 for parts in experts):
         raise QuantizationError("weights", "pairs", "a sequence of single weights if gated is False")
     named = {

@@ -140,7 +140,7 @@ X = np.ones(64, np.float32)
         ((1,), (X, np.ones(64, object), 2, 64), ArgumentTypeError, "y_ptr.dtype must be .*got object"),
         ((1,), (X, X, 1j, 64), ArgumentTypeError, "factor must be an array, a number.*got complex"),
         ((1,), (X, X, 2, 1 << 64), ArgumentError, "n must be a 64-bit integer.*got 18446744073709551616"),
-        ((1,), (X, X, 2), ArgumentError, "n must be passed.*got no value"),
+        ((1,), (X, X, 2), ArgumentError, "n must be passed .the parameter has no default"),
         (
             (1,),
             (X, X, 2, 64, 64, 3),
