@@ -405,9 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:
-        raise ArgumentError(
-            "kernel", "no value", _KERNELS, "run `cudatma dump --list` for a list of kernels and configs"
-        )
+        raise ArgumentError("kernel", "no value", _KERNELS, "run `cudatma dump --list` to list kernels and configs")
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
 
     def show(report: KernelReport) -> None:

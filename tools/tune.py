@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     if not sizes.has_models:
         if options.model or not options.shape:
             field, allowed = ("--model", "omitted") if options.model else ("--shape", "passed")
-            remedy = f"pass {sizes.k} x {sizes.n} as --shape KxN, and the {sizes.m} as --m"
+            remedy = f"pass --shape KxN ({sizes.k} x {sizes.n}), and the {sizes.m} as --m"
             raise ArgumentError(field, ..., f"{allowed} for {measured.name}", remedy)
     elif not (options.shape or options.model):
         raise ArgumentError("--shape", ..., "passed unless --model is passed", f"the models are {', '.join(MODELS)}")
@@ -208,9 +208,7 @@ def _gpu(options: argparse.Namespace, imagined: bool) -> Gpu:
 def _file(named: Path | None) -> Path:
     path = user_file() if named is None else named.absolute()
     if path is None:
-        raise ArgumentError(
-            FILE_VARIABLE, "none", "the path of the file to write", f"unset {FILE_VARIABLE} or pass --file"
-        )
+        raise ArgumentError(FILE_VARIABLE, "none", "a path to write", f"unset {FILE_VARIABLE} or pass --file")
     return path
 
 

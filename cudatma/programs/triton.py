@@ -181,7 +181,7 @@ def _grid(value: Any, named: Callable[[], Any] = nullcontext) -> tuple[int, ...]
         extents = ()
     if not 1 <= len(extents) <= 3 or min(extents) < 0:
         with named():
-            raise ArgumentError("grid", value, "a tuple of one to three integers, each at least 0")
+            raise ArgumentError("grid", value, "a tuple of one to three nonnegative integers")
     return extents
 
 

@@ -93,7 +93,7 @@ class PackedExperts(_Referable):
             raise ArgumentTypeError("weight", type(self.weight).__name__, "PackedWeight", "use pack_experts()")
         for name in ("experts", "columns"):
             if type(value := getattr(self, name)) is not int or value < 1:
-                raise QuantizationError(name, value, "an int, at least 1")
+                raise QuantizationError(name, value, "a positive int")
         expected = self.experts * self.padded_columns
         if self.weight.shape[1] != expected:
             allowed = f"{expected} for {self.experts} experts with {self.padded_columns} padded columns each"
@@ -379,7 +379,7 @@ def quantize_experts(
     """
     native = native_array(weights, "weights")
     if native.ndim != 3 or 0 in native.shape:
-        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N), each at least 1")
+        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N), all positive")
     options = {"group_size": group_size, "symmetric": symmetric, "dtype": dtype, "clip_search": clip_search}
     order, half = _order(native.shape[2], gated), native.shape[2] // 2
     has_two_scales = order is not None and weight_format(format).has_tensor_scale

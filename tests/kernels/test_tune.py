@@ -285,5 +285,5 @@ def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch
         with pytest.raises(ArgumentError, match=f"{option}.* must be .*got {value}"):
             tune.main([*SHAPE, option, value], FakeBench(), H200)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
-    with pytest.raises(ArgumentError, match="unset it or pass --file"):
+    with pytest.raises(ArgumentError, match="unset CUDATMA_TUNE_FILE or pass --file"):
         tune.main(SHAPE, FakeBench(), H200)

@@ -66,7 +66,9 @@ def open_second() -> None:
 def test_a_second_block_is_an_error_in_every_thread() -> None:
     original = driver.cuInit
     with cudatma.emulate_launches() as log:
-        with pytest.raises(LaunchError, match=r"got a second open block; exit the block opened at .*test_blocks.py"):
+        with pytest.raises(
+            LaunchError, match=r"must be open at most once per process; exit the block opened at .*test_blocks.py"
+        ):
             open_second()
         assert [type(result) for result in in_threads(open_second)] == [LaunchError] * 3
         launch()

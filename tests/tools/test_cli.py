@@ -92,7 +92,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         ),
         (["bench", "marlon"], "benchmark must be "),
         (["mutants", "tile_copy"], "FILE must be a .ptx, .cu, .toml or .json file"),
-        (["mutants", "--schedules", "x"], "--schedules must be an integer"),
+        (["mutants", "--schedules", "x"], "--schedules must be a positive integer"),
         (["emulate", "marlin_mma_sync", "--seed"], "--seed must be an integer"),
         (["cache", "more"], "more must be "),
         (["emulate"], "KERNEL must be passed if --coverage is omitted; see"),

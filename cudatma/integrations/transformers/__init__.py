@@ -135,8 +135,7 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     if not path.is_dir():
         return
     if (path / ADAPTER).is_file() and find_spec("peft") is None:
-        remedy = "run `pip install peft`, or remove the adapter"
-        raise WeightFileError(str(path / ADAPTER), ..., "absent if peft is not installed", remedy)
+        raise WeightFileError("package peft", ..., f"installed to load {path / ADAPTER}", "run `pip install peft`")
     config = read_config(path) if "config" not in options else {}
     read_section(path)
     if "transformers_weights" in config or options.get("variant") or options.get("use_safetensors") is False:

@@ -112,9 +112,8 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
             if matrices.get(expert, set()) != set(naming):
                 missing = [name for name in naming if name not in matrices.get(expert, ())]
                 got = f"no {' and no '.join(missing)}" if missing else "matrices of two naming schemes"
-                error = WeightFileError(
-                    f"{module}.{expert}", got, f"an expert with {'{}, {} and {}'.format(*naming)}", _AGAIN
-                )
+                allowed = "an expert with {}, {} and {}".format(*naming)
+                error = WeightFileError(f"{module}.{expert}", got, allowed, _AGAIN)
                 present_names = (f"{module}.{index}.{name}" for index, names in matrices.items() for name in names)
                 errors |= dict.fromkeys(present_names, error)
                 break
