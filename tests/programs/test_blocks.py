@@ -67,7 +67,7 @@ def test_a_second_block_is_an_error_in_every_thread() -> None:
     original = driver.cuInit
     with cudatma.emulate_launches() as log:
         with pytest.raises(
-            LaunchError, match=r"must be open at most once per process; exit the block opened at .*test_blocks.py"
+            LaunchError, match=r"open at most once per process; exit the block opened at .*test_blocks.py"
         ):
             open_second()
         assert [type(result) for result in in_threads(open_second)] == [LaunchError] * 3

@@ -330,7 +330,7 @@ def test_wrong_calls_are_one_line(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert captured.err.startswith("cudatma: ")
-    assert "got " in captured.err
+    assert " must be " in captured.err
 
 
 @pytest.mark.parametrize(
