@@ -147,7 +147,12 @@ X = np.ones(64, np.float32)
             ArgumentError,
             "args must be a sequence of at most 5 values \\(x_ptr, y_ptr, factor.*got 6 values",
         ),
-        ((-1,), (X, X, 2, 64), ArgumentError, r"grid must be a tuple of one to three integers.*got \(-1,\)"),
+        (
+            (-1,),
+            (X, X, 2, 64),
+            ArgumentError,
+            r"grid must be a tuple of one to three nonnegative integers.*got \(-1,\)",
+        ),
         ((1, 1, 1, 1), (X, X, 2, 64), ArgumentError, r"grid must be .*got \(1, 1, 1, 1\)"),
         ((1.5,), (X, X, 2, 64), ArgumentError, r"grid must be .*got \(1.5,\)"),
         (lambda meta: 3, (X, X, 2, 64), ArgumentError, "grid must be .*got 3"),

@@ -247,7 +247,7 @@ EXPERTS_REFUSED: dict[str, tuple[Any, str]] = {
     "an expert of another form": (
         lambda t: t.update({f"{EXPERT[:-8]}.fc1.{p}": t[f"{EXPERT}.{p}"]
                             for p in ("qweight", "qzeros", "scales", "g_idx")}),
-        "fc1 must be an expert with the matrices gate_proj, up_proj, down_proj or w1",
+        "fc1 must be an expert with the matrices gate_proj, up_proj and down_proj or w1",
     ),
     "no up": (
         lambda t: [t.pop(f"{EXPERT}.{p}") for p in ("qweight", "qzeros", "scales", "g_idx")],
@@ -1062,4 +1062,4 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     report = json.loads(capsys.readouterr().out)
     assert {(layer["format"], layer["group_size"]) for layer in report["layers"]} == {("fp8", -1)}
     assert cli.main(["convert", str(tmp_path / "in"), str(tmp_path / "o"), "--group-size", "64"]) == 2
-    assert "a command without --quantize" in capsys.readouterr().err
+    assert "--group-size must be combined with --quantize" in capsys.readouterr().err
