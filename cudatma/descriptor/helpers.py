@@ -286,7 +286,7 @@ def create_activation_tma_desc(
     if len(info.shape) != 2:
         raise DescriptorError("x.shape", info.shape, "(M, K)", "reshape the leading dimensions into M")
     if type(blocks) is not int or blocks < 1:
-        raise DescriptorError("blocks", blocks, "an int of at least 1")
+        raise DescriptorError("blocks", blocks, "a positive int")
     options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
     if blocks > 1:
         shape, strides = _blocks_of_depths(info, tile_k)

@@ -114,9 +114,9 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
-        """Return the configuration for a problem, in constant time for a new M of a known shape.
+        """Return the configuration for a problem.
 
-        Equal configurations should be the same object. All problems with the same plan_key() receive the same ``memo``.
+        This must take constant time if the problem differs from an earlier one only in M. Equal configurations should be the same object. All problems with the same plan_key() receive the same ``memo``.
         """
 
     @abstractmethod

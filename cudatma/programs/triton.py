@@ -357,7 +357,7 @@ def describe_launch(
 
 
 class KernelParameters:
-    """The kernel parameters of a launch, in the order of Triton's launcher.
+    """The kernel parameters of a launch, in the order in which Triton's launcher passes them.
 
     A tensor descriptor becomes a tensor map, followed by its shape and strides. Each element of a tuple becomes a
     parameter. Constants are omitted.

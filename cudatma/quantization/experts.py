@@ -379,7 +379,7 @@ def quantize_experts(
     """
     native = native_array(weights, "weights")
     if native.ndim != 3 or 0 in native.shape:
-        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N), each at least 1")
+        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N) with positive extents")
     options = {"group_size": group_size, "symmetric": symmetric, "dtype": dtype, "clip_search": clip_search}
     order, half = _order(native.shape[2], gated), native.shape[2] // 2
     has_two_scales = order is not None and weight_format(format).has_tensor_scale

@@ -329,7 +329,9 @@ class SharedRaces(Observer):
         advice = ""
         if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
             kind, advice = "overwritten_while_read", LAP_WAIT
-            text += "; the slot is refilled before any reader is known to have waited for its data"
+            text = (
+                f"this {access} overwrites bytes that {who} wrote, although no reader is known to have waited for them"
+            )
         self._reporter.report_bytes(
             kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice
         )

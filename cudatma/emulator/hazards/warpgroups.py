@@ -116,7 +116,7 @@ class Warpgroups(Observer):
         self._report_missing([w for w in warps if not w.alive.any() or _rendezvous(w)])
 
     def _report_missing(self, absent: Sequence[Warp]) -> None:
-        """Report instructions that another warp of the warpgroup has executed but one of these warps has not."""
+        """Report instructions that a warp in ``absent`` has not executed although another warp of its warpgroup has."""
         for w in absent:
             first = _warpgroup(w)[0].agent
             own = len(self._settings.get(w.agent, ()))

@@ -161,7 +161,7 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
     if pc == -1:
         caller = frame.caller
         if caller is None:
-            raise EmulatorError("internal error: a split joined the end of the kernel")
+            raise EmulatorError("internal error: a warp split has a join point at the end of the kernel")
         pc, frame = frame.return_to, caller
     _place(w, Split(w, pc, lanes, frame, join.parent))
 

@@ -1,7 +1,7 @@
-"""Predict the time of an MoE layer on a GPU, in order to select candidates for measurements.
+"""Predict the run time of an MoE layer on a GPU to choose which candidates to measure.
 
-The time of a grouped GEMM is that of marlin_gemm's kernel of the same version (marlin/cost.py) for the expected number
-of blocks, if pairs choose experts at random.
+The model assumes random routing. A grouped GEMM takes as long as the same version of the marlin_gemm kernel
+(marlin/cost.py) takes for the expected number of blocks.
 """
 
 from __future__ import annotations

@@ -226,8 +226,10 @@ class GemmConfig(KernelConfig):
         if self.block_scales:
             if not self.preset.has_block_scales:
                 raise ArgumentError("version", self.version, f"{quoted(WITH_BLOCK_SCALES)} for block scales")
-            if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
-                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK} with tile_k = {SCALE_BLOCK}")
+            if self.tile_k != SCALE_BLOCK:
+                raise ArgumentError("tile_k", self.tile_k, f"{SCALE_BLOCK} for block scales")
+            if SCALE_BLOCK % self.tile_n:
+                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK} for block scales")
             if self.warpgroups > 2:
                 allowed = "1 or 2 (three warpgroups lack the registers for a second set of accumulators)"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)

@@ -826,7 +826,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """Bytes per staging row, including 16 bytes of padding that avoid bank conflicts of stmatrix."""
+        """Bytes per staging row, including 16 bytes of padding to avoid stmatrix bank conflicts."""
         return self.warp_n * 2 + 16
 
     @property
