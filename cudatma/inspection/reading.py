@@ -112,7 +112,7 @@ def _parse_array(inside: str) -> bytes:
         times = int(entry["times"] or 1) if len(entry["times"] or "") < 4 else DESCRIPTOR_BYTES + 1
         # int() rejects strings of thousands of digits. Valid words are much shorter.
         if len(entry["word"]) > 20 or len(words) + times > DESCRIPTOR_BYTES:
-            got = f"a word that is too large or repeated too often: {ascii(part.strip()[:20])}"
+            got = f"a word that is too large or repeated too often: {part.strip()[:20]!a}"
             raise DescriptorError("dump", got, _COUNTS, _PRINT_IT)
         words += [int(entry["word"], 0 if entry["word"].startswith("0x") else 10)] * times
     return words_to_bytes(words, _width(len(words)))

@@ -116,7 +116,8 @@ class Operation(ABC, Generic[P, C]):
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
         """Return the configuration for a problem.
 
-        This must take constant time if the problem differs from an earlier one only in M. Equal configurations should be the same object. All problems with the same plan_key() receive the same ``memo``.
+        The method must take constant time if the problem differs from an earlier problem only in M. Equal
+        configurations should be the same object. All problems with the same plan_key() receive the same ``memo``.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Reports of compiled kernels, with resources, occupancy, shared memory, instructions, loops and hazards in SASS."""
+"""Report the resources, occupancy, shared memory, instructions, loops and SASS hazards of compiled kernels."""
 
 from __future__ import annotations
 

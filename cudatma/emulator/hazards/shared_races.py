@@ -330,7 +330,7 @@ class SharedRaces(Observer):
         if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
             kind, advice = "overwritten_while_read", LAP_WAIT
             text = (
-                f"this {access} overwrites bytes that {who} wrote, although no reader is known to have waited for them"
+                f"this {access} overwrites bytes that {who} wrote, before any reader is known to have waited for them"
             )
         self._reporter.report_bytes(
             kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice

@@ -67,10 +67,8 @@ MEMBERS = WORK_MEMBERS | {
         Member("b_pitch", "u64", "stride between rows (or columns) of B, in elements"),
         Member("a_batch", "u64", "stride between matrices of A, in elements"),
         Member("b_batch", "u64", "stride between matrices of B, in elements"),
-        Member("a_scale_row", "u64", "stride between row scales, in elements, or 0 for one scale"),
-        Member(
-            "b_scale_column", "u64", "stride between column (or column block) scales, in elements, or 0 for one scale"
-        ),
+        Member("a_scale_row", "u64", "stride between scales of rows, in elements, or 0 for one"),
+        Member("b_scale_column", "u64", "stride between scales of columns or column blocks, in elements, or 0 for one"),
         Member("a_scale_k", "u64", "stride between the scales of A along K, in elements"),
         Member("b_scale_k", "u64", "stride between the scales of B along K, in elements"),
         Member("a_scale_batch", "u64", "stride between the scales of matrices of A, in elements"),
