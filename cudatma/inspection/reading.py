@@ -139,7 +139,7 @@ def words_to_bytes(words: Sequence[int], width: int) -> bytes:
 
 
 HEX_DIGITS = 2 * DESCRIPTOR_BYTES
-#: Maximum size of a file or of a line of a batch. A tensor map has 256 hex digits and some white space.
+#: Maximum size of a file, or of a line in a batch. A tensor map has 256 hex digits and some white space.
 MAX_INPUT_BYTES = 1 << 16
 _HEX_TEXT = frozenset((string.hexdigits + string.whitespace).encode())
 _FORMS = f"{DESCRIPTOR_BYTES} bytes, {HEX_DIGITS} hex digits, a cuda-gdb dump or a Python bytes literal"

@@ -309,7 +309,7 @@ class _Launcher:
 
 
 def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
-    """Return the path and text of each file of the program that contains the code of a kernel."""
+    """Return the path and text of each program file that contains a kernel's code."""
     import triton
 
     files = files_of(ptx, without=os.path.dirname(triton.__file__))

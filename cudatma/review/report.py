@@ -154,7 +154,7 @@ def reports(
     threads: int | None = None,
     dynamic_smem_bytes: int | None = None,
 ) -> tuple[KernelReport, ...]:
-    """Return a report of each kernel of an image.
+    """Return a report on each kernel in an image.
 
     Parameters
     ----------

@@ -103,7 +103,7 @@ class Arguments:
         Library whose current stream is the default: "torch" if an argument is a torch tensor or a tensor map of a torch
         tensor, otherwise "cupy".
     producers : list of int
-        Handles of the streams of the arrays' producers.
+        Handles of the array producers' streams.
     """
 
     values: list[Any]

@@ -77,7 +77,7 @@ def _refill_advice(is_copy: bool, reader: str) -> str:
 
 
 def phase_name(block: Block, offset: int, phase: int) -> str:
-    """Return the name of a phase of an mbarrier for messages."""
+    """Return the name of an mbarrier phase for messages."""
     address = offset + SHARED_START
     return f"phase {phase} (parity {phase & 1}) of the mbarrier at {address:#x} of block {block.index}"
 

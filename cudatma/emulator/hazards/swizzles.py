@@ -78,7 +78,7 @@ class Boxes:
 
 
 class Swizzles(Observer):
-    """Hazard check that compares the swizzle of each reader of a tensor box with the tensor map of the box."""
+    """Hazard check that compares each reader's swizzle of a tensor box with the box's tensor map."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter) -> None:
         self._reporter, self._findings = reporter, reporter.findings

@@ -37,7 +37,7 @@ class _Event:
 
 
 class Warpgroups(Observer):
-    """Hazard check that compares the instructions of the warps of each warpgroup."""
+    """Hazard check that compares the instructions of each warpgroup's warps."""
 
     def __init__(self, cluster: Cluster, agents: Agents, reporter: Reporter) -> None:
         self._cluster, self._agents, self._reporter = cluster, agents, reporter

@@ -1,4 +1,4 @@
-"""Divergence and reconvergence of the lanes of a warp, function calls, and the end of threads.
+"""Divergence and reconvergence of a warp's lanes, function calls, and the end of threads.
 
 Lanes diverge at a branch and reconverge at its immediate post-dominator. A compiler may also let diverged lanes reach
 the same bar.sync or mma before they reconverge. The first lanes then wait at this instruction for the other lanes,

@@ -43,7 +43,7 @@ _ROUTE_US, _PAIR_US, _SUM_BYTES = 1.5, 3.2e-4, 3.6e6
 
 
 def layer_cost(config: Any, m: Any, problem: MoeProblem, gpu: Gpu) -> Cost:
-    """Return the predicted time of all launches of a layer with a LayerConfig for M = ``m``, an int or an array."""
+    """Return the predicted time of a layer's launches with a LayerConfig for M = ``m``, an int or an array."""
     tokens = np.atleast_1d(np.asarray(m, np.float64))
     pairs = tokens * problem.top_k
     share = problem.experts / problem.global_experts
@@ -109,6 +109,6 @@ def _wgmma_work(config: ExpertsConfig, rows: Any) -> tuple[Any, Any]:
 
 
 def _stage_clocks(config: ExpertsConfig, rows: int) -> float:
-    """Return the clocks of a stage of a block with this number of rows."""
+    """Return the clock cycles per stage for a block with this number of rows."""
     names = ("tile_n", "tile_k", "cluster_n", "warpgroups", "slice_k", "pingpong", "weight_bits", "dequantize_factor")
     return wgmma_stage_clocks(SimpleNamespace(tile_m=rows, **{name: getattr(config, name) for name in names}))

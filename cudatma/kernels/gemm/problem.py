@@ -120,7 +120,7 @@ class Operands(NamedTuple):
     Attributes
     ----------
     a, b, out : Matrix
-        Layouts of the operands and of the result.
+        Layouts of the operands and the result.
     scale_strides : tuple[tuple[str, int], ...]
         Number of elements from one scale to the next, keyed by the names of the struct's members.
     scale_rows : Matrix or None

@@ -160,7 +160,7 @@ class DequantizeConfig:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of each array of a stage."""
+        """Return (description, bytes) for each array in a stage."""
         return [(operand.name, operand.footprint_bytes) for operand in self.ring.operands]
 
     def check_target(self, target: Target) -> None:
