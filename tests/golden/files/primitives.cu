@@ -208,7 +208,7 @@ __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, which make this thread's earlier writes visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -228,8 +228,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
-// to this thread.
+// The wait has acquire semantics. Afterward, the bytes that TMA delivered and the earlier writes of the threads that arrived are visible to
+// this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -1666,8 +1666,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parit
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed, suspending the thread for at most `ns` nanoseconds at a time.
-// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
-// to this thread.
+// The wait has acquire semantics. Afterward, the bytes that TMA delivered and the earlier writes of the threads that arrived are visible to
+// this thread.
 __device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
     }
