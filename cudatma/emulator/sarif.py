@@ -1,4 +1,4 @@
-"""Conversion of hazards to SARIF, a format that code-scanning services show next to the source.
+"""Convert hazards to SARIF, a format that code-scanning services show next to the source.
 
 Source: OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
 """

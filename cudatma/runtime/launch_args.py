@@ -1,4 +1,4 @@
-"""Conversion of Python values to ctypes objects that contain the bytes of a kernel's parameters.
+"""Convert Python values to ctypes objects that contain the bytes of a kernel's parameters.
 
 The widths and kinds come from the parameters in the kernel's PTX, never from the values. A Python int is therefore
 converted to the width of its parameter. An int that does not fit raises an error. Source: PTX ISA, "Kernel Function

@@ -1,4 +1,4 @@
-"""Execution of tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
+"""Execute tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
 
 Source: PTX ISA, "tensormap.replace" (fields, ordinals and the numbering of their values), "tensormap.cp_fenceproxy".
 """

@@ -1,4 +1,4 @@
-"""Detection of races in shared memory: accesses that are not ordered after a write, read or copy of the same bytes.
+"""Detect races in shared memory: accesses that are not ordered after a write, read or copy of the same bytes.
 
 Source: PTX ISA, "Memory Consistency Model": causality order, proxies.
 """

@@ -1,4 +1,4 @@
-"""Checks that readers use the same swizzle and layout as the tensor copies that wrote the bytes.
+"""Check that readers use the same swizzle and layout as the tensor copies that wrote the bytes.
 
 The offsets of a wgmma matrix descriptor must match the boxes that the wgmma reads. Each row of an operand (each k, if
 the operand is MN-major) must be a row of a box. Consecutive rows of the operand must be consecutive rows of the box,

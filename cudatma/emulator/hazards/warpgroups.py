@@ -1,4 +1,4 @@
-"""Checks that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
+"""Check that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
 
 Source: PTX ISA, "wgmma.mma_async" (.aligned requires that all threads in the warpgroup execute the same instruction),
 "setmaxnreg" (the same rule, and all warps of the warpgroup must synchronize before they change the number again).

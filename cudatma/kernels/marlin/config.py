@@ -455,7 +455,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def bias_correction(self) -> str:
-        """Power of two that corrects the exponent bias of a floating-point format, in both halves, as a literal."""
+        """Literal of the power of two that corrects a float format's exponent bias, in both 16-bit halves."""
         return self.weight.bias_correction(self.dtype)
 
     @property

@@ -103,7 +103,7 @@ class DequantizeConfig:
 
     @property
     def bias_correction(self) -> str:
-        """Power of two that corrects the exponent bias of the codes, in both halves, as a literal."""
+        """Literal of the power of two that corrects the codes' exponent bias, in both 16-bit halves."""
         return self.weight.bias_correction(self.dtype)
 
     @property
