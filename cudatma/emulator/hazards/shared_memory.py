@@ -119,7 +119,7 @@ class Shadow:
         return self.row_agents[row], granule, int(self.reads[row, granule]) & (1 << _AT_BITS) - 1
 
     def last_read(self, granule: int, agents: Container[int]) -> int:
-        """Return the instruction with which any of these agents last read a granule, or -1 if there is none."""
+        """Return the instruction of the last read of a granule by these agents, or -1 if they have not read it."""
         reads = [int(self.reads[row, granule]) for row, agent in enumerate(self.row_agents) if agent in agents]
         return max(reads) & (1 << _AT_BITS) - 1 if max(reads, default=0) else -1
 

@@ -252,8 +252,8 @@ def _reading(device: int) -> Iterator[None]:
 def _view(info: ArrayInfo) -> Any:
     """Return a NumPy or CuPy array that shares a tensor's memory. The operator's caller must keep the tensor alive.
 
-    Host memory that is not 16-byte aligned, such as that of a tensor in a mapped safetensors file, is copied because
-    TMA cannot read it.
+    A host tensor that is not 16-byte aligned is copied because TMA cannot read it. Tensors in mapped safetensors files
+    are an example.
     """
     if info.device is None:
         array = host_array(info)
