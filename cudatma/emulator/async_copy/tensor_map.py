@@ -77,7 +77,7 @@ def _place(w: Warp, at: int, address: int, is_shared: bool) -> Array:
 
 
 def _notify_edit(w: Warp, at: int, address: int, is_shared: bool, together: bool) -> None:
-    """Notify observers that a tensor map is edited. ``together`` is true if several lanes edit the map at once."""
+    """Notify observers of a tensor map edit. ``together`` is true if several lanes edit the map at once."""
     if is_shared:
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         w.events.shared_write(w, at, block, np.array([offset]), MAP_BYTES, "", together, never)

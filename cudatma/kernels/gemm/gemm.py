@@ -151,7 +151,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return problem.with_m(m), (*a[:-1], problem.n), None
 
     def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
-        """Return 15 for arrays that TMA may access, and masks for single elements for the others."""
+        """Return 15 for arrays that TMA may access, and for other arrays a mask for the alignment of one element."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 

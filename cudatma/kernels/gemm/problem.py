@@ -122,7 +122,7 @@ class Operands(NamedTuple):
     a, b, out : Matrix
         Layouts of the operands and the result.
     scale_strides : tuple[tuple[str, int], ...]
-        Number of elements from one scale to the next, keyed by the names of the struct's members.
+        Strides between scales, in elements, keyed by the names of the struct's members.
     scale_rows : Matrix or None
         Layout of A's block scales if TMA reads them.
     alpha, beta : float
@@ -501,7 +501,7 @@ def _are_of_blocks(
 
 
 def _scale_strides(a_scale: ArrayInfo | None, b_scale: ArrayInfo | None) -> dict[str, int]:
-    """Return the number of elements from one scale to the next, keyed by the names of the struct's members.
+    """Return the strides between scales, in elements, keyed by the names of the struct's members.
 
     The stride of an axis with one element is 0.
     """

@@ -277,7 +277,7 @@ def weight_values(
     scale_exponent: int = 0,
     tensor_scale: float = 1.0,
 ) -> dict[str, Any]:
-    """Return, by name, the values of the struct's members that do not depend on M.
+    """Return the values of the struct members that do not depend on M, keyed by name.
 
     ``activation_pitch`` is the row pitch of the activations in elements. ``programmatic`` is True if the launch uses
     programmatic dependent launch. ``scale_exponent`` is p if the kernel multiplies scales by 2^-p
