@@ -403,8 +403,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Wait for the slots of a block and release them without reading them. Without the waits, this warpgroup could get more
-// than one lap ahead of the other warpgroups.
+// Wait for the slots of a block and release them without reading them. Without the waits, this warpgroup could get more than one lap
+// ahead of the other warpgroups.
 __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane) {
     k_ring.wait();
     v_ring.wait();

@@ -244,9 +244,9 @@ __device__ __forceinline__ void dequantize_group(u32 (&a)[4], const StepCodes& c
 }
 
 // ---- Main loop: wgmma multiplies dequantized weights in registers (A) by activations in shared memory (B) -----------
-// [PTX ISA, wgmma.mma_async] Issue D += A * B for a warpgroup, or D = A * B if `accumulates` is false. `a` contains A in registers, in the layout
-// of operand A of mma.m16n8k16. `b` is the matrix descriptor of B. Other instructions must not access `a` or `d` between wgmma_fence and
-// wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue D += A * B for a warpgroup, or D = A * B if `accumulates` is false. `a` contains A in registers, in the
+// layout of operand A of mma.m16n8k16. `b` is the matrix descriptor of B. Between wgmma_fence and wgmma_wait_group, only wgmma.mma_async
+// instructions of the same shape may access `d`, and only wgmma.mma_async instructions may access the registers of `a`.
 __device__ __forceinline__ void wgmma_m64n32k16_f32_f16(float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
