@@ -70,9 +70,8 @@ class Parser(argparse.ArgumentParser):
         for action in self.options:
             if action.dest not in ("help", *allowed) and getattr(options, action.dest) != action.default:
                 known = ", ".join(each.option_strings[0] for each in self.options if each.dest in allowed)
-                raise ArgumentError(
-                    action.option_strings[0], "a value", f"omitted with {purpose}", f"pass only {known}"
-                )
+                option = action.option_strings[0]
+                raise ArgumentError(option, "the option", f"omitted with {purpose}", f"use only {known}")
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
         """Raise ArgumentError for the first of some arguments that no parser accepts."""
@@ -181,7 +180,7 @@ def tolerance(text: str) -> float:
     """Parse a relative error."""
     value = _number(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
+        raise argparse.ArgumentTypeError(f"must be finite and nonnegative, got {text}")
     return value
 
 

@@ -310,7 +310,7 @@ def _expected(launch: LaunchFile, operands: Operands, tolerance: float) -> dict[
             raise ArgumentError(f"arrays.{name}.expect", array.shape, f"an array of shape {shape}")
         maximum = described.get("tolerance", tolerance)
         if not isinstance(maximum, (int, float)) or not 0 <= maximum < math.inf:
-            raise ArgumentError(f"arrays.{name}.tolerance", maximum, "a finite number of at least 0")
+            raise ArgumentError(f"arrays.{name}.tolerance", maximum, "finite and nonnegative")
         expected[name] = array, float(maximum)
     return expected
 
@@ -342,7 +342,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
         first, *rest = str(hazard).splitlines()
         say(f"{number}. {first}", style="red")
         times = [f"  occurred {hazard.count} times"] if hazard.count > 1 else []
-        for line in [*rest, *times, f"  again: --seed {hazard.seed} --replay {hazard.schedule}"]:
+        for line in [*rest, *times, f"  reproduce with: --seed {hazard.seed} --replay {hazard.schedule}"]:
             say(f" {line}")
     for line in report.unchecked:
         say(f"unchecked: {line}")

@@ -134,7 +134,7 @@ def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
         raise LaunchError(field, values, "a sequence of 1 to 3 ints")
     for index, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LaunchError(f"{field}[{index}]", value, "an int of at least 1")
+            raise LaunchError(f"{field}[{index}]", value, "a positive int")
     x, y, z = (*values, 1, 1)[:3]
     return x, y, z
 

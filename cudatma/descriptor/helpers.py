@@ -171,7 +171,7 @@ def create_scale_tma_desc(
         Scales or zero points. If there is one row, the map is 1D with box (tile_n,) and coordinate (n,). Otherwise, it
         is 2D with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
-        Number of columns per load, 1 to 256. The size of a row of the box must be a multiple of 16 bytes.
+        Number of columns per load, 1 to 256. A box row must be a multiple of 16 bytes long.
     block_groups : int, default: 1
         Number of groups per load, 1 to 256.
     whole_column : bool, optional
@@ -286,7 +286,7 @@ def create_activation_tma_desc(
     if len(info.shape) != 2:
         raise DescriptorError("x.shape", info.shape, "(M, K)", "reshape the leading dimensions into M")
     if type(blocks) is not int or blocks < 1:
-        raise DescriptorError("blocks", blocks, "an int of at least 1")
+        raise DescriptorError("blocks", blocks, "a positive int")
     options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
     if blocks > 1:
         shape, strides = _blocks_of_depths(info, tile_k)

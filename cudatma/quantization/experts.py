@@ -39,7 +39,7 @@ GATES: dict[str, Callable[[Any, Any], Any]] = {"silu_glu": _silu_glu, "swiglu_oa
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PackedExperts(_Referable):
-    """The quantized weights (K, N) of all experts of a layer.
+    """The quantized weights (K, N) of all experts in a layer.
 
     Use ``quantize_experts`` or ``pack_experts`` to create them.
 
@@ -346,7 +346,7 @@ def quantize_experts(
     clip_search: bool = False,
     format: str = "int4",
 ) -> PackedExperts:
-    """Quantize the dense weights of all experts of a layer.
+    """Quantize the dense weights of all experts in a layer.
 
     Parameters
     ----------
@@ -379,7 +379,7 @@ def quantize_experts(
     """
     native = native_array(weights, "weights")
     if native.ndim != 3 or 0 in native.shape:
-        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N), each at least 1")
+        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N) with positive extents")
     options = {"group_size": group_size, "symmetric": symmetric, "dtype": dtype, "clip_search": clip_search}
     order, half = _order(native.shape[2], gated), native.shape[2] // 2
     has_two_scales = order is not None and weight_format(format).has_tensor_scale

@@ -221,7 +221,7 @@ def test_heads_and_batch_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixt
         (["tiny", "--m", "1", "--n", "1", "--k", "1"], "kernel must be marlin, gemm.*got tiny"),
         (["marlin", "--m", "0", "--n", "64", "--k", "64"], "m must be from 1 to 2147483647.*got 0"),
         (["gemm", "--m", "9" * 50, "--n", "64", "--k", "64"], "m must be .*got an int of 167 bits"),
-        (["gemm", "--dtype", "bfloat16"], "--dtype must be .*got no sizes"),
+        (["gemm", "--dtype", "bfloat16"], "--m, --n and --k must be passed with --dtype, got none of them"),
         (
             ["gemm", "--m", "1", "--n", "64", "--k", "64", "--sm-count", "0"],
             "--sm-count must be an integer.*got 0",

@@ -102,7 +102,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
             "--compile-only must be omitted if --dry-run is passed",
         ),
         (["emulate", "tile_copy", "--schedules", "0"], "--schedules must be an integer of at least 1"),
-        (["emulate", "tile_copy", "--tolerance", "nan"], "--tolerance must be a finite number of at least 0"),
+        (["emulate", "tile_copy", "--tolerance", "nan"], "--tolerance must be finite and nonnegative"),
         (["emulate", "x.cu", "--html", "/dev/null/x"], "--html must be a writable file"),
         (["emulate", "x.cu", "--sarif", "."], "--sarif must be a writable file, got . (. is a folder)"),
         (["dump", "tile_copy", "--out", "/dev/null"], "--out must be a writable folder"),

@@ -388,7 +388,7 @@ def test_a_file_that_includes(command: str, is_file: bool, tmp_path: Path, monke
 def test_a_file_without_a_kernel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.cu").write_text("__device__ int x;")
     assert emulate("empty.cu") == 2
-    assert "ptx must be a module with kernels, got no kernels" in capsys.readouterr().err
+    assert "ptx must be a module that contains kernels, got no kernels" in capsys.readouterr().err
 
 
 def test_a_report_without_source_lines_says_how_to_get_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Lookup of kernels and variables by mangled name, plain name, qualified name or an unambiguous part of a name.
+"""Look up kernels and variables by mangled name, plain name, qualified name or an unambiguous part of a name.
 
 Source: Itanium C++ ABI, "External Names (a.k.a. Mangling)".
 """
@@ -48,7 +48,7 @@ def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
     if not isinstance(name, str):
         raise ArgumentTypeError(field, type(name).__name__, "a str")
     if not symbols:
-        raise ArgumentError("ptx", f"no {what}", f"a module with {what}")
+        raise ArgumentError("ptx", f"no {what}", f"a module that contains {what}")
     if name in symbols:
         return name
     if not name and len(symbols) == 1:

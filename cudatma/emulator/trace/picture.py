@@ -31,7 +31,7 @@ def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] |
     if isinstance(width, bool) or not isinstance(width, int) or width < MIN_WIDTH:
         raise ArgumentError("width", width, f"an int of at least {MIN_WIDTH} pixels")
     if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
-        raise ArgumentError("blocks", blocks, "an int of at least 1")
+        raise ArgumentError("blocks", blocks, "a positive int")
     shown = views(trace, blocks)
     first, last = window or _readable(shown[0] if shown else None, trace.steps)
     hazard = next((event.begin for event in trace.events if event.kind == "hazard"), 0)

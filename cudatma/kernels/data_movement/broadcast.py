@@ -142,7 +142,7 @@ class Broadcast(Movement[_Problem]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
-            raise ArgumentError("copies", copies, "an int of at least 1")
+            raise ArgumentError("copies", copies, "a positive int")
         if not info.is_contiguous:
             raise ArgumentError(
                 "src", f"strides {info.strides_bytes}", "an array in C order without gaps", "pass a contiguous copy"
