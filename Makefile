@@ -57,7 +57,7 @@ venv: $(READY) ## the environment alone: .venv with .venv/bin/cudatma
 demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the GPU or the emulator, draw its pipeline (out/)
 	$(RUN) -m cudatma.cli demo $(ARGS)
 
-test: $(READY) ## the tests that need no GPU, a part of each long sweep: about 8 minutes on two cores
+test: $(READY) ## the tests that need no GPU, a part of each long sweep: about 5 minutes on two cores
 	$(RUN) -m pytest -m "not gpu and not slow" $(NO_GPU) $(PARALLEL) $(ARGS)
 
 test-all: $(READY) ## the same with the whole of each sweep: about 20 minutes on two cores

@@ -264,7 +264,7 @@ def pointer_device(pointer: int, field: str = "pointer") -> int:
     ordinal = ctypes.c_int(-1)
     code = _pointer_attribute()(ctypes.byref(ordinal), ctypes.c_int(_POINTER_DEVICE_ORDINAL), ctypes.c_uint64(pointer))
     if code != 0 or ordinal.value < 0:
-        raise ArgumentError(field, hex(pointer), "an address that was allocated by or registered with CUDA")
+        raise ArgumentError(field, hex(pointer), "a pointer to memory that was allocated by or registered with CUDA")
     return ordinal.value
 
 

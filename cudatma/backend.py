@@ -1,4 +1,4 @@
-"""Selection of the backend that computes a result: the GPU, the emulator or the NumPy reference."""
+"""Select the backend that computes a result: the GPU, the emulator or the NumPy reference."""
 
 from __future__ import annotations
 

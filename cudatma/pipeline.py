@@ -191,12 +191,12 @@ class PipelineSpec:
 
     @property
     def stage_tx_bytes(self) -> int:
-        """Number of bytes that the loads of one stage report to `full`, which is the argument of expect_tx."""
+        """Number of bytes that one stage's loads report to `full`. Pass this number to expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
 
     @property
     def empty_arrivals(self) -> int:
-        """Number of consumer arrivals from all CTAs that free a slot, which is the arrival count of `empty`."""
+        """Arrival count of `empty`, which is the number of consumer arrivals, from all CTAs, that free a slot."""
         return self.cluster * self.consumer_arrivals
 
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:

@@ -342,7 +342,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
         first, *rest = str(hazard).splitlines()
         say(f"{number}. {first}", style="red")
         times = [f"  occurred {hazard.count} times"] if hazard.count > 1 else []
-        for line in [*rest, *times, f"  again: --seed {hazard.seed} --replay {hazard.schedule}"]:
+        for line in [*rest, *times, f"  reproduce with: --seed {hazard.seed} --replay {hazard.schedule}"]:
             say(f" {line}")
     for line in report.unchecked:
         say(f"unchecked: {line}")

@@ -79,9 +79,7 @@ class GpuBench:
             self._stream.synchronize()
             results.append(bits.copy() if not index else bits)
         if not bool((results[0] == results[1]).all()):
-            raise LaunchError(
-                "candidate", f"{candidate.label}, whose two runs gave different results", "bitwise reproducible"
-            )
+            raise LaunchError(f"candidate {candidate.label}", "different results in two runs", "bitwise reproducible")
         return self._trial.out
 
     def keep(self, result: Any) -> Any:

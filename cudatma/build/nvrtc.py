@@ -1,4 +1,4 @@
-"""Compilation of one CUDA C++ source with NVRTC to PTX, cubin and log, or with nvcc if the source has host code.
+"""Compile one CUDA C++ source with NVRTC to PTX, cubin and log, or with nvcc if the source has host code.
 
 The text, the options and the included files determine the result. The architecture is always real, never virtual, so
 NVRTC assembles the cubin itself, and a driver older than NVRTC does not need to compile PTX. Source: NVRTC

@@ -1,4 +1,4 @@
-"""Compilation of many kernels at once in several processes.
+"""Compile many kernels at once in several processes.
 
 NVRTC compiles one kernel at a time in a process, even if several threads call it. The workers are new processes instead
 of forks, because a forked process cannot use the CUDA context of its parent.

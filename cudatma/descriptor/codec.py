@@ -26,7 +26,7 @@ from math import prod
 from typing import Any
 
 from cudatma.descriptor.rules import CHUNK_BYTES, CORNER_RANGE, L2Promotion, OobFill
-from cudatma.descriptor.spec import AnySpec, Im2colSpec, TiledSpec
+from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 from cudatma.dtypes import TMA_TYPES, TmaType
 from cudatma.errors import DescriptorError
 from cudatma.layout import Interleave, Swizzle
@@ -104,11 +104,14 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
     """
     if not 0 <= version < 8:
         raise DescriptorError("version", version, "0 to 7")
+    if not isinstance(spec, (TiledSpec, Im2colSpec)):
+        remedy = "encode the spec with the driver" if isinstance(spec, Im2colWideSpec) else ""
+        raise DescriptorError("spec", type(spec).__name__, "TiledSpec or Im2colSpec", remedy)
     fields = _common_fields(spec) | {"version": version}
     if isinstance(spec, TiledSpec):
         kind = "tiled"
         fields |= {f"box_minus_1[{i}]": size - 1 for i, size in enumerate(spec.box)}
-    elif isinstance(spec, Im2colSpec):
+    else:
         kind = "im2col"
         fields |= {
             "im2col": 1,
@@ -117,10 +120,6 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
             "upper_corner": _pack_corner(spec.upper_corner, spec.rank),
             "pixels_minus_1": spec.pixels_per_column - 1,
         }
-    else:
-        raise DescriptorError(
-            "spec", type(spec).__name__, "TiledSpec, Im2colSpec", "encode an im2col wide spec with the driver"
-        )
     return _assemble(FIELDS[kind], fields)
 
 

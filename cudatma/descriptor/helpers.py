@@ -171,7 +171,7 @@ def create_scale_tma_desc(
         Scales or zero points. If there is one row, the map is 1D with box (tile_n,) and coordinate (n,). Otherwise, it
         is 2D with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
-        Number of columns per load, 1 to 256. The size of a row of the box must be a multiple of 16 bytes.
+        Number of columns per load, 1 to 256. A box row must be a multiple of 16 bytes long.
     block_groups : int, default: 1
         Number of groups per load, 1 to 256.
     whole_column : bool, optional

@@ -531,7 +531,7 @@ def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any
 
 
 def _names(names: Sequence[str], args: Sequence[Any], arrays: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the names of the arguments and of the additional arrays."""
+    """Return the names of the arguments and the additional arrays."""
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
         raise ArgumentTypeError("args", type(args).__name__, "a sequence with one value per parameter")
     if not isinstance(arrays, Sequence):

@@ -1,4 +1,4 @@
-"""Registration of all instructions, and queries for the instructions that the emulator or a target supports.
+"""Register all instructions, and determine which of them the emulator or a target supports.
 
 Source: PTX ISA, "Target ISA Notes" of each instruction.
 """

@@ -1,4 +1,4 @@
-"""Reports of launches as text, as HTML pages, and as SARIF for code scanning."""
+"""Report launches as text, as HTML pages, and as SARIF for code scanning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of hazards to SARIF, a format that code-scanning services show next to the source.
+"""Convert hazards to SARIF, a format that code-scanning services show next to the source.
 
 Source: OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
 """
@@ -23,7 +23,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 def sarif_results(
     hazards: Iterable[Hazard], warnings: Iterable[Hazard], sources: Sources, call: str = ""
 ) -> list[dict[str, Any]]:
-    """Return one SARIF result for each place of each hazard of a launch.
+    """Return one SARIF result for each place of each hazard in a launch.
 
     ``call`` is the "file:line" that launches the kernel. It is the location of the results if the kernel's source is
     not in a file.

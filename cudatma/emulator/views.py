@@ -143,7 +143,7 @@ def _history(hazard: Hazard, trace: Recording | None) -> list[Event]:
 
 
 def _marks(hazard: Hazard, history: list[Event]) -> list[tuple[int, str, str, str]]:
-    """Return (PTX line, source, mark, note) of each access of a hazard."""
+    """Return (PTX line, source, mark, note) for each access in a hazard."""
     is_one, earlier = len({event.block for event in history}) == 1, history[:-1]
 
     def note(line: int, what: str, instruction: str, events: list[Event]) -> str:

@@ -1,4 +1,4 @@
-"""Reports of the effect of an access at given coordinates: bytes, fill values, clipping, or a trap.
+"""Report what an access at given coordinates does: bytes, fill values, clipping, or a trap.
 
 The rules are defined in descriptor.access. The emulator computes the geometry.
 """

@@ -1,4 +1,4 @@
-"""Bank conflicts in reads from a box in shared memory, and the table of swizzle modes.
+"""Compute bank conflicts of reads from a box in shared memory, and a table of the swizzle modes.
 
 Shared memory has 32 banks of 4 bytes. A read takes one wavefront unless lanes access different words in the same bank.
 cudatma.layout computes the wavefronts.

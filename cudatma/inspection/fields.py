@@ -1,4 +1,4 @@
-"""Conversion of a tensor map to the plain data that ``cudatma inspect --json`` prints."""
+"""Convert a tensor map to the plain data that ``cudatma inspect --json`` prints."""
 
 from __future__ import annotations
 

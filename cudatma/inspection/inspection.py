@@ -122,7 +122,7 @@ class Inspection:
     def place(
         self, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, *, base: int = 0
     ) -> Placement:
-        """Return the position of each element of a box in the tensor and in shared memory.
+        """Return each box element's position in the tensor and in shared memory.
 
         Parameters
         ----------

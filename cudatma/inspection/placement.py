@@ -1,4 +1,4 @@
-"""Position of each element of a box in global memory, in shared memory and in the banks.
+"""Compute each box element's position in global memory, in shared memory and in the banks.
 
 The emulator computes the positions (cudatma.emulator.async_copy.tensor_box), which match those of an H200 bit for bit.
 Sequences are in TMA order. Element (r, c) of a box is element c of row r. Rows are numbered in the order of shared

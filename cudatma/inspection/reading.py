@@ -112,7 +112,8 @@ def _parse_array(inside: str) -> bytes:
         times = int(entry["times"] or 1) if len(entry["times"] or "") < 4 else DESCRIPTOR_BYTES + 1
         # int() rejects strings of thousands of digits. Valid words are much shorter.
         if len(entry["word"]) > 20 or len(words) + times > DESCRIPTOR_BYTES:
-            raise DescriptorError("dump", ascii(part.strip()[:20]), _COUNTS, _PRINT_IT)
+            got = f"a word that is too large or repeated too often: {part.strip()[:20]!a}"
+            raise DescriptorError("dump", got, _COUNTS, _PRINT_IT)
         words += [int(entry["word"], 0 if entry["word"].startswith("0x") else 10)] * times
     return words_to_bytes(words, _width(len(words)))
 
@@ -138,7 +139,7 @@ def words_to_bytes(words: Sequence[int], width: int) -> bytes:
 
 
 HEX_DIGITS = 2 * DESCRIPTOR_BYTES
-#: Maximum size of a file or of a line of a batch. A tensor map has 256 hex digits and some white space.
+#: Maximum size of a file, or of a line in a batch. A tensor map has 256 hex digits and some white space.
 MAX_INPUT_BYTES = 1 << 16
 _HEX_TEXT = frozenset((string.hexdigits + string.whitespace).encode())
 _FORMS = f"{DESCRIPTOR_BYTES} bytes, {HEX_DIGITS} hex digits, a cuda-gdb dump or a Python bytes literal"

@@ -196,7 +196,7 @@ class KernelConfig(Config):
 
     @abstractmethod
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of each array of a stage, for reports."""
+        """Return (description, bytes) for each array in a stage, for reports."""
 
     @abstractmethod
     def check_problem(self, problem: Any) -> None:

@@ -76,7 +76,7 @@ MEMBERS: dict[str, Member] = {
         Member("by_raster_group", "Divisor", "divides by the number of tiles per raster group"),
         Member("by_raster_group_rows", "Divisor", "divides by raster_m"),
         Member("by_last_rows", "Divisor", "divides by the number of rows of tiles in the last raster group"),
-        Member("output_pitch", "u64", "elements from one row of the result to the next"),
+        Member("output_pitch", "u64", "stride between rows of the result, in elements"),
     )
 }
 

@@ -114,9 +114,10 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
-        """Return the configuration for a problem, in constant time for a new M of a known shape.
+        """Return the configuration for a problem.
 
-        Equal configurations should be the same object. All problems with the same plan_key() receive the same ``memo``.
+        The method must take constant time if the problem differs from an earlier problem only in M. Equal
+        configurations should be the same object. All problems with the same plan_key() receive the same ``memo``.
         """
 
     @abstractmethod

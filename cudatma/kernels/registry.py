@@ -246,7 +246,7 @@ def entry_of(config: Any) -> KernelEntry:
 
 
 def family_entries(family_name: str) -> list[KernelEntry]:
-    """Return the entries of all kernels of a family."""
+    """Return the entries of a family's kernels."""
     return [entry for name, entry in REGISTRY.items() if name.startswith(f"{family_name}_")]
 
 

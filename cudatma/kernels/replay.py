@@ -40,7 +40,7 @@ class Replay:
     addresses : mapping of str to int
         Current addresses of all arrays, with which the driver encodes tensor maps.
     spaces, steady : sequence of str, optional
-        Names of the arrays whose addresses rarely change: those of the workspace and of a weight.
+        Names of the arrays whose addresses rarely change: the workspace's arrays and a weight's arrays.
     """
 
     __slots__ = ("_first", "_idle", "config", "device")

@@ -1,4 +1,4 @@
-"""Selection of a kernel version by a call's argument, an environment variable or a file, in this order."""
+"""Select a kernel version by a call's argument, an environment variable or a file, in this order."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Workspace:
     Attributes
     ----------
     flags_pointer, partials_pointer : int
-        Device addresses of the flags and of the partial sums.
+        Device addresses of the flags and the partial sums.
     rows : ActivationRows
         Copies of activations that TMA cannot load in place, because the weight is in activation order, or because the
         pitch or the address is not a multiple of 16 bytes. The buffer grows to the largest batch that was copied.
@@ -385,7 +385,7 @@ class WorkspaceBytes:
     streams : tuple of int
         Bytes of each stream's workspace.
     graphs : tuple of int
-        Bytes of the workspace of each graph branch.
+        Workspace size of each graph branch in bytes.
     reserved : int
         Bytes reserved for future captures, including parts of destroyed graphs.
     """

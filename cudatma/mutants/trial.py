@@ -1,4 +1,4 @@
-"""Execution of mutants on the emulator, and statistics of the outcomes."""
+"""Run mutants on the emulator and summarize the outcomes."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Buffer:
         return dst
 
     def copy_from(self, src: Buffer, *, stream: Any = None) -> None:
-        """Copy the memory of a buffer of the same size to this buffer."""
+        """Copy another buffer of the same size to this buffer."""
         if src.size != self.size:
             raise ArgumentError(
                 "src", counted(src.size, "byte"), f"a buffer of {counted(self.size, 'byte')}, the size of this buffer"

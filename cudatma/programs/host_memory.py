@@ -96,7 +96,7 @@ def _arrays_in(name: str, value: object) -> Iterator[tuple[str, ArrayInfo]]:
 
 
 def arrays_at(addresses: Iterable[int]) -> Iterator[tuple[str, ArrayInfo]]:
-    """Yield the name and description of each array of the program that contains one of the addresses.
+    """Yield the name and description of each program array that contains one of the addresses.
 
     Search the variables of the calling functions, and all torch tensors on the CPU.
     """

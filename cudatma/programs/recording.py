@@ -86,7 +86,7 @@ class RecordedMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryComparison:
-    """A comparison of the contents of an allocation after the emulated and after the recorded launch.
+    """A comparison of an allocation's contents after the emulated and after the recorded launch.
 
     Parameters
     ----------

@@ -309,7 +309,7 @@ class _Launcher:
 
 
 def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
-    """Return the path and text of each file of the program that contains the code of a kernel."""
+    """Return the path and text of each program file that contains a kernel's code."""
     import triton
 
     files = files_of(ptx, without=os.path.dirname(triton.__file__))
@@ -357,7 +357,7 @@ def describe_launch(
 
 
 class KernelParameters:
-    """The kernel parameters of a launch, in the order of Triton's launcher.
+    """The kernel parameters of a launch, in the order in which Triton's launcher passes them.
 
     A tensor descriptor becomes a tensor map, followed by its shape and strides. Each element of a tuple becomes a
     parameter. Constants are omitted.

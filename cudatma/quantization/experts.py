@@ -39,7 +39,7 @@ GATES: dict[str, Callable[[Any, Any], Any]] = {"silu_glu": _silu_glu, "swiglu_oa
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PackedExperts(_Referable):
-    """The quantized weights (K, N) of all experts of a layer.
+    """The quantized weights (K, N) of all experts in a layer.
 
     Use ``quantize_experts`` or ``pack_experts`` to create them.
 
@@ -346,7 +346,7 @@ def quantize_experts(
     clip_search: bool = False,
     format: str = "int4",
 ) -> PackedExperts:
-    """Quantize the dense weights of all experts of a layer.
+    """Quantize the dense weights of all experts in a layer.
 
     Parameters
     ----------

@@ -83,7 +83,7 @@ def _marlin_extent(shapes: Shapes, *_: int | None) -> Extent:
     return Extent(16 * words[0], n, groups)
 
 
-#: Side length of the square blocks of an fp8 weight. Each block has one scale.
+#: Side length of the square blocks in an fp8 weight. Each block has one scale.
 FP8_BLOCK_SIZE = 128
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, WeightFileError, counted, reason_of
+from cudatma.errors import ArgumentError, ArgumentTypeError, WeightFileError, alternatives, counted, reason_of
 from cudatma.quantization.importing import assemble
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path, similar_names
@@ -79,9 +79,8 @@ def load_gguf(
     tensor = tensors[name]
     kind = tensor.tensor_type.name
     if kind not in _TYPES:
-        raise WeightFileError(
-            f"{path}: {name}", f"type {kind}", ", ".join(_TYPES), "quantize the model to one of these types"
-        )
+        allowed = f"of type {alternatives(_TYPES)}"
+        raise WeightFileError(f"{path}: {name}", kind, allowed, "quantize the model to one of these types")
     data = np.asarray(tensor.data)
     if data.ndim not in (2, 3):
         allowed = "a tensor with 2 dimensions, or 3 dimensions for experts"

@@ -102,7 +102,7 @@ _STORED_AT = tuple(position for positions in E2M1_BITS for position in reversed(
 
 @cache
 def _e2m1_tables(inverse: bool) -> NDArray[np.uint32]:
-    """Return the stored bits of each value of the lower and the upper half of a plain word, or the inverse.
+    """Return the stored bits for each value of a plain word's lower and upper half, or the inverse.
 
     The result has the shape (2, 65536).
     """

@@ -60,7 +60,7 @@ def fit_scales(scales: NDArray[Any]) -> ScaleFit:
     if scales.dtype.name not in _MANTISSA_BITS:
         return ScaleFit()
     mantissa, bias = _MANTISSA_BITS[scales.dtype.name], _EXPONENT_BIAS[scales.dtype.name]
-    bits = scales.view(np.uint16) & np.uint16(0x7FFF)  # Without signs, halves have the same order as their bits.
+    bits = scales.view(np.uint16) & np.uint16(0x7FFF)  # Without signs, fp16 numbers have the same order as their bits.
     if not bits.any():
         return ScaleFit()
     # Stored exponents are 0 for subnormals, 1 for the smallest normal numbers, and 2 * bias for the largest numbers.

@@ -675,7 +675,7 @@ def _value(section: Section, name: str, kind: type, where: str) -> Any:
 
 
 def _same(section: Section, names: tuple[str, ...], where: str) -> int | None:
-    """Return the integer value of synonymous keys. Raises WeightFileError if the values differ."""
+    """Return the integer that synonymous keys share. Raises WeightFileError if the values differ."""
     stated = {name: value for name in names if (value := _value(section, name, int, where)) is not None}
     if len(set(stated.values())) > 1:
         got = ", ".join(f"{name} {value}" for name, value in stated.items())

@@ -128,7 +128,7 @@ class WeightFormat:
         return exponent
 
     def nearest(self, values: Any, xp: Any) -> Any:
-        """Return the codes (float32) of the nearest values of a floating-point format, with ties to even."""
+        """Return the code (float32) of the floating-point number nearest to each value, with ties to even."""
         codes = xp.searchsorted(xp.asarray(self._midpoints), xp.abs(values)).astype(np.float32)
         return codes + xp.where(xp.signbit(values), np.float32(len(self.values) // 2), np.float32(0))
 

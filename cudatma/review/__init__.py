@@ -1,4 +1,4 @@
-"""Reports of compiled kernels, and comparison of two builds.
+"""Report on compiled kernels and compare two builds.
 
 A report contains resources, occupancy, instructions with their source lines, loops, and hazards that are visible only
 in machine code.

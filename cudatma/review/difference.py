@@ -1,4 +1,4 @@
-"""Comparison of two builds of kernels."""
+"""Compare two builds of kernels."""
 
 from __future__ import annotations
 

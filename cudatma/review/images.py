@@ -1,6 +1,6 @@
 """Read compiled modules from PTX, cubins, fatbins, host files with embedded kernels, and folders.
 
-Source for the files of Triton's cache: Triton 3.9, ``triton/compiler/compiler.py``.
+The layout of Triton's cache follows ``triton/compiler/compiler.py`` in Triton 3.9.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports of compiled kernels, with resources, occupancy, shared memory, instructions, loops and hazards in SASS."""
+"""Report the resources, occupancy, shared memory, instructions, loops and SASS hazards of compiled kernels."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def reports(
     threads: int | None = None,
     dynamic_smem_bytes: int | None = None,
 ) -> tuple[KernelReport, ...]:
-    """Return a report of each kernel of an image.
+    """Return a report on each kernel in an image.
 
     Parameters
     ----------

@@ -165,7 +165,10 @@ class LaunchPlan:
 
 
 class DebugPlan(LaunchPlan):
-    """A plan for a kernel compiled with ``debug=True``. Each launch waits for its stream and may raise PipelineHang."""
+    """A plan for a kernel compiled with ``debug=True``.
+
+    Each launch synchronizes with its stream and may raise PipelineHang.
+    """
 
     __slots__ = ("_listener",)
 

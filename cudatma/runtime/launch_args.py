@@ -1,4 +1,4 @@
-"""Conversion of Python values to ctypes objects that contain the bytes of a kernel's parameters.
+"""Convert Python values to ctypes objects that contain the bytes of a kernel's parameters.
 
 The widths and kinds come from the parameters in the kernel's PTX, never from the values. A Python int is therefore
 converted to the width of its parameter. An int that does not fit raises an error. Source: PTX ISA, "Kernel Function
@@ -103,7 +103,7 @@ class Arguments:
         Library whose current stream is the default: "torch" if an argument is a torch tensor or a tensor map of a torch
         tensor, otherwise "cupy".
     producers : list of int
-        Handles of the streams of the arrays' producers.
+        Handles of the array producers' streams.
     """
 
     values: list[Any]

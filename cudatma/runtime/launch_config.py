@@ -81,7 +81,7 @@ def _attribute(driver: Any, name: Any, value: Any) -> Any:
 def dim3(value: object, field: str) -> Dim3:
     """Convert an int or a tuple of one to three ints to (x, y, z).
 
-    Raises LaunchError if an extent is not an int of at least 1.
+    Raises LaunchError if an extent is not a positive int.
     """
     parts: Any = value if isinstance(value, tuple | list) else (value,)
     try:

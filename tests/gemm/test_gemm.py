@@ -226,7 +226,12 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
         (
             "v4",
             {"dtype": "float8_e4m3fn", "block_scales": True, "tile_n": 256},
-            "tile_n must be 64 or 128.*got 256",
+            "tile_n must be 64 or 128 for block scales, got 256",
+        ),
+        (
+            "v4",
+            {"dtype": "float8_e4m3fn", "block_scales": True, "tile_n": 128, "tile_k": 256},
+            "tile_k must be 128 for block scales, got 256",
         ),
     ],
 )

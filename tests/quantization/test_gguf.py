@@ -71,7 +71,7 @@ def test_a_big_endian_file_has_the_same_values(path: Path, tmp_path: Path, kind:
     ("name", "expert", "error", "says"),
     [
         ("Q4_0.wieght", None, WeightFileError, "no such tensor"),
-        ("F16.weight", None, WeightFileError, "must be Q4_0 or Q8_0, got type F16"),
+        ("F16.weight", None, WeightFileError, "must be of type Q4_0 or Q8_0, got F16"),
         ("Q4_0.weight", 0, ArgumentError, "expert must be None for a tensor with 2 dimensions, got 0"),
         (
             "Q4_0_exps.weight",

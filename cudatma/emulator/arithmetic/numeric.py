@@ -301,7 +301,8 @@ def special_function(name: str, a: Array) -> Array:
 def upper_word(name: str, a: Array) -> Array:
     """Compute rcp.approx.ftz.f64 or rsqrt.approx.ftz.f64 from the upper 32 bits of the operand.
 
-    The lower 32 bits of the result are 0. Subnormal operands and results become zeros. NaN is 0x7FFFFFFF00000000.
+    The lower 32 bits of the result are 0. Subnormal operands and results become zeros. A NaN result is
+    0x7FFFFFFF00000000.
     """
     high = np.uint64(0xFFFFFFFF00000000)
     value = (a.view(np.uint64) & high).view(np.float64)

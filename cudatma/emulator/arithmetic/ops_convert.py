@@ -19,7 +19,7 @@ _SMALL = {f"{name}{count}": name for name in FORMATS if name not in ("f16", "bf1
 
 @emitter("cvt")
 def cvt(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for conversions of scalars, packed halves, tf32, floats of 8, 6 and 4 bits, ue8m0 and s2f6."""
+    """Emit code for conversions of scalars, packed 16-bit floats, tf32, floats of 8, 6 and 4 bits, ue8m0 and s2f6."""
     if i.parts[1] == "pack":
         _cvt_pack(e, i)
         return

@@ -1,4 +1,4 @@
-"""Execution of cp.async.bulk and cp.reduce.async.bulk, which copy without a tensor map.
+"""Execute cp.async.bulk and cp.reduce.async.bulk, which copy without a tensor map.
 
 Source: PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async".
 """

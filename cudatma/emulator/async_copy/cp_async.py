@@ -1,4 +1,4 @@
-"""Execution of cp.async, which copies 4 to 16 bytes per thread and completes in groups or on an mbarrier.
+"""Execute cp.async, which copies 4 to 16 bytes per thread and completes in groups or on an mbarrier.
 
 Source: PTX ISA, "cp.async", "cp.async.commit_group", "cp.async.wait_group", "cp.async.mbarrier.arrive".
 """

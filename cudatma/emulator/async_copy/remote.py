@@ -1,4 +1,4 @@
-"""Execution of st.async, red.async, reductions between the shared memories of a cluster, and fences.
+"""Execute st.async, red.async, reductions between the shared memories of a cluster, and fences.
 
 Source: PTX ISA, "st.async", "red.async", "cp.reduce.async.bulk", "membar, fence".
 """

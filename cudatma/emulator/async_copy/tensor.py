@@ -1,4 +1,4 @@
-"""Execution of cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: loads, stores and reductions of tensor boxes.
+"""Execute cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: loads, stores and reductions of tensor boxes.
 
 Source: PTX ISA, "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "cp.async.bulk.prefetch.tensor".
 """

@@ -143,7 +143,7 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
 
 
 def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
-    """Return the position of each pixel of a column, W first, and its image number, shape (pixels, spatial + 1).
+    """Return the position of each pixel in a column, W first, and its image number, shape (pixels, spatial + 1).
 
     Positions do not include the filter offset. ``coords`` has the same meaning as in im2col_box().
     """

@@ -1,4 +1,4 @@
-"""Execution of tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
+"""Execute tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
 
 Source: PTX ISA, "tensormap.replace" (fields, ordinals and the numbering of their values), "tensormap.cp_fenceproxy".
 """
@@ -77,7 +77,7 @@ def _place(w: Warp, at: int, address: int, is_shared: bool) -> Array:
 
 
 def _notify_edit(w: Warp, at: int, address: int, is_shared: bool, together: bool) -> None:
-    """Notify observers of an edit of a tensor map. ``together`` is true if several lanes edit the map at once."""
+    """Notify observers of a tensor map edit. ``together`` is true if several lanes edit the map at once."""
     if is_shared:
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         w.events.shared_write(w, at, block, np.array([offset]), MAP_BYTES, "", together, never)

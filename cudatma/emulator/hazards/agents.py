@@ -24,7 +24,7 @@ _SPARE_AGENTS = 512
 #: Number of agents per warp. The agents are the warp, its wgmmas, its cp.asyncs, its single lanes, and its strong
 #: writes to global memory. If a kernel synchronizes parts of a warp, each lane is an additional agent.
 _OWN_AGENTS = 5
-#: Agent and clock of a part of an access, and the positions of this part among the granules of the access.
+#: Agent and clock of a part of an access, and the indices of this part's granules within the access.
 Stamp = tuple[int, int, Array | slice]
 
 

@@ -1,4 +1,4 @@
-"""Construction of the hazard checks of a cluster."""
+"""Create the hazard checks for a cluster."""
 
 from __future__ import annotations
 

@@ -122,10 +122,10 @@ class Far:
 
 
 class Clock:
-    """Accesses by all agents that happen before the current instruction.
+    """Accesses, by any agent, that happen before the current instruction.
 
-    ``order`` contains all these accesses. ``proxy`` contains the accesses that a proxy fence has also made visible to
-    the async proxy in shared memory.
+    ``order`` contains all these accesses. ``proxy`` contains the shared-memory accesses that a proxy fence has also
+    made visible to the async proxy.
     """
 
     __slots__ = ("far", "order", "proxy")

@@ -1,4 +1,4 @@
-"""Collection of the hazards of all schedules of a launch, and reports of deadlocks."""
+"""Collect the hazards of a launch in all schedules, and report deadlocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection of races in global memory between the warps of the grid, their copies, and the previous grid.
+"""Detect races in global memory between the warps of the grid, their copies, and the previous grid.
 
 Source: PTX ISA, "Memory Consistency Model" (morally strong operations, data races, proxies), "griddepcontrol",
 "cp.async.bulk.wait_group".

@@ -1,4 +1,4 @@
-"""Selection of the granule of a shadow, which is the number of bytes that an entry describes.
+"""Select a shadow's granule, which is the number of bytes that an entry describes.
 
 The granule is the size of the kernel's narrowest access, up to a limit.
 """

@@ -85,8 +85,8 @@ CAUSES: dict[str, str] = {
     "not acquire it",
     "tensor_map_in_use": "the kernel does not wait for the copies that use the tensor map before it edits the map; "
     "alternate between maps to avoid the wait",
-    "target": "the kernel executes code for another architecture; choose that target, or compile the code "
-    "conditionally",
+    "target": 'the code was written for another architecture, or the target\'s name lacks the suffix "a"; choose a '
+    "target that supports the instruction, or compile the code conditionally",
     "trap": "an operand has a value that the hardware does not allow, or the kernel executes trap",
 }
 

@@ -1,4 +1,4 @@
-"""Detection of races between lanes of a warp: accesses by different lanes without a synchronization in between.
+"""Detect races between lanes of a warp: accesses by different lanes without a synchronization in between.
 
 Since Volta, the lanes of a warp run independently, so lockstep execution does not order their accesses. An instruction
 that the whole warp executes together synchronizes the lanes (bar.warp.sync, bar.sync, shfl, vote, match, elect, mma,

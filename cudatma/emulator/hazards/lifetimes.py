@@ -1,4 +1,4 @@
-"""Checks that CTAs do not exit, and that mbarriers are not invalidated, while they are still in use.
+"""Check that CTAs do not exit, and that mbarriers are not invalidated, while they are still in use.
 
 The shared memory of a CTA ceases to exist when its last thread exits. Accesses by another CTA must happen before at
 least one thread of the owning CTA exits. The check uses the clocks of the threads at their exit, so the result does not

@@ -127,7 +127,7 @@ class MBarriers(Observer):
         self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Check that all copies have completed. Afterward, the bytes are ordinary memory."""
+        """Check that the mbarrier's copies have completed, and treat its bytes as ordinary memory afterward."""
         self._check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)

@@ -1,4 +1,4 @@
-"""Detection of reads of unwritten registers, and of accesses to registers of a wgmma in flight.
+"""Detect reads of unwritten registers, and accesses to registers of a wgmma in flight.
 
 Accumulators and A fragments must not be accessed between a wgmma and its wgmma.wait_group.
 

@@ -119,7 +119,7 @@ class Shadow:
         return self.row_agents[row], granule, int(self.reads[row, granule]) & (1 << _AT_BITS) - 1
 
     def last_read(self, granule: int, agents: Container[int]) -> int:
-        """Return the instruction of the last read of a granule by any of these agents, or -1 if there is none."""
+        """Return the instruction of the last read of a granule by these agents, or -1 if they have not read it."""
         reads = [int(self.reads[row, granule]) for row, agent in enumerate(self.row_agents) if agent in agents]
         return max(reads) & (1 << _AT_BITS) - 1 if max(reads, default=0) else -1
 
@@ -190,7 +190,7 @@ def uses_proxy(copy: Copy) -> bool:
 
 
 class SharedMemory:
-    """Shadows of the shared memories of a cluster, and the copies in flight to them."""
+    """Shadows of a cluster's shared memories, and the copies in flight to them."""
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         granule = granule_of(launch, "shared")

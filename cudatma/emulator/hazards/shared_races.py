@@ -1,4 +1,4 @@
-"""Detection of races in shared memory: accesses that are not ordered after a write, read or copy of the same bytes.
+"""Detect races in shared memory: accesses that are not ordered after a write, read or copy of the same bytes.
 
 Source: PTX ISA, "Memory Consistency Model": causality order, proxies.
 """
@@ -77,7 +77,7 @@ def _refill_advice(is_copy: bool, reader: str) -> str:
 
 
 def phase_name(block: Block, offset: int, phase: int) -> str:
-    """Return the name of a phase of an mbarrier for messages."""
+    """Return the name of an mbarrier phase for messages."""
     address = offset + SHARED_START
     return f"phase {phase} (parity {phase & 1}) of the mbarrier at {address:#x} of block {block.index}"
 
@@ -329,7 +329,9 @@ class SharedRaces(Observer):
         advice = ""
         if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
             kind, advice = "overwritten_while_read", LAP_WAIT
-            text += "; the slot is refilled before any reader is known to have waited for its data"
+            text = (
+                f"this {access} overwrites bytes that {who} wrote, before any reader is known to have waited for them"
+            )
         self._reporter.report_bytes(
             kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice
         )

@@ -1,4 +1,4 @@
-"""Checks that readers use the same swizzle and layout as the tensor copies that wrote the bytes.
+"""Check that readers use the same swizzle and layout as the tensor copies that wrote the bytes.
 
 The offsets of a wgmma matrix descriptor must match the boxes that the wgmma reads. Each row of an operand (each k, if
 the operand is MN-major) must be a row of a box. Consecutive rows of the operand must be consecutive rows of the box,
@@ -78,7 +78,7 @@ class Boxes:
 
 
 class Swizzles(Observer):
-    """Hazard check that compares the swizzle of each reader of a tensor box with the tensor map of the box."""
+    """Hazard check that compares each reader's swizzle of a tensor box with the box's tensor map."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter) -> None:
         self._reporter, self._findings = reporter, reporter.findings

@@ -1,4 +1,4 @@
-"""Propagation of clocks at barriers, mbarriers, waits for copies, and fences.
+"""Propagate clocks at barriers, mbarriers, waits for copies, and fences.
 
 This observer reports no hazards. The other checks compare accesses with the clocks that these events change. The
 observer therefore comes last, so that the other checks use the clocks from before the event.

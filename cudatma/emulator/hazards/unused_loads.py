@@ -1,4 +1,4 @@
-"""Detection of loads whose value some lanes never use, so that races with these loads have no effect.
+"""Detect loads whose value some lanes never use, so that races with these loads have no effect.
 
 Triton compiles ``tl.store(p, tl.load(p) + x)`` to a load in all threads of a program and a guarded store in one thread.
 The store races with the loads of the other threads, but only the value in the storing thread matters.

@@ -1,4 +1,4 @@
-"""Checks that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
+"""Check that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
 
 Source: PTX ISA, "wgmma.mma_async" (.aligned requires that all threads in the warpgroup execute the same instruction),
 "setmaxnreg" (the same rule, and all warps of the warpgroup must synchronize before they change the number again).
@@ -37,7 +37,7 @@ class _Event:
 
 
 class Warpgroups(Observer):
-    """Hazard check that compares the instructions of the warps of each warpgroup."""
+    """Hazard check that compares the instructions of each warpgroup's warps."""
 
     def __init__(self, cluster: Cluster, agents: Agents, reporter: Reporter) -> None:
         self._cluster, self._agents, self._reporter = cluster, agents, reporter
@@ -116,7 +116,7 @@ class Warpgroups(Observer):
         self._report_missing([w for w in warps if not w.alive.any() or _rendezvous(w)])
 
     def _report_missing(self, absent: Sequence[Warp]) -> None:
-        """Report instructions that another warp of the warpgroup has executed but one of these warps has not."""
+        """Report instructions that a warp in ``absent`` has not executed although another warp of its warpgroup has."""
         for w in absent:
             first = _warpgroup(w)[0].agent
             own = len(self._settings.get(w.agent, ()))

@@ -1,4 +1,4 @@
-"""Conversion of kernel arguments to the bytes of the parameter buffer."""
+"""Convert kernel arguments to the bytes of the parameter buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execution of atom and red lane by lane, so that each lane observes the result of the previous lane.
+"""Execute atom and red lane by lane, so that each lane observes the result of the previous lane.
 
 Source: PTX ISA, "atom", "red": operations, types, .noftz and .vec forms.
 """

@@ -1,4 +1,4 @@
-"""Divergence and reconvergence of the lanes of a warp, function calls, and the end of threads.
+"""Divergence and reconvergence of a warp's lanes, function calls, and the end of threads.
 
 Lanes diverge at a branch and reconverge at its immediate post-dominator. A compiler may also let diverged lanes reach
 the same bar.sync or mma before they reconverge. The first lanes then wait at this instruction for the other lanes,
@@ -161,7 +161,7 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
     if pc == -1:
         caller = frame.caller
         if caller is None:
-            raise EmulatorError("internal error: a split joined the end of the kernel")
+            raise EmulatorError("internal error: a warp split has a join point at the end of the kernel")
         pc, frame = frame.return_to, caller
     _place(w, Split(w, pc, lanes, frame, join.parent))
 

@@ -48,7 +48,7 @@ class Copy:
     group
         Group of a cp.async or a store.
     lanes
-        Lane of each piece of a cp.async.
+        Lane that issued each piece of a cp.async.
     scope
         Memory order and scope of a reduction (such as "relaxed.cluster"), or "" for a copy.
     number

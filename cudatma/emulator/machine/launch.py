@@ -1,4 +1,4 @@
-"""Execution of a launch under one schedule: clusters are started, run and ended."""
+"""Execute a launch under one schedule by starting, running and ending its clusters."""
 
 from __future__ import annotations
 

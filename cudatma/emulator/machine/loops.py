@@ -1,4 +1,4 @@
-"""Detection of infinite loops, in which warps return to an earlier state, and of the source lines in a loop."""
+"""Detect infinite loops, in which warps return to an earlier state, and find the source lines in a loop."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Program:
                         raise error
 
     def _form(self, operand: Operand) -> Any:
-        """Return an operand with the types of its registers instead of the registers."""
+        """Return an operand in which each register is replaced by its type."""
         if isinstance(operand, Reg):
             return self.classes[operand.index]
         if isinstance(operand, Imm | Sym | Sink):
@@ -238,7 +238,7 @@ class Image:
                 self._checked.add(name)
 
     def program(self, name: str) -> Program:
-        """Return the program of a function of the module."""
+        """Return the program of a function in the module."""
         program = self._programs.get(name)
         if program is None:
             function = self.module.functions.get(name)

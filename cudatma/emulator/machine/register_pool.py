@@ -1,4 +1,4 @@
-"""Emulation of setmaxnreg and of the register pool of a CTA.
+"""Emulate setmaxnreg and a CTA's register pool.
 
 Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until the pool has enough registers), ".maxnreg",
 ".maxntid", ".minnctapersm".

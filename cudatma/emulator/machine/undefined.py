@@ -75,7 +75,7 @@ def track(w: Warp, at: int, mask: Array, irrelevant: tuple[Array | None, ...] | 
 
 
 def _mark(frame: Frame, register: int, lanes: Array, mask: Array) -> None:
-    """Record which of the written lanes of a register are undefined."""
+    """Record which of a register's written lanes are undefined."""
     before = frame.undefined.get(register)
     if before is None and not lanes.any():
         return

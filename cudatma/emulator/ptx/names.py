@@ -1,4 +1,4 @@
-"""Lookup of kernels and variables by mangled name, plain name, qualified name or an unambiguous part of a name.
+"""Look up kernels and variables by mangled name, plain name, qualified name or an unambiguous part of a name.
 
 Source: Itanium C++ ABI, "External Names (a.k.a. Mangling)".
 """

@@ -1,4 +1,4 @@
-"""Execution of ldmatrix, stmatrix, movmatrix and mma.sync. The module wgmma.py executes wgmma.
+"""Execute ldmatrix, stmatrix, movmatrix and mma.sync. The module wgmma.py executes wgmma.
 
 Products and sums are computed in float64 and rounded once. The order of the hardware's additions is not documented, so
 results agree within the error of fp32 accumulation. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate

@@ -26,7 +26,7 @@ def items_of(operand: Operand) -> tuple[Operand, ...]:
 
 
 def tuple_of(e: SegmentWriter, operand: Operand, code: str) -> str:
-    """Return a tuple expression of the elements of an operand as vectors of a type."""
+    """Return a tuple expression of an operand's elements as vectors of a type."""
     return "(" + ", ".join(e.src(item, code) for item in items_of(operand)) + ",)"
 
 

@@ -1,4 +1,4 @@
-"""Execution of wgmma.mma_async: matrix descriptors, and the 16 rows of the result that each warp computes.
+"""Execute wgmma.mma_async: matrix descriptors, and the 16 rows of the result that each warp computes.
 
 Warp i of a warpgroup computes rows 16 i to 16 i + 15. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix
 Instructions" (matrix descriptor format, leading and stride dimension byte offsets, canonical layouts).

@@ -1,4 +1,4 @@
-"""Execution of wmma, which loads, stores and multiplies whole matrices.
+"""Execute wmma, which loads, stores and multiplies whole matrices.
 
 PTX does not specify the lane of each element of a fragment. In the emulator, element e = row * columns + column of an m
 x n matrix is element e // 32 of lane e % 32. Fragments have the size that the ISA specifies. A fragment that is larger

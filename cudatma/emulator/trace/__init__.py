@@ -1,4 +1,4 @@
-"""Recording of the events of a launch, and export as a Chrome trace or a picture."""
+"""Record the events of a launch, and export them as a Chrome trace or a picture."""
 
 from __future__ import annotations
 

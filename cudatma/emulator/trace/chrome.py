@@ -1,4 +1,4 @@
-"""Conversion of a trace to Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
+"""Convert a trace to Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
 
 Each CTA is a process, and each warp and each mbarrier is a thread. Copies and stores in flight are asynchronous events.
 Arrows connect the instruction that issues a copy to the phase that the copy completes, and a phase to the warps that

@@ -1,4 +1,4 @@
-"""Recording of the events of a schedule: copies in flight, waits, mbarrier phases and tensor-core instructions.
+"""Record the events of a schedule: copies in flight, waits, mbarrier phases and tensor-core instructions.
 
 A Recording is the first observer of each cluster, so that an access is recorded before a check reports it. Times are
 the scheduler's steps.

@@ -233,7 +233,7 @@ def attention_decode(
 
 
 def into(fake: Callable[..., Any]) -> Callable[..., None]:
-    """Return the fake kernel of the variant with ``out``. ``out`` must match the result of ``fake``."""
+    """Return the fake kernel for the ``out`` variant. ``out`` must match the result of ``fake``."""
 
     def check(*operands: Any, out: Any, **options: Any) -> None:
         _check_out(out, fake(*operands, **options))

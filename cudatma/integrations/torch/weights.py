@@ -250,10 +250,10 @@ def _reading(device: int) -> Iterator[None]:
 
 
 def _view(info: ArrayInfo) -> Any:
-    """Return a NumPy or CuPy array that uses a tensor's memory, which the operator's caller keeps alive.
+    """Return a NumPy or CuPy array that shares a tensor's memory. The operator's caller must keep the tensor alive.
 
-    TMA cannot read host memory that is not 16-byte aligned (for example, in a mapped safetensors file). Such memory is
-    copied.
+    A host tensor that is not 16-byte aligned is copied because TMA cannot read it. Tensors in mapped safetensors files
+    are an example.
     """
     if info.device is None:
         array = host_array(info)

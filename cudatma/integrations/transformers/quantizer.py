@@ -393,7 +393,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return Quantize(self.quantization_config)
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
-        """Return the type in which a tensor is read, or None for the file's type.
+        """Return the dtype that a tensor is converted to when it is loaded, or None to keep the file's dtype.
 
         transformers 5.21 and later call this method.
         """

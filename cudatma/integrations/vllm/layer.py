@@ -169,7 +169,7 @@ def _input_major(layer: Any, name: Any) -> Any:
 WORD_VALUES, BYTES_PER_WORD = 8, 4
 #: vLLM's name for 8-bit weights whose codes are the values plus 128.
 _INT8 = "uint8b128"
-#: Multiplier that copies a nibble to both halves of a byte.
+#: Multiplier that copies a nibble to both nibble positions of a byte.
 _TWICE = 0x11
 _INT8_ZERO = WEIGHT_FORMATS["int8"].zero_code
 

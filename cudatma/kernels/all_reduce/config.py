@@ -249,7 +249,7 @@ def packets(message: Array, launch: int) -> Array:
 
 
 def received(memory: Array, inbox: Inbox, launch: int, sender: int) -> Array:
-    """Return a view of the part of a rank's memory that holds the packets of a sender, as uint32 (slot_packets, 4)."""
+    """Return a view of a sender's packets in a rank's memory, as uint32 (slot_packets, 4)."""
     slots = memory[STATE_BYTES // WORD_BYTES :].reshape(2, inbox.ranks, inbox.slot_packets, PACKET_WORDS + 1)
     part: Array = slots[launch % 2, sender]
     return part

@@ -212,8 +212,9 @@ def _struct_and_fields(
 ) -> Callable[[dict[str, Any], Layouts, float, float], tuple[bytes, tuple[int, ...]]]:
     """Return a function that computes the struct's bytes and the size-dependent fields of the tensor maps.
 
-    The function takes a problem's members of the struct, its layouts, scale and softcap. ``fixed`` holds the members
-    that are equal in all problems with one plan_key. ``layouts`` are the layouts of one of these problems.
+    The function takes a problem's values for the struct members, its layouts, its scale and its softcap. ``fixed``
+    contains the members that have the same value in all problems with the same plan_key. ``layouts`` are the layouts
+    of one of these problems.
     """
     fixed, strides = dict(fixed), []
     for member in config.problem_members:

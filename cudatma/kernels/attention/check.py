@@ -367,7 +367,7 @@ def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) ->
 
 
 def _step(scales: ArrayInfo | None) -> int:
-    """Return the number of elements from the scale of one head to the scale of the next head."""
+    """Return the stride between the scales of heads, in elements."""
     return int(scales is not None and scales.size_elems > 1)
 
 

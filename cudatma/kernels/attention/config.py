@@ -556,7 +556,7 @@ class AttentionConfig(KernelConfig):
         return rings.get(self.preset.loader, ())
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of each array of a stage."""
+        """Return (description, bytes) for each array in a stage."""
         k, v = self.block_bytes
         dtype = self.dtype if self.kv_bytes == 2 else CACHE_TYPE
         return [

@@ -29,16 +29,16 @@ MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
     Member("q_length", "u32", "number of queries per sequence"),
     Member("k_length", "u32", "number of keys per sequence"),
     Member("heads", "u32", "number of query heads"),
-    Member("q_total", "u32", "number of queries in all sequences"),
-    Member("k_total", "u32", "number of keys in all sequences"),
+    Member("q_total", "u32", "total number of queries across all sequences"),
+    Member("k_total", "u32", "total number of keys across all sequences"),
     Member("scale_log2", "float", "multiplier for the scores (or their cap) before exp2"),
     *(member for option in OPTIONS for member in option.members),
     Member("by_heads", "Divisor", "divides by heads"),
     Member("by_group", "Divisor", "divides by the number of query heads per KV head"),
-    Member("output_head", "u64", "elements from one head of the result to the next"),
-    Member("output_batch", "u64", "elements from one sequence of the result to the next"),
+    Member("output_head", "u64", "stride between heads of the result, in elements"),
+    Member("output_batch", "u64", "stride between sequences of the result, in elements"),
     *(
-        Member(f"{name}_{step}", "u64", f"elements from one {what} of {name} to the next")
+        Member(f"{name}_{step}", "u64", f"stride between {what}s of {name}, in elements")
         for name in ("q", "k", "v")
         for step, what in (("pitch", "row"), ("head", "head"), ("batch", "sequence"))
     ),
@@ -60,9 +60,9 @@ DECODE_MEMBERS: Mapping[str, Member] = {**MEMBERS} | _named(
     Member("by_page_size", "Divisor", "divides by page_size"),
     Member("pages", "u32", "number of pages in the cache"),
     Member("v_scale", "float", "scale of v if there is no array of scales"),
-    Member("k_scale_step", "u32", "elements from the scale of one head of k to the next"),
-    Member("v_scale_step", "u32", "elements from the scale of one head of v to the next"),
-    Member("table_pitch", "u32", "number of entries from one row of the page table to the next"),
+    Member("k_scale_step", "u32", "stride between the scales of heads of k, in elements"),
+    Member("v_scale_step", "u32", "stride between the scales of heads of v, in elements"),
+    Member("table_pitch", "u32", "stride between rows of the page table, in entries"),
 )
 
 # Names of the members that the kernels read.

@@ -411,7 +411,7 @@ class DecodeProblem(Problem):
     k_scale, v_scale : float
         Scales of an e4m3 cache, or 1 if the kernel reads them from an array.
     k_scale_step, v_scale_step : int
-        Number of elements from the scale of one head to the scale of the next head, or 0 for a single scale.
+        Stride between the scales of heads, in elements, or 0 for a single scale.
     """
 
     page_size: int = 0

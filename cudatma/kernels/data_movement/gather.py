@@ -296,11 +296,11 @@ def plan_boxes(
     grid: Sequence[tuple[int, int, int]],
     limits: LaunchLimits,
 ) -> Arguments:
-    """Return the launch for boxes at the positions in the array "starts", or in a grid.
+    """Return the launch for boxes whose positions are in the array "starts" or on a regular grid.
 
     ``fill`` is the type whose NaN fills elements outside the source, or None for zeros. ``grid`` contains (start, step,
-    tiles) of each axis in NumPy order, or is empty for a table. Raises DescriptorError if TMA cannot read the source,
-    and ArgumentError if two boxes do not fit in shared memory.
+    tiles) for each axis in NumPy order. It is empty if the array "starts" gives the positions. Raises DescriptorError
+    if TMA cannot read the source, and ArgumentError if two boxes do not fit in shared memory.
     """
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "the shape of a nonempty array", "fill the result directly")

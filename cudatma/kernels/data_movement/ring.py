@@ -72,8 +72,8 @@ class CopyRing:
     def notes(self) -> tuple[str, ...]:
         """Description of the ring in the opening comment of the generated source."""
         return (
-            f"ring: {self.stages} slots of {self.stage_bytes} bytes, of which stores may "
-            f"still be reading up to {self.in_flight}; {self.smem_bytes} bytes of shared memory in total",
+            f"ring: {self.stages} slots of {self.stage_bytes} bytes; stores may still be "
+            f"reading up to {self.in_flight} of them; {self.smem_bytes} bytes of shared memory in total",
         )
 
     @property
@@ -239,7 +239,7 @@ class Setting:
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
     def ctas(self, usual: int) -> int:
-        """Return the number of CTAs for a launch that would have ``usual`` CTAs if there were CTAS_PER_SM per SM."""
+        """Scale ``usual``, the number of CTAs at CTAS_PER_SM CTAs per SM, to this setting's CTAs per SM."""
         return max(1, usual * self.ctas_per_sm // CTAS_PER_SM)
 
 

@@ -97,7 +97,7 @@ def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2,
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
-    """Return small integers. Raises ArgumentError for an unknown dtype, or for extents less than 1."""
+    """Return small integers. Raises ArgumentError for an unknown dtype, or for an extent that is less than 1."""
     kind = sample_dtype(dtype)
     if min(shape) < 1:
         raise ArgumentError("shape", shape, "a tuple of positive ints")

@@ -263,7 +263,7 @@ class _Plain(ABC):
         return []
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of each array of a stage."""
+        """Return (description, bytes) for each array in a stage."""
         return []
 
     def check_target(self, target: Target) -> None:

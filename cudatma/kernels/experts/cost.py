@@ -1,7 +1,7 @@
-"""Predict the time of an MoE layer on a GPU, in order to select candidates for measurements.
+"""Predict the run time of an MoE layer on a GPU to choose which candidates to measure.
 
-The time of a grouped GEMM is that of marlin_gemm's kernel of the same version (marlin/cost.py) for the expected number
-of blocks, if pairs choose experts at random.
+The model assumes random routing. A grouped GEMM takes as long as the same version of the marlin_gemm kernel
+(marlin/cost.py) takes for the expected number of blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ROUTE_US, _PAIR_US, _SUM_BYTES = 1.5, 3.2e-4, 3.6e6
 
 
 def layer_cost(config: Any, m: Any, problem: MoeProblem, gpu: Gpu) -> Cost:
-    """Return the predicted time of all launches of a layer with a LayerConfig for M = ``m``, an int or an array."""
+    """Return the predicted time of a layer's launches with a LayerConfig for M = ``m``, an int or an array."""
     tokens = np.atleast_1d(np.asarray(m, np.float64))
     pairs = tokens * problem.top_k
     share = problem.experts / problem.global_experts
@@ -109,6 +109,6 @@ def _wgmma_work(config: ExpertsConfig, rows: Any) -> tuple[Any, Any]:
 
 
 def _stage_clocks(config: ExpertsConfig, rows: int) -> float:
-    """Return the clocks of a stage of a block with this number of rows."""
+    """Return the clock cycles per stage for a block with this number of rows."""
     names = ("tile_n", "tile_k", "cluster_n", "warpgroups", "slice_k", "pingpong", "weight_bits", "dequantize_factor")
     return wgmma_stage_clocks(SimpleNamespace(tile_m=rows, **{name: getattr(config, name) for name in names}))

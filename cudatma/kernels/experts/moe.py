@@ -70,7 +70,7 @@ def marlin_moe(
     w2 : PackedExperts
         Second weights (experts, I, K).
     topk_weights : float32 array (tokens, top_k)
-        Weight of each selected expert of a token.
+        Routing weight of each of a token's selected experts.
     topk_ids : int32 or int64 array (tokens, top_k)
         Ids of the experts selected for each token. An entry of -1 is skipped. All other ids in host memory must be
         valid. Ids in device memory are not read back, so every invalid id is skipped.

@@ -141,11 +141,11 @@ class MoeProblem:
         return resized_copy(self, m=m)
 
     def product(self, name: str) -> LinearShape:
-        """Return the shape of the weight of a product, "up" or "down"."""
+        """Return the shape of the "up" or "down" weight."""
         return self.up if name == "up" else self.down
 
     def scale_form(self, name: str) -> str:
-        """Return the scale form of the weight of a product."""
+        """Return the scale form of the "up" or "down" weight."""
         return self.scale_forms[name == "down"]
 
     @property

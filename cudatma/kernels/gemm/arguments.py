@@ -132,7 +132,7 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
     shared = get_target(gpu.target).smem_share_bytes(2) + 1 if work.ctas <= gpu.sm_count else 0
     programmatic = not is_bound_by_memory(problem)
     has_a_map = "a_map" in names
-    # The only size-dependent field of the maps of the result and of A's scales is M.
+    # M is the only size-dependent field in the tensor maps of the result and A's scales.
     others = int(by_tma and "output_map" in names) + int("a_scale_map" in names)
 
     def sizes(m: int) -> Sizes:

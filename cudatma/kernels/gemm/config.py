@@ -226,8 +226,10 @@ class GemmConfig(KernelConfig):
         if self.block_scales:
             if not self.preset.has_block_scales:
                 raise ArgumentError("version", self.version, f"{quoted(WITH_BLOCK_SCALES)} for block scales")
-            if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
-                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK} with tile_k = {SCALE_BLOCK}")
+            if self.tile_k != SCALE_BLOCK:
+                raise ArgumentError("tile_k", self.tile_k, f"{SCALE_BLOCK} for block scales")
+            if SCALE_BLOCK % self.tile_n:
+                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK} for block scales")
             if self.warpgroups > 2:
                 allowed = "1 or 2 (three warpgroups lack the registers for a second set of accumulators)"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)
@@ -550,7 +552,7 @@ class GemmConfig(KernelConfig):
         return (staging, ("cluster_sums", sums), ("cluster_barrier", 8))
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of each array of a stage."""
+        """Return (description, bytes) for each array in a stage."""
         a, b, *scales = (size for _, size in self.stage_arrays())
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
         swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
@@ -570,7 +572,7 @@ class GemmConfig(KernelConfig):
     # ---- Choice and tuning
 
     def divide_tiles(self, problem: Problem, sm_count: int) -> Schedule:
-        """Return the distribution of the tiles of the batch's matrices among CTAs."""
+        """Return how the tiles of all matrices in the batch are distributed among CTAs."""
         m = problem.batch * ceil_div(problem.m, self.cluster_tile_m) * self.cluster_tile_m
         resident_ctas = sm_count * self.ctas_per_sm if self.is_persistent else None
         return whole_tiles(self, m, problem.n, problem.k, resident_ctas)

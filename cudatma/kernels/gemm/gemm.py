@@ -151,7 +151,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return problem.with_m(m), (*a[:-1], problem.n), None
 
     def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
-        """Return 15 for arrays that TMA may access, and masks for single elements for the others."""
+        """Return 15 for arrays that TMA may access, and for other arrays a mask for the alignment of one element."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 
@@ -195,7 +195,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         yield from copy_kernels([b], "b", gpu)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
-        """Return problems for values of M up to ``max_m`` that resized() supports and that differ in more than M."""
+        """Return one problem for each M up to ``max_m`` at which the configuration may change."""
         problem, operands = checked.problem, checked.problem.operands
         if not (operands.a.is_aligned and operands.b.is_aligned):
             return ()  # The launch reads copies of the operands and therefore has another plan.

@@ -60,23 +60,19 @@ MEMBERS = WORK_MEMBERS | {
         Member("alpha", "float", "multiplier for the product"),
         Member("beta", "float", "multiplier for the previous values of the result"),
         Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
-        Member("output_batch", "u64", "elements from one matrix of the result to the next"),
+        Member("output_batch", "u64", "stride between matrices of the result, in elements"),
         Member("a_box_rows", "u32", "number of rows per box of A"),
         Member("stage_bytes", "u32", "bytes that the boxes of a stage deliver"),
-        Member("a_pitch", "u64", "elements from one row (or column) of A to the next"),
-        Member("b_pitch", "u64", "elements from one row (or column) of B to the next"),
-        Member("a_batch", "u64", "elements from one matrix of A to the next"),
-        Member("b_batch", "u64", "elements from one matrix of B to the next"),
-        Member("a_scale_row", "u64", "elements from the scale of one row to the next, or 0 for one scale"),
-        Member(
-            "b_scale_column",
-            "u64",
-            "elements from the scale of one column (or block of columns) to the next, or 0 for one scale",
-        ),
-        Member("a_scale_k", "u64", "elements from the scale of one block of K of A to the next"),
-        Member("b_scale_k", "u64", "elements from the scale of one block of K of B to the next"),
-        Member("a_scale_batch", "u64", "elements from the scales of one matrix of A to the next"),
-        Member("b_scale_batch", "u64", "elements from the scales of one matrix of B to the next"),
+        Member("a_pitch", "u64", "stride between rows (or columns) of A, in elements"),
+        Member("b_pitch", "u64", "stride between rows (or columns) of B, in elements"),
+        Member("a_batch", "u64", "stride between matrices of A, in elements"),
+        Member("b_batch", "u64", "stride between matrices of B, in elements"),
+        Member("a_scale_row", "u64", "stride between scales of rows, in elements, or 0 for one"),
+        Member("b_scale_column", "u64", "stride between scales of columns or column blocks, in elements, or 0 for one"),
+        Member("a_scale_k", "u64", "stride between the scales of A along K, in elements"),
+        Member("b_scale_k", "u64", "stride between the scales of B along K, in elements"),
+        Member("a_scale_batch", "u64", "stride between the scales of matrices of A, in elements"),
+        Member("b_scale_batch", "u64", "stride between the scales of matrices of B, in elements"),
     )
 }
 
@@ -124,9 +120,9 @@ class Operands(NamedTuple):
     Attributes
     ----------
     a, b, out : Matrix
-        Layouts of the operands and of the result.
+        Layouts of the operands and the result.
     scale_strides : tuple[tuple[str, int], ...]
-        Number of elements from one scale to the next, keyed by the names of the struct's members.
+        Strides between scales, in elements, keyed by the names of the struct's members.
     scale_rows : Matrix or None
         Layout of A's block scales if TMA reads them.
     alpha, beta : float
@@ -267,7 +263,8 @@ class GemmOptions(NamedTuple):
     a_scale, b_scale : Any
         Numeric scales.
     kinds : tuple[type, ...]
-        Types of the numbers and of the flag. The key contains them because 1 and True compare equal.
+        Types of the numeric options and of ``batch_invariant``. The key contains them because 1 and True compare
+        equal.
     """
 
     alpha: Any
@@ -435,7 +432,7 @@ def _operand(array: Any, field: str) -> ArrayInfo:
 
 
 def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
-    """Return the name of the result's dtype. ``out_dtype`` is a name, or a dtype of NumPy, CuPy or torch."""
+    """Return the name of the result's dtype. ``out_dtype`` is a name or a NumPy, CuPy or torch dtype."""
     if out_dtype is None:
         name = out.dtype.name if out is not None else default_result(left.dtype.name)
         field = "out_dtype" if out is None else "out.dtype"
@@ -504,7 +501,7 @@ def _are_of_blocks(
 
 
 def _scale_strides(a_scale: ArrayInfo | None, b_scale: ArrayInfo | None) -> dict[str, int]:
-    """Return the number of elements from one scale to the next, keyed by the names of the struct's members.
+    """Return the strides between scales, in elements, keyed by the names of the struct's members.
 
     The stride of an axis with one element is 0.
     """

@@ -196,6 +196,6 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
 
 
 def copy_sizes(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Sizes:
-    """Return the sizes of the launch of the copy kernel."""
+    """Return the copy kernel's launch sizes."""
     m, k = problem.m, problem.layer.k
     return permute_sizes(config, m, k, _source_pitch_bytes(problem), resident_ctas, programmatic=problem.programmatic)

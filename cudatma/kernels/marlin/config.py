@@ -455,7 +455,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def bias_correction(self) -> str:
-        """Power of two that corrects the exponent bias of a floating-point format, in both halves, as a literal."""
+        """Literal of the power of two that corrects a float format's exponent bias, in both 16-bit halves."""
         return self.weight.bias_correction(self.dtype)
 
     @property
@@ -697,7 +697,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def _stage_load_paths(self) -> dict[str, str]:
-        """Return the load path of each array of a stage."""
+        """Return the load path of each array in a stage."""
         paths = {"activations": self.activation_load_path, "weights": self.weight_load_path}
         return paths | (dict.fromkeys(("scales", "zeros"), self.scale_load_path) if self.has_stage_scales else {})
 
@@ -773,7 +773,7 @@ class MarlinConfig(KernelConfig):
         return align_up(self.zero_stage_bytes, 128)
 
     def _stage_bytes(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) of each load of a stage.
+        """Return (name, bytes) for each load of a stage.
 
         Activations come first, because their 128-byte swizzle requires 1024-byte alignment.
         """
@@ -826,7 +826,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """Bytes per staging row, including 16 bytes of padding that avoid bank conflicts of stmatrix."""
+        """Bytes per staging row, including 16 bytes of padding to avoid stmatrix bank conflicts."""
         return self.warp_n * 2 + 16
 
     @property
@@ -834,7 +834,7 @@ class MarlinConfig(KernelConfig):
         return self.staging_rows * self.staging_pitch_bytes
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of each array of a stage."""
+        """Return (description, bytes) for each array in a stage."""
         words = {
             "activations": f"activations {self.tile_m} x {self.tile_k} {self.dtype}, 128B swizzle",
             "weights": f"weights {self.tile_n} x {self.tile_k} {self.weight.title}, packed layout 1",

@@ -103,7 +103,7 @@ class DequantizeConfig:
 
     @property
     def bias_correction(self) -> str:
-        """Power of two that corrects the exponent bias of the codes, in both halves, as a literal."""
+        """Literal of the power of two that corrects the codes' exponent bias, in both 16-bit halves."""
         return self.weight.bias_correction(self.dtype)
 
     @property
@@ -160,7 +160,7 @@ class DequantizeConfig:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of each array of a stage."""
+        """Return (description, bytes) for each array in a stage."""
         return [(operand.name, operand.footprint_bytes) for operand in self.ring.operands]
 
     def check_target(self, target: Target) -> None:

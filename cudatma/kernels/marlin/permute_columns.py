@@ -132,7 +132,7 @@ class PermuteColumnsConfig:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of each array of a stage."""
+        """Return (description, bytes) for each array in a stage."""
         shape = f"{self.rows} x {self.staged_columns}"
         return [(f"rows {shape} of 2-byte elements", self.ring.stage_bytes)] if self.is_staged else []
 

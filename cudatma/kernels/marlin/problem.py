@@ -45,7 +45,7 @@ MEMBERS = WORK_MEMBERS | {
         Member("prefetch_stages", "u32", "number of stages of weights that a dependent launch loads before it waits"),
         Member("scale_offset", "u32", "multiplier for the scales, in both halves"),
         Member("scale_back", "float", "multiplier for the sums"),
-        Member("activation_pitch", "u64", "elements from one row of activations to the next"),
+        Member("activation_pitch", "u64", "stride between rows of activations, in elements"),
     )
 }
 
@@ -201,7 +201,10 @@ class Problem:
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """Fields on which a launch depends, except M and scale multipliers, which are members of the struct."""
+        """Fields that determine a launch.
+
+        M and the scale multipliers are omitted because the struct passes them to the kernel.
+        """
         return (
             self.layer,
             *(self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x),
@@ -274,7 +277,7 @@ def weight_values(
     scale_exponent: int = 0,
     tensor_scale: float = 1.0,
 ) -> dict[str, Any]:
-    """Return, by name, the values of the struct's members that do not depend on M.
+    """Return the values of the struct members that do not depend on M, keyed by name.
 
     ``activation_pitch`` is the row pitch of the activations in elements. ``programmatic`` is True if the launch uses
     programmatic dependent launch. ``scale_exponent`` is p if the kernel multiplies scales by 2^-p

@@ -153,7 +153,10 @@ def stacked_experts(shapes: Mapping[str, tuple[int, ...]], is_interleaved: bool)
 
 
 def _bias(name: str, shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, int]) -> str:
-    """Return the name of the biases of a stacked tensor, or "". Raises WeightFileError if their shape is wrong."""
+    """Return the name of a stacked tensor's bias tensor, or "" if it has none.
+
+    Raises WeightFileError if the bias tensor's shape is wrong.
+    """
     bias = f"{name}_bias"
     if shapes.get(bias, shape) != shape:
         raise WeightFileError(bias, f"shape {shapes[bias]}", f"{shape} (one bias per output of each expert)", _AGAIN)

@@ -26,7 +26,7 @@ from cudatma.quantization.statement import Statement
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The use of each tensor of a checkpoint. Tensors that the inventory does not list are copied.
+    """How each tensor in a checkpoint is used. Tensors that the inventory does not list are copied.
 
     Attributes
     ----------

@@ -99,7 +99,7 @@ class Conversion:
     Parameters
     ----------
     source, out : str
-        Folders of the source and of the converted model.
+        Folders of the source model and the converted model.
     method : str
         Format of the source. "float" means that the conversion quantized the layers.
     dtype : str

@@ -46,7 +46,8 @@ def header_room(tensors: Iterable[tuple[str, int]]) -> int:
 class ShardWriter:
     """Context manager that writes a temporary safetensors file.
 
-    finish() renames the file into place. If the context ends without finish(), the file is removed.
+    finish() renames the file into place. If the context exits before finish() is called, the file is
+    removed.
 
     Raises
     ------

@@ -103,7 +103,7 @@ class Listener:
 
 
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
-    """Raise LaunchError during a graph capture, because a debug launch waits for its stream."""
+    """Raise LaunchError during a graph capture, because a debug launch synchronizes with its stream."""
     if context.is_capturing(driver, stream):
         allowed = f"outside a graph capture for {entry}, which was compiled with debug=True"
         remedy = "capture a kernel compiled without debug=True, because a debug launch waits for the kernel"

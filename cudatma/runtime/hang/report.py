@@ -173,7 +173,7 @@ class StuckWait:
     rule : str, default: ""
         Name of the rule that a refused operation violates.
     detail : str, default: ""
-        Description of a refused operation or of the state of a named barrier.
+        Description of an invalid operation or of a named barrier's state.
     """
 
     state: str

@@ -24,10 +24,10 @@ constexpr u32 TILE_M = 64;   // queries per CTA
 constexpr u32 TILE_N = 64;   // keys per block
 constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns of v and of the result
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 K = 0;                          // 16384 B
-constexpr u32 V = 16384;                      // 16384 B
-constexpr u32 Q = 32768;                      // 8192 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 K = 0;                          // 16384 bytes
+constexpr u32 V = 16384;                      // 16384 bytes
+constexpr u32 Q = 32768;                      // 8192 bytes
 #define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -41,18 +41,18 @@ struct Problem {
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the number of query heads per KV head
-    u64 output_pitch;               // elements from one row of the result to the next
-    u64 output_head;                // elements from one head of the result to the next
-    u64 output_batch;               // elements from one sequence of the result to the next
-    u64 q_pitch;                    // elements from one row of q to the next
-    u64 q_head;                     // elements from one head of q to the next
-    u64 q_batch;                    // elements from one sequence of q to the next
-    u64 k_pitch;                    // elements from one row of k to the next
-    u64 k_head;                     // elements from one head of k to the next
-    u64 k_batch;                    // elements from one sequence of k to the next
-    u64 v_pitch;                    // elements from one row of v to the next
-    u64 v_head;                     // elements from one head of v to the next
-    u64 v_batch;                    // elements from one sequence of v to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
+    u64 output_head;                // stride between heads of the result, in elements
+    u64 output_batch;               // stride between sequences of the result, in elements
+    u64 q_pitch;                    // stride between rows of q, in elements
+    u64 q_head;                     // stride between heads of q, in elements
+    u64 q_batch;                    // stride between sequences of q, in elements
+    u64 k_pitch;                    // stride between rows of k, in elements
+    u64 k_head;                     // stride between heads of k, in elements
+    u64 k_batch;                    // stride between sequences of k, in elements
+    u64 v_pitch;                    // stride between rows of v, in elements
+    u64 v_head;                     // stride between heads of v, in elements
+    u64 v_batch;                    // stride between sequences of v, in elements
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
@@ -115,8 +115,9 @@ typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[TILE_N / 16][4];   // operand A of each MMA with the values, which covers 16 keys
 
-// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. This function computes
-// the scores, `q` `k`^T. `a` and `b` are matrix descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` * `b` for a warpgroup, or `d` = `a` * `b` if `accumulates` is false. This function
+// computes the scores, `q` * `k`^T. `a` and `b` are matrix descriptors. Between wgmma_fence and wgmma_wait_group, only wgmma.mma_async
+// instructions of the same shape may access `d`.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -130,7 +131,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] Like the previous function, but for `output` += `p` `v`. `a` is in registers, in the layout of operand A
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for `output` += `p` * `v`. `a` is in registers, in the layout of operand A
 // of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
@@ -145,7 +146,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issue `scores` = `q` `k`^T for a warpgroup's queries and a block of keys as one commit group.
+// Issue `scores` = `q` * `k`^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -372,7 +373,7 @@ __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, 
             cp_async_16(destination + j / SPAN * Rows * SPAN_BYTES + i * SPAN_BYTES, source + i * pitch + j, row0 + row + i < rows ? 16 : 0);
 }
 
-// Copy this thread's part of a block of keys and values as one group. If is_needed is false, the group is empty.
+// Copy this thread's part of a block of keys and values as one cp.async group. If is_needed is false, the group is empty.
 __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u16* k_head, const u16* v_head, u32 block,
                                            bool is_needed) {
     if (is_needed) {
@@ -416,7 +417,7 @@ attention_a1_bf16_d64_64x64_s2(
     for (u32 block = blocks.end; block-- > blocks.begin; slot ^= 1) {
         cp_async_wait_group<0>();         // wait for this thread's copies of the block
         fence_proxy_async_shared_cta();   // wgmma reads the copied rows through the async proxy
-        __syncthreads();                  // all threads' copies must have arrived, and all warps must have multiplied the previous block
+        __syncthreads();                  // wait for all threads' copies, and until all warps have multiplied the previous block
         load_stage(problem, smem, slot ^ 1, k_head, v_head, block - 1, block > blocks.begin);
         attend_block(output, rows, problem, smem + Q, smem + K + slot * K_STAGE_BYTES, smem + V + slot * V_STAGE_BYTES, block,
                      place.row0 + row0, warpgroup, lane);

@@ -29,13 +29,13 @@ constexpr u32 TILE_M = 128;   // queries per CTA
 constexpr u32 TILE_N = 64;   // keys per block
 constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns of v and of the result
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 K = 0;                          // 16384 B
-constexpr u32 V = 16384;                      // 16384 B
-constexpr u32 Q = 32768;                      // 16384 B
-constexpr u32 Q_BARRIER = 49152;              // 8 B
-constexpr u32 K_FULL_BARRIERS = 49160;        // 16 B
-constexpr u32 V_FULL_BARRIERS = 49192;        // 16 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 K = 0;                          // 16384 bytes
+constexpr u32 V = 16384;                      // 16384 bytes
+constexpr u32 Q = 32768;                      // 16384 bytes
+constexpr u32 Q_BARRIER = 49152;              // 8 bytes
+constexpr u32 K_FULL_BARRIERS = 49160;        // 16 bytes
+constexpr u32 V_FULL_BARRIERS = 49192;        // 16 bytes
 #define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -47,8 +47,8 @@ struct Problem {
     u32 q_length;                   // number of queries per sequence
     u32 k_length;                   // number of keys per sequence
     u32 heads;                      // number of query heads
-    u32 q_total;                    // number of queries in all sequences
-    u32 k_total;                    // number of keys in all sequences
+    u32 q_total;                    // total number of queries across all sequences
+    u32 k_total;                    // total number of keys across all sequences
     u32 upper;                      // query i attends to keys below i + upper; signed
     u32 lower;                      // query i attends to keys from i + lower; signed
     float scale_log2;               // multiplier for the scores (or their cap) before exp2
@@ -57,9 +57,9 @@ struct Problem {
     Divisor by_last_heads;          // divides by the number of heads in the last raster group
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the number of query heads per KV head
-    u64 output_pitch;               // elements from one row of the result to the next
-    u64 output_head;                // elements from one head of the result to the next
-    u64 output_batch;               // elements from one sequence of the result to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
+    u64 output_head;                // stride between heads of the result, in elements
+    u64 output_batch;               // stride between sequences of the result, in elements
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
@@ -151,8 +151,9 @@ typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[TILE_N / 16][4];   // operand A of each MMA with the values, which covers 16 keys
 
-// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. This function computes
-// the scores, `q` `k`^T. `a` and `b` are matrix descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` * `b` for a warpgroup, or `d` = `a` * `b` if `accumulates` is false. This function
+// computes the scores, `q` * `k`^T. `a` and `b` are matrix descriptors. Between wgmma_fence and wgmma_wait_group, only wgmma.mma_async
+// instructions of the same shape may access `d`.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -166,7 +167,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] Like the previous function, but for `output` += `p` `v`. `a` is in registers, in the layout of operand A
+// [PTX ISA, wgmma.mma_async] Like the previous function, but for `output` += `p` * `v`. `a` is in registers, in the layout of operand A
 // of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
@@ -181,7 +182,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issue `scores` = `q` `k`^T for a warpgroup's queries and a block of keys as one commit group.
+// Issue `scores` = `q` * `k`^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -443,8 +444,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Wait for the slots of a block and release them without reading them. Without the waits, this warpgroup could release slots more than one
-// lap of the ring ahead of the other warpgroups.
+// Wait for the slots of a block and release them without reading them. Without the waits, this warpgroup could get more than one lap
+// ahead of the other warpgroups.
 __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane) {
     k_ring.wait();
     v_ring.wait();

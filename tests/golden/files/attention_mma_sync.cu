@@ -26,13 +26,13 @@ constexpr u32 TILE_M = 64;   // queries per CTA
 constexpr u32 TILE_N = 64;   // keys per block
 constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns of v and of the result
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 K = 0;                          // 16384 B
-constexpr u32 V = 16384;                      // 16384 B
-constexpr u32 Q = 32768;                      // 8192 B
-constexpr u32 Q_BARRIER = 40960;              // 8 B
-constexpr u32 K_FULL_BARRIERS = 40968;        // 16 B
-constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 K = 0;                          // 16384 bytes
+constexpr u32 V = 16384;                      // 16384 bytes
+constexpr u32 Q = 32768;                      // 8192 bytes
+constexpr u32 Q_BARRIER = 40960;              // 8 bytes
+constexpr u32 K_FULL_BARRIERS = 40968;        // 16 bytes
+constexpr u32 V_FULL_BARRIERS = 41000;        // 16 bytes
 #define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -51,9 +51,9 @@ struct Problem {
     Divisor by_last_heads;          // divides by the number of heads in the last raster group
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the number of query heads per KV head
-    u64 output_pitch;               // elements from one row of the result to the next
-    u64 output_head;                // elements from one head of the result to the next
-    u64 output_batch;               // elements from one sequence of the result to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
+    u64 output_head;                // stride between heads of the result, in elements
+    u64 output_batch;               // stride between sequences of the result, in elements
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ constexpr u32 TILE_M = 32;   // queries per CTA
 constexpr u32 TILE_N = 32;   // keys per block
 constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // columns of q and k; columns of v and of the result
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 K = 0;                          // 4096 B
-constexpr u32 V = 4096;                       // 4096 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 K = 0;                          // 4096 bytes
+constexpr u32 V = 4096;                       // 4096 bytes
 #define INF __int_as_float(0x7f800000)   // NVRTC does not provide math.h
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -45,18 +45,18 @@ struct Problem {
     Divisor by_last_heads;          // divides by the number of heads in the last raster group
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the number of query heads per KV head
-    u64 output_pitch;               // elements from one row of the result to the next
-    u64 output_head;                // elements from one head of the result to the next
-    u64 output_batch;               // elements from one sequence of the result to the next
-    u64 q_pitch;                    // elements from one row of q to the next
-    u64 q_head;                     // elements from one head of q to the next
-    u64 q_batch;                    // elements from one sequence of q to the next
-    u64 k_pitch;                    // elements from one row of k to the next
-    u64 k_head;                     // elements from one head of k to the next
-    u64 k_batch;                    // elements from one sequence of k to the next
-    u64 v_pitch;                    // elements from one row of v to the next
-    u64 v_head;                     // elements from one head of v to the next
-    u64 v_batch;                    // elements from one sequence of v to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
+    u64 output_head;                // stride between heads of the result, in elements
+    u64 output_batch;               // stride between sequences of the result, in elements
+    u64 q_pitch;                    // stride between rows of q, in elements
+    u64 q_head;                     // stride between heads of q, in elements
+    u64 q_batch;                    // stride between sequences of q, in elements
+    u64 k_pitch;                    // stride between rows of k, in elements
+    u64 k_head;                     // stride between heads of k, in elements
+    u64 k_batch;                    // stride between sequences of k, in elements
+    u64 v_pitch;                    // stride between rows of v, in elements
+    u64 v_head;                     // stride between heads of v, in elements
+    u64 v_batch;                    // stride between sequences of v, in elements
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------

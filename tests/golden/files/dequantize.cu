@@ -32,7 +32,7 @@ constexpr u32 GROUPS = 2;   // groups of scales per tile
 constexpr u32 ROW_BYTES = 144;   // bytes from one row to the next in a warp's buffer
 constexpr u32 BUFFER_BYTES = 64 * ROW_BYTES;
 // A buffer that TMA stores as a whole uses the 128-byte swizzle. If the rows are stored one by one, they are padded instead. Both layouts
-// place the chunks of one stmatrix in different banks.
+// place the chunks that one stmatrix writes in different banks.
 constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
 constexpr u32 RING = 73728;  // offset of the ring, after the two buffers of each warp
 constexpr u32 BARRIERS = RING + 19456;

@@ -135,7 +135,7 @@ experts_route(
     u32* const place_of_pair = (u32*)(space + problem.places_at);
     counts[expert] = 0;
     __syncthreads();
-    griddepcontrol_launch_dependents();   // the first GEMM may start, and waits for this kernel before it reads
+    griddepcontrol_launch_dependents();   // lets the first GEMM start; it waits for this kernel before it reads
     griddepcontrol_wait();                // the previous kernel has written the ids, and no longer uses the workspace
     Pairs pairs;   // the first pairs of this thread, which stay in registers
     load_experts(pairs, problem, topk_ids, expert_map, begin);

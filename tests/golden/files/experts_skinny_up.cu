@@ -44,14 +44,14 @@ constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_
 // Each 1 KB half of a 2 KB block contains 32 columns.
 constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = 1024;
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 ACTIVATIONS = 0;                // 20480 B
-constexpr u32 WEIGHTS = 20480;                // 65536 B
-constexpr u32 SCALES = 86016;                 // 4096 B
-constexpr u32 ZEROS = 90112;                  // 2048 B
-constexpr u32 SLICE_SUMS = 92160;             // 4096 B
-constexpr u32 TILES = 96256;                  // 160 B
-constexpr u32 FULL_BARRIERS = 96416;          // 32 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 ACTIVATIONS = 0;                // 20480 bytes
+constexpr u32 WEIGHTS = 20480;                // 65536 bytes
+constexpr u32 SCALES = 86016;                 // 4096 bytes
+constexpr u32 ZEROS = 90112;                  // 2048 bytes
+constexpr u32 SLICE_SUMS = 92160;             // 4096 bytes
+constexpr u32 TILES = 96256;                  // 160 bytes
+constexpr u32 FULL_BARRIERS = 96416;          // 32 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 STAGES = 4;

@@ -15,7 +15,7 @@ struct Problem {
     u32 m;                          // number of rows of the result
     u32 n;                          // number of columns of the result
     u32 top_k;                      // number of experts per token
-    u64 output_pitch;               // elements from one row of the result to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
     u64 result_at;                  // offset of this kernel's results in the workspace, in bytes
     u64 places_at;                  // offset of each pair's index in the sorted pairs
 };

@@ -50,13 +50,13 @@ constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of wei
 constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // fields of a matrix descriptor
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 ACTIVATIONS = 0;                // 98304 B
-constexpr u32 WEIGHTS = 98304;                // 98304 B
-constexpr u32 SCALES = 196608;                // 3072 B
-constexpr u32 STAGING = 199680;               // 17408 B
-constexpr u32 TILES = 217088;                 // 160 B
-constexpr u32 FULL_BARRIERS = 217248;         // 48 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 ACTIVATIONS = 0;                // 98304 bytes
+constexpr u32 WEIGHTS = 98304;                // 98304 bytes
+constexpr u32 SCALES = 196608;                // 3072 bytes
+constexpr u32 STAGING = 199680;               // 17408 bytes
+constexpr u32 TILES = 217088;                 // 160 bytes
+constexpr u32 FULL_BARRIERS = 217248;         // 48 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 16384;
@@ -66,7 +66,7 @@ constexpr u32 TRANSACTION_BYTES = 16896;   // bytes that TMA loads per stage
 constexpr u32 EMPTY_ARRIVALS = 8;   // number of arrivals that release a slot, one from each consumer warp that reads it
 constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
 constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one staging row to the next
-constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
+constexpr u32 STAGING_BYTES = 8704;   // bytes of a warpgroup's staging rows
 using Ring = TmaPipeline<STAGES>;
 
 // The named barriers of this kernel. __syncthreads() uses barrier 0.
@@ -134,7 +134,7 @@ constexpr u32 RASTER_BLOCKS = 16;
 // take longer than others. Indices and blocks are loaded one tile in advance.
 struct TileQueue {
     u32 index, following;   // indices of the current tile and of the next one
-    uint4 block;            // a block in the same run as the current tile
+    uint4 block;            // entry of routing.blocks for a block of the current tile's expert; tile() derives the tile's block from it
 
     __device__ __forceinline__ TileQueue(const Problem& problem, const Routing& routing, u32 tiles) : index(blockIdx.x), following(0) {
         load_block(problem, routing, tiles);
@@ -156,7 +156,7 @@ struct TileQueue {
         choose(routing, tiles);
     }
 
-    // Return the current tile. Within a run, tiles are ordered by group of RASTER_BLOCKS blocks, then by columns, then by block.
+    // Return the current tile. Within an expert, tiles are ordered by group of RASTER_BLOCKS blocks, then by columns, then by block.
     __device__ __forceinline__ CtaTile tile(const Problem& problem, u32 tiles) const {
         if (index >= tiles) return CtaTile{};
         const u32 expert = block.x, own = divide(index, problem.by_tiles_n);   // the block that has been loaded
@@ -244,9 +244,9 @@ __device__ __forceinline__ void dequantize_group(u32 (&a)[4], const StepCodes& c
 }
 
 // ---- Main loop: wgmma multiplies dequantized weights in registers (A) by activations in shared memory (B) -----------
-// [PTX ISA, wgmma.mma_async] Issue D += A B for a warpgroup, or D = A B if `accumulates` is false. `a` contains A in registers, in the layout
-// of operand A of mma.m16n8k16. `b` is the matrix descriptor of B. Other instructions must not access `a` or `d` between wgmma_fence and
-// wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue D += A * B for a warpgroup, or D = A * B if `accumulates` is false. `a` contains A in registers, in the
+// layout of operand A of mma.m16n8k16. `b` is the matrix descriptor of B. Between wgmma_fence and wgmma_wait_group, only wgmma.mma_async
+// instructions of the same shape may access `d`, and only wgmma.mma_async instructions may access the registers of `a`.
 __device__ __forceinline__ void wgmma_m64n32k16_f32_f16(float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"

@@ -5,7 +5,7 @@
 //   stage_bytes = 16384
 //   stages = 6
 //   in_flight = 3
-// ring: 6 slots of 16384 bytes, of which stores may still be reading up to 3; 98352 bytes of shared memory in total
+// ring: 6 slots of 16384 bytes; stores may still be reading up to 3 of them; 98352 bytes of shared memory in total
 
 // primitives.cu contains
 // u8, u16, u32, u64, TensorMap, shared_address, mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_try_wait_parity,

@@ -30,10 +30,10 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // otherwise M-major or N-major
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 A = 0;                          // 32768 B
-constexpr u32 B = 32768;                      // 65536 B
-constexpr u32 FULL_BARRIERS = 98304;          // 32 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 A = 0;                          // 32768 bytes
+constexpr u32 B = 32768;                      // 65536 bytes
+constexpr u32 FULL_BARRIERS = 98304;          // 32 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
@@ -140,8 +140,8 @@ struct Problem {
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
-    u64 output_pitch;               // elements from one row of the result to the next
-    u64 output_batch;               // elements from one matrix of the result to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
+    u64 output_batch;               // stride between matrices of the result, in elements
 };
 
 // The first row and column of a tile or of a part of a tile, and the index of its matrix in the batch.
@@ -202,7 +202,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
         for (u32 half = 0; half < 2; ++half) {   // rows 0 to 7, then 8 to 15
             const u32 row = place.row0 + FRAGMENT_STRIDE_M * m + 8 * half + lane / 4;
 #pragma unroll
-            for (u32 n = 0; n < FRAGMENTS_8; n += 4) {   // a lane receives the 8 columns of one of the four fragments
+            for (u32 n = 0; n < FRAGMENTS_8; n += 4) {   // each lane receives all 8 columns of one row of one fragment
                 u32 pairs[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) pairs[i] = to_pair(acc[m][n + i][2 * half], acc[m][n + i][2 * half + 1]);
@@ -307,7 +307,7 @@ struct StageCursor {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load this CTA's tiles. The loads of a tile do not wait until the consumers have stored the previous tile.
+// Load this CTA's tiles. A tile's loads do not wait until the consumers have stored the previous tile.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         ring.acquire();

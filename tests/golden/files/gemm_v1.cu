@@ -28,10 +28,10 @@ constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // otherwise M-major or N-major
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 A = 0;                          // 49152 B
-constexpr u32 B = 49152;                      // 98304 B
-constexpr u32 STAGING = 147456;               // 16384 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 A = 0;                          // 49152 bytes
+constexpr u32 B = 49152;                      // 98304 bytes
+constexpr u32 STAGING = 147456;               // 16384 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
@@ -51,8 +51,8 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
-// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. `a` and `b` are matrix
-// descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` * `b` for a warpgroup, or `d` = `a` * `b` if `accumulates` is false. `a` and `b` are matrix
+// descriptors. Between wgmma_fence and wgmma_wait_group, only wgmma.mma_async instructions of the same shape may access `d`.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
@@ -138,12 +138,12 @@ struct Problem {
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
-    u64 output_pitch;               // elements from one row of the result to the next
-    u64 output_batch;               // elements from one matrix of the result to the next
-    u64 a_pitch;                    // elements from one row (or column) of A to the next
-    u64 b_pitch;                    // elements from one row (or column) of B to the next
-    u64 a_batch;                    // elements from one matrix of A to the next
-    u64 b_batch;                    // elements from one matrix of B to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
+    u64 output_batch;               // stride between matrices of the result, in elements
+    u64 a_pitch;                    // stride between rows (or columns) of A, in elements
+    u64 b_pitch;                    // stride between rows (or columns) of B, in elements
+    u64 a_batch;                    // stride between matrices of A, in elements
+    u64 b_batch;                    // stride between matrices of B, in elements
 };
 
 // The first row and column of a tile or of a part of a tile, and the index of its matrix in the batch.
@@ -245,7 +245,7 @@ __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch
     }
 }
 
-// Copy this thread's part of stage k of a tile as one group. The group is empty after the last stage.
+// Copy this thread's part of stage k of a tile as one cp.async group. The group is empty if k is past the last stage.
 __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u8* a, const u8* b, u32 k,
                                            const Place& place) {
     if (k < problem.k_iterations) {
@@ -284,7 +284,7 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     for (u32 k = 0; k < problem.k_iterations; ++k) {
         cp_async_wait_group<STAGES - 2>();   // wait for this thread's copies of stage k
         fence_proxy_async_shared_cta();      // wgmma reads the copied rows through the async proxy
-        __syncthreads();                     // all threads' copies must have arrived, and all warps must have multiplied the previous stage
+        __syncthreads();                     // wait for all threads' copies, and until all warps have multiplied the previous stage
         load_stage(problem, smem, free_slot, a_matrix, b_matrix, k + STAGES - 1, place);
         multiply(acc, smem, slot, warpgroup, k > 0);
         wgmma_wait_group<0>();

@@ -30,11 +30,11 @@ constexpr u32 THREADS = 256;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = false;   // otherwise M-major or N-major
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 A = 0;                          // 49152 B
-constexpr u32 B = 49152;                      // 98304 B
-constexpr u32 STAGING = 147456;               // 16384 B
-constexpr u32 FULL_BARRIERS = 163840;         // 24 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 A = 0;                          // 49152 bytes
+constexpr u32 B = 49152;                      // 98304 bytes
+constexpr u32 STAGING = 147456;               // 16384 bytes
+constexpr u32 FULL_BARRIERS = 163840;         // 24 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
@@ -54,8 +54,8 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
-// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. `a` and `b` are matrix
-// descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` * `b` for a warpgroup, or `d` = `a` * `b` if `accumulates` is false. `a` and `b` are matrix
+// descriptors. Between wgmma_fence and wgmma_wait_group, only wgmma.mma_async instructions of the same shape may access `d`.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_tt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
@@ -142,8 +142,8 @@ struct Problem {
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
-    u64 output_pitch;               // elements from one row of the result to the next
-    u64 output_batch;               // elements from one matrix of the result to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
+    u64 output_batch;               // stride between matrices of the result, in elements
 };
 
 // The first row and column of a tile or of a part of a tile, and the index of its matrix in the batch.

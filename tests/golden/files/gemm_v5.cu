@@ -41,12 +41,12 @@ constexpr u32 CLUSTER = 2;   // CTAs per cluster; they share the larger of the A
 constexpr u32 CLUSTER_M = 1, CLUSTER_N = 2;   // CTAs per cluster along M and along N
 constexpr bool A_IS_SHARED = CLUSTER_N > 1;
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 A = 0;                          // 98304 B
-constexpr u32 B = 98304;                      // 49152 B
-constexpr u32 A_SCALE = 147456;               // 3072 B
-constexpr u32 STAGING = 150528;               // 65536 B
-constexpr u32 FULL_BARRIERS = 216064;         // 24 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 A = 0;                          // 98304 bytes
+constexpr u32 B = 98304;                      // 49152 bytes
+constexpr u32 A_SCALE = 147456;               // 3072 bytes
+constexpr u32 STAGING = 150528;               // 65536 bytes
+constexpr u32 FULL_BARRIERS = 216064;         // 24 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 1;   // bytes per element of A and B
@@ -66,8 +66,8 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
-// [PTX ISA, wgmma.mma_async] Issue `d` += `a` `b` for a warpgroup, or `d` = `a` `b` if `accumulates` is false. `a` and `b` are matrix
-// descriptors. No other instruction may access `d` between wgmma_fence and wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue `d` += `a` * `b` for a warpgroup, or `d` = `a` * `b` if `accumulates` is false. `a` and `b` are matrix
+// descriptors. Between wgmma_fence and wgmma_wait_group, only wgmma.mma_async instructions of the same shape may access `d`.
 __device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
@@ -136,11 +136,11 @@ struct Problem {
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
-    u64 output_pitch;               // elements from one row of the result to the next
-    u64 output_batch;               // elements from one matrix of the result to the next
-    u64 b_scale_column;             // elements from the scale of one column (or block of columns) to the next, or 0 for one scale
-    u64 b_scale_k;                  // elements from the scale of one block of K of B to the next
-    u64 b_scale_batch;              // elements from the scales of one matrix of B to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
+    u64 output_batch;               // stride between matrices of the result, in elements
+    u64 b_scale_column;             // stride between scales of columns or column blocks, in elements, or 0 for one
+    u64 b_scale_k;                  // stride between the scales of B along K, in elements
+    u64 b_scale_batch;              // stride between the scales of matrices of B, in elements
 };
 
 // The first row and column of a tile or of a part of a tile, and the index of its matrix in the batch.
@@ -378,7 +378,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load this CTA's tiles. The loads of a tile do not wait until the consumers have stored the previous tile. If `alternates` is set, every
+// Load this CTA's tiles. A tile's loads do not wait until the consumers have stored the previous tile. If `alternates` is set, every
 // other tile is loaded backward along K, because L2 still contains the last stages of the operand that consecutive tiles share.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank) {
     WorkQueue queue(problem, blockIdx.x / CLUSTER);
@@ -441,7 +441,7 @@ __device__ __forceinline__ float column_scales(const Problem& problem, const Res
     return __ldg(result.b_scale + place.batch * problem.b_scale_batch + k * problem.b_scale_k + column * problem.b_scale_column);
 }
 
-// Return column_scales() for the first blocks of the queue's next tile, or 0 if the queue has no more tiles.
+// Return column_scales() for the first 32 blocks of the queue's next tile, or 0 if the queue has no more tiles.
 __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& problem, const Result& result, u32 rank, u32 lane) {
     WorkUnit unit;
     if (!queue.next(problem, unit)) return 0;
@@ -451,9 +451,9 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
 }
 
 // Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other scales, so the code between a warpgroup's MMAs must be
-// short. The loop is unrolled so that ptxas can move the wait for the next slot and the computation of its descriptors into the scaling of
-// the current block. The scales of A's rows are in the slot, and the warps read them before the slot's MMAs have completed. `columns` is
-// column_scales() for block 0.
+// short. The loop is unrolled so that ptxas can overlap the wait for the next slot and the computation of its descriptors with the scaling
+// of the current block. A slot also contains the scales of A's rows, which the warps read before they release the slot. `columns` is
+// column_scales() for the tile's first 32 blocks of K.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, float columns, const ThreadPosition& at) {
     clear(acc);

@@ -46,14 +46,14 @@ constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_
 constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
 constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 ACTIVATIONS = 0;                // 16384 B
-constexpr u32 WEIGHTS = 16384;                // 65536 B
-constexpr u32 SCALES = 81920;                 // 2048 B
-constexpr u32 ZEROS = 83968;                  // 1024 B
-constexpr u32 STAGING = 84992;                // 2560 B
-constexpr u32 SLICE_SUMS = 87552;             // 4096 B
-constexpr u32 FULL_BARRIERS = 91648;          // 32 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 ACTIVATIONS = 0;                // 16384 bytes
+constexpr u32 WEIGHTS = 16384;                // 65536 bytes
+constexpr u32 SCALES = 81920;                 // 2048 bytes
+constexpr u32 ZEROS = 83968;                  // 1024 bytes
+constexpr u32 STAGING = 84992;                // 2560 bytes
+constexpr u32 SLICE_SUMS = 87552;             // 4096 bytes
+constexpr u32 FULL_BARRIERS = 91648;          // 32 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
@@ -63,7 +63,7 @@ constexpr u32 ZERO_SLOT_BYTES = 256;
 constexpr u32 TRANSACTION_BYTES = 21248;   // bytes that TMA loads per stage
 constexpr u32 FULL_ARRIVALS = 1;   // arrivals that fill a slot
 constexpr u32 STAGING_PITCH_BYTES = 80;   // bytes from one staging row to the next
-constexpr u32 STAGING_BYTES = 640;   // the eight staging rows of a warp
+constexpr u32 STAGING_BYTES = 640;   // bytes of a warp's eight staging rows
 constexpr u32 SLICE_THREADS = 32;   // threads that hold one part of the tile for one slice
 using Ring = TmaPipeline<STAGES>;
 
@@ -94,7 +94,7 @@ struct Problem {
     Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
-    u64 output_pitch;               // elements from one row of the result to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
 };
 
 // Stages k_begin to k_end - 1 of an output tile.

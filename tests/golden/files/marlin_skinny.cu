@@ -45,15 +45,15 @@ constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_
 // Each 1 KB half of a 2 KB block contains 32 columns.
 constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = 1024;
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 ACTIVATIONS = 0;                // 24576 B
-constexpr u32 WEIGHTS = 24576;                // 36864 B
-constexpr u32 SCALES = 61440;                 // 3072 B
-constexpr u32 ZEROS = 64512;                  // 1536 B
-constexpr u32 SLICE_SUMS = 66048;             // 6144 B
-constexpr u32 CLUSTER_SUMS = 72192;           // 4096 B
-constexpr u32 CLUSTER_BARRIER = 76288;        // 8 B
-constexpr u32 FULL_BARRIERS = 76296;          // 24 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 ACTIVATIONS = 0;                // 24576 bytes
+constexpr u32 WEIGHTS = 24576;                // 36864 bytes
+constexpr u32 SCALES = 61440;                 // 3072 bytes
+constexpr u32 ZEROS = 64512;                  // 1536 bytes
+constexpr u32 SLICE_SUMS = 66048;             // 6144 bytes
+constexpr u32 CLUSTER_SUMS = 72192;           // 4096 bytes
+constexpr u32 CLUSTER_BARRIER = 76288;        // 8 bytes
+constexpr u32 FULL_BARRIERS = 76296;          // 24 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 STAGES = 3;
@@ -81,7 +81,7 @@ struct Problem {
     u32 k_iterations;               // number of stages per tile
     u32 output_vectors;             // 1 if every row of the result is aligned to 16 bytes
     u32 prefetch_stages;            // number of stages of weights that a dependent launch loads before it waits
-    u64 output_pitch;               // elements from one row of the result to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
 };
 
 // ---- Tiles of CTAs and warps ----------------------------------------------------------------------------------------

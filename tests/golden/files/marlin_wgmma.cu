@@ -61,12 +61,12 @@ constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of wei
 constexpr u32 ROW_BYTES = 128;   // bytes per row of an activation box (64 elements of K)
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // fields of a matrix descriptor
 
-// ---- Shared memory: byte offsets from a base that is 1024-byte aligned ----------------------------------------------
-constexpr u32 ACTIVATIONS = 0;                // 131072 B
-constexpr u32 WEIGHTS = 131072;               // 32768 B
-constexpr u32 SCALES = 163840;                // 1024 B
-constexpr u32 STAGING = 164864;               // 17408 B
-constexpr u32 FULL_BARRIERS = 182272;         // 32 B
+// ---- Shared memory: byte offsets from a base that is 1024-byte aligned, with sizes in the comments -------------------
+constexpr u32 ACTIVATIONS = 0;                // 131072 bytes
+constexpr u32 WEIGHTS = 131072;               // 32768 bytes
+constexpr u32 SCALES = 163840;                // 1024 bytes
+constexpr u32 STAGING = 164864;               // 17408 bytes
+constexpr u32 FULL_BARRIERS = 182272;         // 32 bytes
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
@@ -76,7 +76,7 @@ constexpr u32 TRANSACTION_BYTES = 41216;   // bytes that TMA loads per stage
 constexpr u32 EMPTY_ARRIVALS = 8;   // number of arrivals that release a slot, one from each consumer warp that reads it
 constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
 constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one staging row to the next
-constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
+constexpr u32 STAGING_BYTES = 8704;   // bytes of a warpgroup's staging rows
 using Ring = TmaPipeline<STAGES>;
 
 // The named barriers of this kernel. __syncthreads() uses barrier 0.
@@ -128,7 +128,7 @@ struct Problem {
     Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
-    u64 output_pitch;               // elements from one row of the result to the next
+    u64 output_pitch;               // stride between rows of the result, in elements
 };
 
 // Stages k_begin to k_end - 1 of an output tile.
@@ -409,9 +409,9 @@ __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& pro
 }
 
 // ---- Main loop: wgmma multiplies dequantized weights in registers (A) by activations in shared memory (B) -----------
-// [PTX ISA, wgmma.mma_async] Issue D += A B for a warpgroup, or D = A B if `accumulates` is false. `a` contains A in registers, in the layout
-// of operand A of mma.m16n8k16. `b` is the matrix descriptor of B. Other instructions must not access `a` or `d` between wgmma_fence and
-// wgmma_wait_group.
+// [PTX ISA, wgmma.mma_async] Issue D += A * B for a warpgroup, or D = A * B if `accumulates` is false. `a` contains A in registers, in the
+// layout of operand A of mma.m16n8k16. `b` is the matrix descriptor of B. Between wgmma_fence and wgmma_wait_group, only wgmma.mma_async
+// instructions of the same shape may access `d`, and only wgmma.mma_async instructions may access the registers of `a`.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"

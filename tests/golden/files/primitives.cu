@@ -115,7 +115,7 @@ __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_by
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.commit_group] Commit all cp.async operations of this thread that have not been committed yet, as one group.
+// [PTX ISA, cp.async.commit_group] Commit all cp.async operations of this thread that have not been committed yet, as one cp.async group.
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
@@ -157,7 +157,7 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Commit all wgmmas that have not been committed yet, as one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that have not been committed yet, as one wgmma group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
@@ -208,7 +208,7 @@ __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, so that this thread's earlier writes are visible to waiting threads.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics, which make this thread's earlier writes visible to waiting threads.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -228,8 +228,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
-// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
-// to this thread.
+// The wait has acquire semantics. Afterward, the bytes that TMA delivered and the earlier writes of the threads that arrived are visible to
+// this thread.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -1380,7 +1380,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* m
                  :: "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that have not been committed yet, as one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that have not been committed yet, as one bulk group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -1440,7 +1440,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] Compute `d` += `a` `b` for a warp. `a` (16 x 16) and `b` (16 x 8) are bf16, and `d` (16 x 8) is
+// [PTX ISA, mma.m16n8k16] Compute `d` += `a` * `b` for a warp. `a` (16 x 16) and `b` (16 x 8) are bf16, and `d` (16 x 8) is
 // fp32. In d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row
 // l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -1666,8 +1666,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parit
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed, suspending the thread for at most `ns` nanoseconds at a time.
-// The wait has acquire semantics, so that the bytes that TMA delivered and the earlier writes of the threads that arrived are then visible
-// to this thread.
+// The wait has acquire semantics. Afterward, the bytes that TMA delivered and the earlier writes of the threads that arrived are visible to
+// this thread.
 __device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
     }
@@ -1731,7 +1731,7 @@ __device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
     asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] Compute `d` += `a` `b` for a warp. `a` (16 x 16) and `b` (16 x 8) are f16, and `d` (16 x 8) is
+// [PTX ISA, mma.m16n8k16] Compute `d` += `a` * `b` for a warp. `a` (16 x 16) and `b` (16 x 8) are f16, and `d` (16 x 8) is
 // fp32. In d[0] and d[1], lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. In d[2] and d[3], it holds the same columns of row
 // l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {

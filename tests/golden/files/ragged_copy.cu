@@ -53,7 +53,7 @@ struct Cursor {
         pair = pairs[index];
     }
 
-    // Move to the pair that contains `box`. Return whether this is the warp's first box of the pair, so that the warp needs a new map.
+    // Move to the pair that contains `box`. Return true if this is the warp's first box of the pair. The warp then needs a new map.
     __device__ bool enters(u32 box) {
         if (index + 1 < count && pairs[index + 1].first_box <= box) pair = pairs[++index];
         else if (edits > 0) return false;
@@ -81,7 +81,7 @@ __device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch
 }
 
 // Copy `count` 2D arrays of any shape. The boxes are divided evenly among the CTAs in contiguous ranges. Warp 0 waits until warp 1 has
-// released a slot, and loads a box into the slot. Warp 1 waits until the slot is full, stores the box, and releases the slot after the
+// released a slot, then loads a box into the slot. Warp 1 waits until the slot is full, stores the box, and releases the slot after the
 // store has read it. Each warp edits its tensor map at the first box of each pair. `maps` contains 2 * MAPS maps per CTA. The maps `source`
 // and `destination` provide the element type and the box size. The warps replace addresses, sizes and pitches in copies of these maps.
 extern "C" __global__ void __launch_bounds__(64)
