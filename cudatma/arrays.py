@@ -239,7 +239,7 @@ def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
     """
     producer = interface.get("stream")
     if producer is not None and (type(producer) is not int or producer <= 0):
-        raise ArgumentError(f"{field}.stream", repr(producer), "None or a handle of at least 1")
+        raise ArgumentError(f"{field}.stream", repr(producer), "None or a positive handle")
     return producer
 
 

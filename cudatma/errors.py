@@ -39,6 +39,11 @@ def quoted(names: Iterable[object]) -> str:
     return alternatives(f'"{name}"' for name in names)
 
 
+def whole_number(minimum: int) -> str:
+    """Return a phrase such as ``"a nonnegative integer"`` for the integers that are not less than a minimum."""
+    return {0: "a nonnegative integer", 1: "a positive integer"}.get(minimum, f"an integer of at least {minimum}")
+
+
 def reason_of(error: BaseException) -> str:
     """Return the cause of an exception in one line, without the path that an OSError appends."""
     text = str(getattr(error, "strerror", None) or error) or type(error).__name__
@@ -130,7 +135,7 @@ class FieldError(CudaTmaError):
     field : str
         Name of the argument or field, dotted and indexed: ``"box[1]"``.
     got : object
-        Value received.
+        Value received, or a text that begins with "no " if there is no value. The message omits ``...``.
     allowed : str
         Allowed values, as the end of a sentence that begins with "must be": ``"a multiple of 16 bytes"``.
         A list of names, such as ``"float16, bfloat16"``, is also accepted.
@@ -148,7 +153,9 @@ class FieldError(CudaTmaError):
         # Suggest a correction only for a name that the user has typed.
         meant = similar(str(got), re.split(", | or ", allowed.replace('"', ""))) if is_typed else ""
         hint = f" (did you mean {meant}?)" if meant else ""
-        text = f"{field} must be {_complement(allowed, meant)}, got {_given(got)}{hint}"
+        verb = "found" if isinstance(got, str) and got.startswith("no ") else "got"
+        received = "" if got is ... else f", {verb} {_given(got)}{hint}"
+        text = f"{field} must be {_complement(allowed, meant)}{received}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -149,7 +149,7 @@ class PipelineSpec:
         if not isinstance(self.operands, tuple) or not all(isinstance(o, Operand) for o in self.operands):
             raise ArgumentTypeError("operands", type(self.operands).__name__, "a tuple of Operand")
         if not self.operands:
-            raise ArgumentError("operands", (), "a tuple of at least one Operand", "add the operands of a stage")
+            raise ArgumentError("operands", (), "a nonempty tuple of Operand objects", "add the operands of a stage")
         names = [o.name for o in self.operands]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

@@ -297,7 +297,7 @@ def detect(device: int = 0) -> Target:
         If the GPU does not exist or has no target.
     """
     if not isinstance(device, int) or isinstance(device, bool):
-        raise TargetError("device", device, "an ordinal of at least 0")
+        raise TargetError("device", device, "a nonnegative ordinal")
     return _detect(device)
 
 

@@ -42,7 +42,7 @@ def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
             summaries[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
     if not summaries:
         remedy = "install the checkout with `pip install -e .`, or run `python -m cudatma bench` in it"
-        raise ArgumentError("benchmarks", f"no scripts in {folder}", "run from a checkout of cudatma", remedy)
+        raise ArgumentError("cudatma bench", f"no scripts in {folder}", "run from a checkout of cudatma", remedy)
     return summaries
 
 

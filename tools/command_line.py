@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cudatma.errors import ArgumentError, similar
+from cudatma.errors import ArgumentError, similar, whole_number
 
 #: Description of build.default_target(), for help texts.
 DEFAULT_TARGET = "default: $CUDATMA_TARGET if it is set, otherwise the GPU's target, otherwise sm_90a"
@@ -70,8 +70,8 @@ class Parser(argparse.ArgumentParser):
         for action in self.options:
             if action.dest not in ("help", *allowed) and getattr(options, action.dest) != action.default:
                 known = ", ".join(each.option_strings[0] for each in self.options if each.dest in allowed)
-                option = action.option_strings[0]
-                raise ArgumentError(option, "the option", f"omitted with {purpose}", f"use only {known}")
+                remedy = f"the options for {purpose} are {known}"
+                raise ArgumentError(action.option_strings[0], ..., f"omitted with {purpose}", remedy)
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
         """Raise ArgumentError for the first of some arguments that no parser accepts."""
@@ -93,6 +93,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ArgumentError for any other error from argparse."""
         match = _OF_ARGUMENT.fullmatch(message)
+        if message.startswith(_MISSING):
+            raise ArgumentError(message[len(_MISSING) :], ..., "passed", f"see `{self.prog} --help`")
         field, got = (match["field"], match["got"]) if match else (self.prog, message)
         refused = _REFUSED.fullmatch(got)
         allowed, got, remedy = refused.group("allowed", "got", "remedy") if refused else ("", got, None)
@@ -103,11 +105,9 @@ class Parser(argparse.ArgumentParser):
         if value := _WRONG_VALUE.fullmatch(got):
             got, allowed = value["got"], _KINDS.get(value["kind"], value["kind"])
         elif got.startswith(_EXCLUDED):
-            got, allowed = "both", f"omitted if {got[len(_EXCLUDED) :]} is passed"
+            raise ArgumentError(field, ..., f"omitted if {got[len(_EXCLUDED) :]} is passed")
         elif got == "expected one argument":
             got = "no value"
-        elif got.startswith(_MISSING):
-            got = f"no {got[len(_MISSING) :]}"
         raise ArgumentError(field, got, allowed, remedy or "")
 
 
@@ -153,7 +153,7 @@ def parser_of(module: str) -> Parser:
 
 def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     """Return a parser of integers in a range."""
-    allowed = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+    allowed = f"an integer from {minimum} to {maximum}" if maximum is not None else whole_number(minimum)
 
     def parse(text: str) -> int:
         try:
@@ -180,7 +180,7 @@ def tolerance(text: str) -> float:
     """Parse a relative error."""
     value = _number(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be finite and nonnegative, got {text}")
+        raise argparse.ArgumentTypeError(f"must be a nonnegative, finite number, got {text}")
     return value
 
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if float_options:
             raise ArgumentError(
                 float_options[0],
-                "a command without --quantize",
+                ...,
                 "combined with --quantize",
                 f"omit {float_options[0]} if the model is already quantized",
             )

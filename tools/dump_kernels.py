@@ -295,7 +295,7 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
         allowed = f"{alternatives(FAMILIES)}, or a kernel of one of their versions"
         raise ArgumentError("kernel", options.kernel, allowed, "omit --m, --n and --k to dump this kernel")
     if options.config:
-        raise ArgumentError("--config", options.config[0], "omitted if --m, --n and --k select the config")
+        raise ArgumentError("--config", ..., "omitted if --m, --n and --k select the config")
     name, version = selected
     return name, sizes | problem_options(name, options), version
 
@@ -405,7 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:
-        raise ArgumentError("kernel", "none", _KERNELS, "run `cudatma dump --list` for a list of kernels and configs")
+        raise ArgumentError("kernel", "no value", _KERNELS, "run `cudatma dump --list` to list kernels and configs")
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
 
     def show(report: KernelReport) -> None:

@@ -316,9 +316,8 @@ def _run_kernel(command: Parser, words: Sequence[str]) -> int:
         sample_parser(options.kernel).print_help()
         return 0
     if (options.kernel is None) == (options.coverage is None):
-        got = "neither" if options.kernel is None else "both"
         allowed = "passed if --coverage is omitted" if options.kernel is None else "omitted if --coverage is passed"
-        raise ArgumentError("KERNEL", got, allowed, "see `cudatma emulate --help` for examples")
+        raise ArgumentError("KERNEL", ..., allowed, "see `cudatma emulate --help` for examples")
     is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
     if options.kernel not in REGISTRY and not is_file:
         raise ArgumentError(

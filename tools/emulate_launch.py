@@ -103,7 +103,7 @@ def read_launch(path: Path) -> LaunchFile:
             if not isinstance(file := described.get(field_name, ""), str):
                 raise ArgumentError(f"arrays.{name}.{field_name}", file, "the path of a .npy file")
         if type(seed := described.get("seed", 0)) is not int or seed < 0:
-            raise ArgumentError(f"arrays.{name}.seed", seed, "an integer of at least 0")
+            raise ArgumentError(f"arrays.{name}.seed", seed, "a nonnegative integer")
     if not isinstance(args, list):
         raise ArgumentError("args", type(args).__name__, "a list of tables with array, map or value")
     launch = LaunchFile(content, arrays, [], path.parent)
@@ -221,7 +221,7 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
     if "map" in described:
         options = {name: described[name] for name in _MAP_OPTIONS if name in described}
         if "box" not in options:
-            raise ArgumentError(f"{place}.box", "none", "the extents of the box in NumPy order, such as 64x64")
+            raise ArgumentError(f"{place}.box", "no value", "the extents of the box in NumPy order, such as 64x64")
         box = _extents(options.pop("box"), f"{place}.box")
         if "element_strides" in options:
             options["element_strides"] = _extents(options["element_strides"], f"{place}.element_strides")

@@ -310,7 +310,7 @@ def _expected(launch: LaunchFile, operands: Operands, tolerance: float) -> dict[
             raise ArgumentError(f"arrays.{name}.expect", array.shape, f"an array of shape {shape}")
         maximum = described.get("tolerance", tolerance)
         if not isinstance(maximum, (int, float)) or not 0 <= maximum < math.inf:
-            raise ArgumentError(f"arrays.{name}.tolerance", maximum, "finite and nonnegative")
+            raise ArgumentError(f"arrays.{name}.tolerance", maximum, "a nonnegative, finite number")
         expected[name] = array, float(maximum)
     return expected
 

@@ -45,7 +45,7 @@ def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
     """Explain the choice of a kernel for the problem on the command line. Raise ArgumentError or TargetError."""
     sizes = given_sizes(options)
     if sizes is None:
-        raise ArgumentError("--m", "no value", "passed", f"pass --m, --n and --k, which {name} requires")
+        raise ArgumentError("--m", ..., f"passed with {name}", "pass --m, --n and --k")
     problem = family(name).read_problem(sizes | problem_options(name, options))
     gpu = imagined_gpu(default_target() if options.target is None else options.target, options.sm_count)
     return explained(family(name), problem, gpu)
@@ -62,8 +62,7 @@ def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
             )
     if given_sizes(options) is not None or options.target is not None:
         option = "--m" if options.target is None else "--target"
-        got = "a kind of hazard" if options.names else "no NAME"
-        raise ArgumentError(option, got, f"combined with {alternatives(FAMILIES)}")
+        raise ArgumentError(option, ..., f"combined with {alternatives(FAMILIES)}")
     return [explain(kind) for kind in options.names]
 
 
@@ -90,9 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     explanations = explain_kinds(options)
     if options.out is not None and not explanations:
-        raise ArgumentError(
-            "--out", str(options.out), "combined with a kind of hazard", "run `cudatma explain` for a list of kinds"
-        )
+        raise ArgumentError("--out", ..., "combined with a kind of hazard", "run `cudatma explain` for a list of kinds")
     if options.out is not None:
         for explanation in explanations:
             for name, code in (("broken", explanation.broken), ("fixed", explanation.fixed)):

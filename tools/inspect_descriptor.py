@@ -268,7 +268,7 @@ def _source(source: str | None) -> str:
     """Return SOURCE, by default standard input. Raise ArgumentError if the default is a terminal."""
     if source is None and sys.stdin is not None and sys.stdin.isatty():
         allowed = "hex digits, a dump, a file or - for standard input"
-        raise ArgumentError("SOURCE", "none", allowed, "see `cudatma inspect --help` for examples")
+        raise ArgumentError("SOURCE", "no value", allowed, "see `cudatma inspect --help` for examples")
     return "-" if source is None else source
 
 

@@ -37,10 +37,10 @@ def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
     missing = [f"--{name}" for name, size in sizes.items() if size is None]
     if len(missing) == len(sizes):
         if given := given_options(namespace):
-            raise ArgumentError("--m, --n and --k", "none of them", f"passed with {given[0]}")
+            raise ArgumentError(given[0], ..., "combined with --m, --n and --k")
         return None
     if missing:
-        raise ArgumentError(missing[0], "no value", "passed", "pass all of --m, --n and --k")
+        raise ArgumentError(missing[0], ..., "passed", "pass all of --m, --n and --k")
     return sizes
 
 

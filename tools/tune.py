@@ -66,20 +66,17 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     sizes = measured.sizes
     if not sizes.has_models:
         if options.model or not options.shape:
-            field, got = ("--model", options.model[0]) if options.model else ("--shape", "no value")
-            shape = f"KxN ({sizes.k} x {sizes.n})"
-            allowed = f"replaced by --shape {shape} for {measured.name}" if options.model else shape
-            raise ArgumentError(field, got, allowed, f"pass the {sizes.m} as --m")
+            field, allowed = ("--model", "omitted") if options.model else ("--shape", "passed")
+            remedy = f"pass --shape KxN ({sizes.k} x {sizes.n}), and the {sizes.m} as --m"
+            raise ArgumentError(field, ..., f"{allowed} for {measured.name}", remedy)
     elif not (options.shape or options.model):
-        raise ArgumentError(
-            "--shape", "neither", "passed unless --model is passed", f"pass --shape, or --model {' or '.join(MODELS)}"
-        )
+        raise ArgumentError("--shape", ..., "passed unless --model is passed", f"the models are {', '.join(MODELS)}")
     shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
     imagined = options.target is not None or options.sm_count is not None
     if imagined and not _needs_no_gpu(options):
         allowed = "combined with --dry-run or --compile-only"
-        field, got = ("--target", options.target) if options.target else ("--sm-count", options.sm_count)
-        raise ArgumentError(field, got, allowed, f"omit {field} to measure the installed GPU")
+        field = "--target" if options.target else "--sm-count"
+        raise ArgumentError(field, ..., allowed, f"omit {field} to measure the installed GPU")
     gpu = gpu or _gpu(options, imagined)
     tasks = plan(measured, shapes, options.m, problem_options(measured.name, options), gpu, options.candidates)
     console = Console(stderr=True)
@@ -211,7 +208,7 @@ def _gpu(options: argparse.Namespace, imagined: bool) -> Gpu:
 def _file(named: Path | None) -> Path:
     path = user_file() if named is None else named.absolute()
     if path is None:
-        raise ArgumentError(FILE_VARIABLE, "none", "the path of the file to write", "unset it or pass --file")
+        raise ArgumentError(FILE_VARIABLE, "none", "a path to write", f"unset {FILE_VARIABLE} or pass --file")
     return path
 
 

@@ -60,7 +60,7 @@ def multicast_mask(
     if size > MASK_BITS:
         raise LaunchError("cluster", shape, f"at most {MASK_BITS} CTAs")
     if axis is not None and ranks is not None:
-        raise LaunchError("ranks", "both", "omitted if axis is passed")
+        raise LaunchError("ranks", ..., "omitted if axis is passed")
     if ranks is not None:
         if not isinstance(ranks, Iterable):
             raise LaunchError("ranks", ranks, "a sequence of CTA ranks in the cluster")

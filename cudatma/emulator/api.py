@@ -36,7 +36,7 @@ from cudatma.emulator.ptx.parser import parse
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.report import Report
 from cudatma.emulator.trace import Trace
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError, whole_number
 from cudatma.target import TARGETS, Target, get_target
 
 #: Default maximum number of segments in a schedule. A kernel with short segments reaches this limit after minutes.
@@ -559,7 +559,7 @@ def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> N
 def natural(field: str, value: object, minimum: int = 0) -> int:
     """Validate an integer argument. Raise ArgumentError if the value is not an integer or is too small."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-        raise ArgumentError(field, value, f"an integer of at least {minimum}")
+        raise ArgumentError(field, value, whole_number(minimum))
     return int(value)
 
 

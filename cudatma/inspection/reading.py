@@ -333,7 +333,7 @@ def _at_pointer(pointer: int, device: int | None) -> bytes:
     if device is None:
         raise ArgumentError("device", None, "the CUDA ordinal of the device that holds the memory")
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:
-        raise ArgumentError("device", device, "a CUDA ordinal of at least 0")
+        raise ArgumentError("device", device, "a nonnegative CUDA ordinal")
     if not 0 < pointer < 1 << 64:
         raise ArgumentError("source", hex(pointer), "a device address")
     from cudatma import context

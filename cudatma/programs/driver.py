@@ -534,7 +534,9 @@ def describe_launch(
 
 def _require_arguments(call: str, rest: Sequence[Any], count: int) -> None:
     if len(rest) != count:
-        raise ArgumentTypeError(call, counted(1 + len(rest), "argument"), f"called with {1 + count} arguments")
+        raise ArgumentTypeError(
+            call, counted(1 + len(rest), "argument"), f"called with {counted(1 + count, 'argument')}"
+        )
 
 
 def _results(name: str) -> int:

@@ -212,7 +212,7 @@ def only_block(function: str) -> Iterator[None]:
         if function in _open:
             command = f"cudatma {function.partition('_')[0]}"
             remedy = f"exit the block opened at {_open[function]} first (`{command} PROGRAM.py` also opens one)"
-            raise LaunchError(function, "a second open block", "open at most once per process", remedy)
+            raise LaunchError(function, ..., "open at most once per process", remedy)
         _open[function] = calling_place()
     try:
         yield

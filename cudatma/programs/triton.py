@@ -162,7 +162,7 @@ def _checked_call(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         )
     missing = [p.name for p in jit.params[len(args) :] if not p.has_default and p.name not in kwargs]
     if missing:
-        raise ArgumentError(missing[0], "no value", "passed (the parameter has no default)")
+        raise ArgumentError(missing[0], ..., "passed (the parameter has no default)")
     constants = {parameter.name for parameter in jit.params if parameter.is_constexpr}
     wrapped = {
         name: value if name in constants else _wrapped(name, value)
@@ -181,7 +181,7 @@ def _grid(value: Any, named: Callable[[], Any] = nullcontext) -> tuple[int, ...]
         extents = ()
     if not 1 <= len(extents) <= 3 or min(extents) < 0:
         with named():
-            raise ArgumentError("grid", value, "a tuple of one to three integers, each at least 0")
+            raise ArgumentError("grid", value, "a tuple of one to three nonnegative integers")
     return extents
 
 

@@ -93,7 +93,7 @@ class PackedExperts(_Referable):
             raise ArgumentTypeError("weight", type(self.weight).__name__, "PackedWeight", "use pack_experts()")
         for name in ("experts", "columns"):
             if type(value := getattr(self, name)) is not int or value < 1:
-                raise QuantizationError(name, value, "an int, at least 1")
+                raise QuantizationError(name, value, "a positive int")
         expected = self.experts * self.padded_columns
         if self.weight.shape[1] != expected:
             allowed = f"{expected} for {self.experts} experts with {self.padded_columns} padded columns each"
@@ -316,7 +316,7 @@ class PackedExperts(_Referable):
             )
         if any(type(extent) is not int or extent < 1 for extent in shape) or type(stored.gated) is not bool:
             got = f"shape {shape} and gated {stored.gated!r}"
-            allowed = "expert weights with sizes (experts, K, N) of at least 1 and a bool for gated"
+            allowed = "expert weights with positive sizes (experts, K, N) and a bool for gated"
             raise WeightFileError(field, got, allowed, remedy)
         experts, k, columns = shape
         weight = PackedWeight.from_stored(path, replace(stored, shape=(k, experts * blocks(columns) * BLOCK)))
@@ -379,7 +379,7 @@ def quantize_experts(
     """
     native = native_array(weights, "weights")
     if native.ndim != 3 or 0 in native.shape:
-        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N) with positive extents")
+        raise QuantizationError("weights.shape", tuple(native.shape), "(experts, K, N), all positive")
     options = {"group_size": group_size, "symmetric": symmetric, "dtype": dtype, "clip_search": clip_search}
     order, half = _order(native.shape[2], gated), native.shape[2] // 2
     has_two_scales = order is not None and weight_format(format).has_tensor_scale
@@ -436,7 +436,7 @@ def pack_experts(
     experts = [weight if isinstance(weight, tuple) else (weight,) for weight in weights]
     if not experts or not all(experts):
         got = "an empty tuple" if experts else "an empty sequence"
-        raise QuantizationError("weights", got, "a sequence of at least one weight per expert")
+        raise QuantizationError("weights", got, "a nonempty sequence with one weight per expert")
     if gated is not True and any(len(parts) > 1 for parts in experts):
         raise QuantizationError("weights", "pairs", "a sequence of single weights if gated is False")
     named = {

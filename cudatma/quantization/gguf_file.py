@@ -63,9 +63,7 @@ def load_gguf(
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise WeightFileError(
-            str(path), "no such package", "readable with the package gguf", "run `pip install gguf`"
-        ) from error
+        raise WeightFileError("package gguf", ..., f"installed to read {path}", "run `pip install gguf`") from error
     try:
         reader = GGUFReader(path)
     except (OSError, ValueError, IndexError, KeyError) as error:

@@ -85,7 +85,7 @@ def weight_extents(weight_shape: Any) -> tuple[int, int]:
         plain = host_array(weight_shape, "weight_shape")
     if plain.dtype.kind not in "iu" or plain.shape != (2,) or int(plain.min()) < 1:
         got = f"{plain.dtype} {plain.tolist()}"
-        raise QuantizationError("weight_shape", got, "two integers (N, K), each at least 1")
+        raise QuantizationError("weight_shape", got, "two positive integers (N, K)")
     return int(plain[0]), int(plain[1])
 
 

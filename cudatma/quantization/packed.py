@@ -238,7 +238,7 @@ class PackedWeight(_Referable):
             If CuPy is not installed, or if there is no driver or no such GPU.
         """
         if device is not None and (type(device) is not int or device < 0):
-            raise ArgumentTypeError("device", repr(device), "a device ordinal (an int of at least 0) or None")
+            raise ArgumentTypeError("device", repr(device), "a device ordinal (a nonnegative int) or None")
 
         def move(cupy: Any) -> PackedWeight:
             ordinal = cupy.cuda.Device().id if device is None else device

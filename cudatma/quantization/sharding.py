@@ -57,7 +57,7 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
             "weight", type(weight).__name__, "PackedWeight", "create a weight with quantize() or an importer"
         )
     if type(count) is not int or count < 1:
-        raise ArgumentError("count", count, "an int, at least 1")
+        raise ArgumentError("count", count, "a positive int")
     if type(index) is not int or not 0 <= index < count:
         raise ArgumentError("index", index, f"0 to {count - 1}")
     if by not in ("columns", "rows"):

@@ -249,7 +249,7 @@ def test_names_of_the_keywords() -> None:
 def test_a_kernel_is_named_by_a_part_of_its_mangled_name() -> None:
     source = "__global__ void first(int* x) { *x = 1; }\n__global__ void second(int* x) { *x = 2; }\n"
     assert cudatma.compile(source, entry="second", target="sm_90a").entry == "_Z6secondPi"
-    with pytest.raises(ArgumentError, match=r"entry must be _Z5firstPi or _Z6secondPi.*got none"):
+    with pytest.raises(ArgumentError, match=r"entry must be _Z5firstPi or _Z6secondPi.*found no name"):
         cudatma.compile(source, target="sm_90a")
 
 

@@ -73,8 +73,8 @@ def test_a_problem_is_explained(arguments: str, kernel: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("marlin", "got no value"),
-        ("gemm --m 1 --n 8", "got no value"),
+        ("marlin", "--m must be passed with marlin; pass --m, --n and --k"),
+        ("gemm --m 1 --n 8", "--k must be passed"),
         ("trap --m 1 --n 8 --k 8", "--m must be combined with marlin, gemm, attention"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_file_with_other_weights_or_wrong_facts_is_refused(tmp_path: Path) -> 
             r"qweight must be an array with dtype uint8 and shape \(4, 2048\), got uint8 \(2, 2048\)",
         ),
         ({"shape": [2, 64, 40]}, "columns must be .*got 40"),
-        ({"shape": [2, 64, 0]}, "of at least 1"),
+        ({"shape": [2, 64, 0]}, "positive sizes"),
         ({"gated": "yes"}, "gated 'yes'"),
         ({"gated": None}, "gated None"),
     ):

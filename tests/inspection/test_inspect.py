@@ -304,7 +304,7 @@ def test_no_source_at_a_terminal_is_an_error(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     for arguments in ([], ["--batch"]):
         assert cli.main(["inspect", *arguments]) == 2
-        assert "got none" in capsys.readouterr().err
+        assert "found no value" in capsys.readouterr().err
 
 
 def test_a_closed_standard_input_is_an_error(

@@ -74,7 +74,7 @@ def test_a_rank_that_dies_ends_the_other_with_an_error(ended: tuple[Path, list[i
 def test_without_a_process_group_the_remedy_is_said() -> None:
     makers = (ColumnParallel.from_packed, RowParallel.from_packed, lambda _: AllReduce())
     for make in makers:
-        with pytest.raises(ArgumentError, match=r"^group must be .*got no process group.*init_process_group"):
+        with pytest.raises(ArgumentError, match=r"^group must be .*found no process group.*init_process_group"):
             make(worker.weight(128, 64, 0))
 
 

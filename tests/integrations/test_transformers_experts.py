@@ -180,7 +180,7 @@ def test_biases_of_gpt_oss_that_do_not_match_are_refused(tmp_path: Path) -> None
     tensors = load_file(path)
     del tensors[f"{name}.bias"]
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(WeightFileError, match=rf"^{name}_bias must be .*got no such tensor"):
+    with pytest.raises(WeightFileError, match=rf"^{name}_bias must be .*found no such tensor"):
         from_pretrained(tmp_path / "out")
 
 
@@ -255,7 +255,7 @@ def test_packed_experts_that_do_not_match_the_model_are_refused(tmp_path: Path) 
     tensors = load_file(path)
     del tensors["model.layers.1.mlp.experts.down_proj.zeros"]
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(WeightFileError, match=r"experts\.down_proj must .*got no zeros"):
+    with pytest.raises(WeightFileError, match=r"experts\.down_proj must .*found no zeros"):
         from_pretrained(tmp_path / "out")
     path = tmp_path / "in" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "num_experts": 8}))

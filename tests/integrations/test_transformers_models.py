@@ -415,7 +415,7 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
         ),
         (lambda path: (path / "config.json").unlink(), r"config\.json must be .*got .*No such file"),
         (lambda path: (path / "model.safetensors").rename(path / "gptq-4bit.safetensors"), "cudatma convert"),
-        (lambda path: (path / "model.safetensors").unlink(), r"got no \.safetensors file"),
+        (lambda path: (path / "model.safetensors").unlink(), r"found no \.safetensors file"),
         (
             lambda path: (
                 (path / "model.safetensors").rename(path / "all.safetensors"),
@@ -423,7 +423,7 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
                     '{"weight_map": {"lm_head.weight": "all.safetensors"}}'
                 ),
             ),
-            "metadata must be .*got none",
+            "metadata must be .*found no value",
         ),
         (lambda path: (path / "adapter_config.json").write_text("{}"), "if peft is not installed"),
     ],
@@ -489,17 +489,17 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
         {"mtp.layers.0.fc": (HIDDEN, 64)},
         {},
         {},
-        "mtp.layers.0.fc must be .* in LlamaForCausalLM, got no such module",
+        "mtp.layers.0.fc must be .* in LlamaForCausalLM, found no such module",
     ),
     "two of them": (
         {f"mtp.{i}.fc": (HIDDEN, 64) for i in (0, 1)},
         {},
         {},
-        "mtp.0.fc and 1 other must be .*got no such module",
+        "mtp.0.fc and 1 other must be .*found no such module",
     ),
     "another size": ({}, {}, {"intermediate_size": 256}, r"mlp.*: K x N and 5 others must be .*got 192 x 128"),
     "a bias too many": ({}, {"model.layers.0.mlp.up_proj.bias": np.ones(192, np.float16)}, {}, "no such bias"),
-    "a bias too few": ({}, {}, {"mlp_bias": True}, r"proj\.bias and 5 others must be .*got no such tensor"),
+    "a bias too few": ({}, {}, {"mlp_bias": True}, r"proj\.bias and 5 others must be .*found no such tensor"),
     "fewer rows": (
         {},
         {"model.layers.0.mlp.up_proj.g_idx": np.arange(124, dtype=np.int32) // 32},
@@ -518,18 +518,18 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
         {},
         r"must be \(96, .*got shape \(48, 128\)",
     ),
-    "no head": ({}, {"lm_head.weight": None}, {}, r"lm_head\.weight must be .*got no such tensor"),
+    "no head": ({}, {"lm_head.weight": None}, {}, r"lm_head\.weight must be .*found no such tensor"),
     "no tied embedding": (
         {},
         {"lm_head.weight": None, "model.embed_tokens.weight": None},
         {"tie_word_embeddings": True},
-        r"model\.embed_tokens\.weight.* must be .*got no such tensor",
+        r"model\.embed_tokens\.weight.* must be .*found no such tensor",
     ),
     "a layer without tensors": (
         {},
         {f"model.layers.1.mlp.up_proj.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")},
         {},
-        r"up_proj\.weight must be .*got no such tensor",
+        r"up_proj\.weight must be .*found no such tensor",
     ),
     "one of two tied weights": (
         {"lm_head": (HIDDEN, VOCAB)},
@@ -561,15 +561,15 @@ def test_layers_that_the_class_cannot_take_are_refused_before_anything_is_writte
         (
             {},
             "model.layers.1.mlp.up_proj.weight",
-            r"^model\.layers\.1\.mlp\.up_proj\.weight must be .*got no such tensor",
+            r"^model\.layers\.1\.mlp\.up_proj\.weight must be .*found no such tensor",
         ),
         (
             {},
             "model.layers.0.input_layernorm.weight",
-            r"^model\.layers\.0\.input_layernorm\.weight must be .*got no such",
+            r"^model\.layers\.0\.input_layernorm\.weight must be .*found no such",
         ),
-        ({}, "lm_head.weight", r"^lm_head\.weight must be .*got no such tensor"),
-        ({"mlp_bias": True}, "", r"^model\..*_proj\.bias and 5 others must be .*got no such tensor"),
+        ({}, "lm_head.weight", r"^lm_head\.weight must be .*found no such tensor"),
+        ({"mlp_bias": True}, "", r"^model\..*_proj\.bias and 5 others must be .*found no such tensor"),
         ({"intermediate_size": FFN + 4}, "", r"proj\.weight and 5 others must be .*got shape .*192"),
     ],
 )

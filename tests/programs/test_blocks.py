@@ -21,10 +21,10 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, Target
         ({"hazards": "print"}, ArgumentError, 'hazards must be "raise", "collect" or "off".*got print'),
         ({"only": ["a"]}, ArgumentTypeError, "only must be a str.*got list"),
         ({"on_launch": 3}, ArgumentTypeError, "on_launch must be a function.*got int"),
-        ({"schedules": 0}, ArgumentError, "schedules must be an integer of at least 1.*got 0"),
-        ({"seed": "a"}, ArgumentError, "seed must be an integer of at least 0.*got a"),
-        ({"replay": -1}, ArgumentError, "replay must be an integer of at least 0.*got -1"),
-        ({"step_limit": 0}, ArgumentError, "step_limit must be an integer of at least 1.*got 0"),
+        ({"schedules": 0}, ArgumentError, "schedules must be a positive integer.*got 0"),
+        ({"seed": "a"}, ArgumentError, "seed must be a nonnegative integer.*got a"),
+        ({"replay": -1}, ArgumentError, "replay must be a nonnegative integer.*got -1"),
+        ({"step_limit": 0}, ArgumentError, "step_limit must be a positive integer.*got 0"),
         ({"trace": "yes"}, ArgumentTypeError, "trace must be True or False.*got str"),
         ({"target": "sm_1"}, TargetError, "target must be .*got sm_1"),
     ],
@@ -66,7 +66,9 @@ def open_second() -> None:
 def test_a_second_block_is_an_error_in_every_thread() -> None:
     original = driver.cuInit
     with cudatma.emulate_launches() as log:
-        with pytest.raises(LaunchError, match=r"got a second open block; exit the block opened at .*test_blocks.py"):
+        with pytest.raises(
+            LaunchError, match=r"open at most once per process; exit the block opened at .*test_blocks.py"
+        ):
             open_second()
         assert [type(result) for result in in_threads(open_second)] == [LaunchError] * 3
         launch()

@@ -113,7 +113,7 @@ def launch_too_few() -> None:
         (lambda: core.ObjectCode.from_cubin(b"\x7fELF"), ArgumentTypeError, "must be PTX.*got a cubin"),
         (lambda: kernel_of("sum"), ArgumentError, "name must be .*got sum"),
         (lambda: core.Device().allocate(10).fill(b"abc"), ArgumentError, "value must be 1, 2 or 4.*got 3 bytes"),
-        (lambda: core.Device().allocate(-1), ArgumentError, "size must be an integer of at least 0.*got -1"),
+        (lambda: core.Device().allocate(-1), ArgumentError, "size must be a nonnegative integer.*got -1"),
         (lambda: core.Device(1), ArgumentError, r"0 \(the emulator has one device\)"),
     ],
 )

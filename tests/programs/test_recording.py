@@ -242,7 +242,7 @@ def test_damage_is_named(
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"limit_mib": 0}, ArgumentError, "limit_mib must be an integer of at least 1.*got 0"),
+        ({"limit_mib": 0}, ArgumentError, "limit_mib must be a positive integer.*got 0"),
         ({"folder": Path(__file__) / "rec"}, ArgumentError, "must be a folder that can be created"),
         ({"only": 3}, ArgumentTypeError, "only must be a str.*got int"),
         ({"folder": Path(__file__).parent}, ArgumentError, "must be a new or empty folder"),

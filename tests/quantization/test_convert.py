@@ -247,15 +247,15 @@ EXPERTS_REFUSED: dict[str, tuple[Any, str]] = {
     "an expert of another form": (
         lambda t: t.update({f"{EXPERT[:-8]}.fc1.{p}": t[f"{EXPERT}.{p}"]
                             for p in ("qweight", "qzeros", "scales", "g_idx")}),
-        "fc1 must be an expert with the matrices gate_proj, up_proj, down_proj or w1",
+        "fc1 must be an expert with the matrices gate_proj, up_proj and down_proj or w1",
     ),
     "no up": (
         lambda t: [t.pop(f"{EXPERT}.{p}") for p in ("qweight", "qzeros", "scales", "g_idx")],
-        r"experts\.2 must be an expert with gate_proj, up_proj, down_proj, got no up_proj",
+        r"experts\.2 must be an expert with gate_proj, up_proj and down_proj, found no up_proj",
     ),
     "no expert": (
         lambda t: [t.pop(name) for name in list(t) if ".0.mlp.experts.2." in name],
-        r"experts\.2 must be .*got no gate_proj and no up_proj",
+        r"experts\.2 must be .*found no gate_proj and no up_proj",
     ),
     "activation order": (
         lambda t: t.update({f"{EXPERT}.g_idx": t[f"{EXPERT}.g_idx"][::-1].copy()}),
@@ -477,12 +477,12 @@ HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
     "no g_idx": (
         lambda path: change_tensors(path, lambda tensors: tensors.pop(f"{LAYER}.g_idx")),
         WeightFileError,
-        f"{LAYER}.g_idx must be a tensor of the layer, got no such tensor",
+        f"{LAYER}.g_idx must be a tensor of the layer, found no such tensor",
     ),
     "no scales": (
         lambda path: change_tensors(path, lambda tensors: tensors.pop(f"{LAYER}.scales")),
         WeightFileError,
-        f"{LAYER} must be .*got no scales",
+        f"{LAYER} must be .*found no scales",
     ),
     "scales of one dimension": (
         lambda path: change_tensors(path, lambda t: t.update({f"{LAYER}.scales": t[f"{LAYER}.scales"].ravel()})),
@@ -495,7 +495,7 @@ HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
             lambda t: t.update({f"model.layers.0.mlp.experts.0.{p}": t[f"{LAYER}.{p}"] for p in ("qweight", "scales")}),
         ),
         WeightFileError,
-        r"experts\.0 must .*got no qzeros",
+        r"experts\.0 must .*found no qzeros",
     ),
     "a truncated file": (
         lambda path: os.truncate(path / "model.safetensors", (path / "model.safetensors").stat().st_size - 1),
@@ -1062,4 +1062,4 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     report = json.loads(capsys.readouterr().out)
     assert {(layer["format"], layer["group_size"]) for layer in report["layers"]} == {("fp8", -1)}
     assert cli.main(["convert", str(tmp_path / "in"), str(tmp_path / "o"), "--group-size", "64"]) == 2
-    assert "a command without --quantize" in capsys.readouterr().err
+    assert "--group-size must be combined with --quantize" in capsys.readouterr().err

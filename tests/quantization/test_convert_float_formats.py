@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         rf"{LAYER}\.weight_scale must be .*got \(192, 2\)",
     ),
-    "no weight": ("fp8, channels", {f"{LAYER}.weight": None}, {}, f"{LAYER} must .*got no weight"),
+    "no weight": ("fp8, channels", {f"{LAYER}.weight": None}, {}, f"{LAYER} must .*found no weight"),
     "floats": (
         "fp8, channels",
         {f"{LAYER}.weight": np.ones((192, 128), BF16)},

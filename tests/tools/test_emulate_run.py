@@ -330,13 +330,13 @@ def test_wrong_calls_are_one_line(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert captured.err.startswith("cudatma: ")
-    assert "got " in captured.err
+    assert " must be " in captured.err
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "must be reverse or other, got none; select one of the 2 kernels in the PTX"),
+        ([], "must be reverse or other, found no name; select one of the 2 kernels in the PTX"),
         (["--entry", "revers_"], "must be reverse or other, got revers_ (did you mean reverse?)"),
         (["--entry", "er"], "must be reverse or other, got er; pass a longer part of the name because 2 names match"),
         (["--entry", "x"], "must be reverse or other, got x"),
@@ -388,7 +388,7 @@ def test_a_file_that_includes(command: str, is_file: bool, tmp_path: Path, monke
 def test_a_file_without_a_kernel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.cu").write_text("__device__ int x;")
     assert emulate("empty.cu") == 2
-    assert "ptx must be a module that contains kernels, got no kernels" in capsys.readouterr().err
+    assert "ptx must be a module that contains kernels, found no kernels" in capsys.readouterr().err
 
 
 def test_a_report_without_source_lines_says_how_to_get_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
                 field, name, _some(matches), f"pass a longer part of the name because {len(matches)} names match"
             )
     if not name:
-        raise ArgumentError(field, "none", _some(symbols), f"select one of the {len(symbols)} {what} in the PTX")
+        raise ArgumentError(field, "no name", _some(symbols), f"select one of the {len(symbols)} {what} in the PTX")
     near = difflib.get_close_matches(stem, symbols, _LISTED, 0.3)
     raise ArgumentError(field, name, _some([*near, *(symbol for symbol in symbols if symbol not in near)]))
 

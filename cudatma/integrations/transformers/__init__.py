@@ -135,12 +135,7 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     if not path.is_dir():
         return
     if (path / ADAPTER).is_file() and find_spec("peft") is None:
-        raise WeightFileError(
-            str(path / ADAPTER),
-            "an adapter",
-            "absent if peft is not installed",
-            "run `pip install peft`",
-        )
+        raise WeightFileError("package peft", ..., f"installed to load {path / ADAPTER}", "run `pip install peft`")
     config = read_config(path) if "config" not in options else {}
     read_section(path)
     if "transformers_weights" in config or options.get("variant") or options.get("use_safetensors") is False:
@@ -151,7 +146,7 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
         raise WeightFileError(str(path), file.name, f"a folder that contains {' or '.join(MAIN_FILES)}", remedy)
     if file.suffix == ".json" and not isinstance(read_json(file).get("metadata"), dict):
         remedy = "transformers requires metadata; add an empty object, or convert the model with `cudatma convert`"
-        raise WeightFileError(f"{file}: metadata", "none", "an object", remedy)
+        raise WeightFileError(f"{file}: metadata", "no value", "an object", remedy)
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:

@@ -425,7 +425,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if missing := [*missing, *(name for name in sorted(self.float_experts) if name not in layers)]:
             raise WeightFileError(
                 ", ".join(missing[:4]),
-                "no such weights",
+                ...,
                 "in the checkpoint",
                 "see the load report of transformers",
             )

@@ -211,7 +211,7 @@ def pack_tensors(
         if result[2] is not None:
             result[2][:, columns] = packed[2]
     if result is None:
-        raise QuantizationError("q", "no experts", "the weights of at least one expert")
+        raise QuantizationError("q", "no experts", "the weights of one or more experts")
     return result
 
 

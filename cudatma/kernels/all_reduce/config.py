@@ -262,7 +262,7 @@ def sample(
     config = AllReduceConfig(ranks, dtype, threads=64)
     config.check_target(target)
     if elements < 2 or elements % 2:
-        raise ArgumentError("elements", elements, "an even number of at least 2")
+        raise ArgumentError("elements", elements, "a positive even number")
     if not 0 <= rank < ranks or blocks < 1:
         raise ArgumentError("rank, blocks", (rank, blocks), f"a rank from 0 to {ranks - 1} and at least 1 block")
     random, inbox = np.random.default_rng(0), Inbox(ranks, elements * 2)

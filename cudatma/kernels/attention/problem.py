@@ -275,7 +275,7 @@ class Problem:
             raise ArgumentError(
                 "q.shape, k.shape",
                 shapes,
-                "shapes with a batch size and sequence lengths of at least 1",
+                "shapes with positive batch sizes and sequence lengths",
                 "pass nonempty arrays",
             )
 

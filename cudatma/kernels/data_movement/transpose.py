@@ -226,7 +226,7 @@ class Transpose(Movement[_Problem]):
         info, (via,) = described(inputs[0], "src"), options
         check_choice("via", via, VIAS)
         if len(info.shape) < 2:
-            raise ArgumentError("src.shape", info.shape, "a tuple of at least two extents")
+            raise ArgumentError("src.shape", info.shape, "a tuple of two or more extents")
         shape = exchanged(info).shape
         return checked(_Problem, (info,), check_out(out, info, shape), shape, via)
 

@@ -224,7 +224,7 @@ def check_call(
     _check_dtype(factors, "topk_weights", ("float32",))
     if len(factors.shape) != 2 or factors.shape[0] != m or not factors.shape[1] >= 1:
         raise ArgumentError(
-            "topk_weights.shape", factors.shape, f"({m}, top_k) with top_k of at least 1, for one row per row of x"
+            "topk_weights.shape", factors.shape, f"({m}, top_k) with top_k > 0 and one row per row of x"
         )
     top_k = factors.shape[1]
     ids = describe(topk_ids, "topk_ids")

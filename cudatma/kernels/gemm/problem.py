@@ -422,7 +422,7 @@ def _operand(array: Any, field: str) -> ArrayInfo:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), alternatives(OPERAND_TYPES))
     if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
         shape = "M, K" if field == "a" else "K, N"
-        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}) with K of at least 1")
+        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}) with K > 0")
     if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
         raise ArgumentError(
             f"{field}.strides", info.strides_bytes, "multiples of the element size", "pass a contiguous copy"

@@ -201,7 +201,7 @@ def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device:
     named = target is not None or sm_count is not None
     if named and device is not None:
         raise ArgumentError(
-            "device", device, "None if target or sm_count is passed", "pass either device, or target and sm_count"
+            "device", device, "omitted if target or sm_count is passed", "pass either device, or target and sm_count"
         )
     if named:
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):

@@ -143,10 +143,10 @@ def convert_checkpoint(
     for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
         if value and not quantize:
             raise ArgumentError(
-                name, value, "omitted if quantize is False", "omit the option for a quantized checkpoint"
+                name, value, "omitted if quantize is False", "pass quantize=True if the model is not quantized"
             )
     if type(shard_bytes) is not int or shard_bytes < 1:
-        raise ArgumentError("shard_bytes", shard_bytes, "an int, at least 1")
+        raise ArgumentError("shard_bytes", shard_bytes, "a positive int")
     origin = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
     match = match_class(origin)
     left: dict[str, str] = {}

@@ -100,7 +100,7 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
         if match := _MATRIX.fullmatch(layer):
             found[match[1]][int(match[2])].add(match[3])
         elif is_expert(layer):
-            names = " or ".join(", ".join(naming) for naming in NAMINGS)
+            names = " or ".join("{}, {} and {}".format(*naming) for naming in NAMINGS)
             errors[layer] = WeightFileError(
                 layer, "an expert with other matrices", f"an expert with the matrices {names}"
             )
@@ -112,7 +112,8 @@ def group_experts(layers: Iterable[str]) -> tuple[dict[str, ExpertGroup], dict[s
             if matrices.get(expert, set()) != set(naming):
                 missing = [name for name in naming if name not in matrices.get(expert, ())]
                 got = f"no {' and no '.join(missing)}" if missing else "matrices of two naming schemes"
-                error = WeightFileError(f"{module}.{expert}", got, f"an expert with {', '.join(naming)}", _AGAIN)
+                allowed = "an expert with {}, {} and {}".format(*naming)
+                error = WeightFileError(f"{module}.{expert}", got, allowed, _AGAIN)
                 present_names = (f"{module}.{index}.{name}" for index, names in matrices.items() for name in names)
                 errors |= dict.fromkeys(present_names, error)
                 break

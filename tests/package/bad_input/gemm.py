@@ -117,7 +117,7 @@ GEMM = [
     Case("interface, no address", ArgumentError, "x.pointer", "0x2", lambda b: gemm(x=Interface(data=(2**65, False)))),
     Case("interface, address text", ArgumentTypeError, "x", "invalid",
          lambda b: gemm(x=Interface(data=("0x7f", False)))),
-    Case("interface, stream 0", ArgumentError, "x.stream", "at least 1", lambda b: gemm(x=Interface(stream=0))),
+    Case("interface, stream 0", ArgumentError, "x.stream", "a positive handle", lambda b: gemm(x=Interface(stream=0))),
     Case("DLPack of another GPU", ArgumentTypeError, "x", "type 7", lambda b: gemm(x=Dlpack((7, 0)))),
     Case("DLPack that says nothing", ArgumentTypeError, "x", "__dlpack_device__", lambda b: gemm(x=Dlpack(None))),
     Case("DLPack that refuses", ArgumentTypeError, "x", "strides that", lambda b: gemm(x=Dlpack((1, 0)))),
