@@ -425,7 +425,7 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
             ),
             "metadata must be .*found no value",
         ),
-        (lambda path: (path / "adapter_config.json").write_text("{}"), "if peft is not installed"),
+        (lambda path: (path / "adapter_config.json").write_text("{}"), "package peft must be installed"),
     ],
 )
 def test_folders_that_transformers_cannot_load_are_refused(
